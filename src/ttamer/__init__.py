@@ -60,7 +60,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from ttamer.reporting.report import report as report
     from ttamer.runtime.cascade import Cascade as Cascade
     from ttamer.runtime.collecting import collect as collect
-    from ttamer.runtime.outcome import CascadeFailed as CascadeFailed, Outcome as Outcome
+    from ttamer.runtime.reply import CascadeFailed as CascadeFailed, Outcome as Outcome
     from ttamer.solvers import solve as solve, solve_ladder as solve_ladder
     from ttamer.theory.optimal_values import (
         Optima as Optima,
@@ -91,7 +91,7 @@ _NAMES = {
     "reporting.report": "report",
     "runtime.cascade": "Cascade",
     "runtime.collecting": "collect",
-    "runtime.outcome": "CascadeFailed Outcome",
+    "runtime.reply": "CascadeFailed Outcome",
     "solvers": "solve solve_ladder",
     "theory.optimal_values": "Optima offline_optimum optima",
     "trace.spec": "CascadeSpec",

@@ -324,7 +324,8 @@ def test_answers_without_content_are_counted(make_served):
     small.answer = lambda prompt, n: (texts[prompt], 0.9) if prompt in texts else real(prompt, n)
     (note,) = collected(served).notes
     assert note == (
-        "3 of 30 answers of 'small' have no content under compare = \"choice\", 2 of them no text: "
+        "3 of 30 answers of 'small' have no content under compare = \"choice\", such as 'I do not "
+        "know', 2 of them no text: "
         "a model that reasons needs more max_tokens"
     )
 

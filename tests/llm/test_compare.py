@@ -158,6 +158,10 @@ def test_normalised_forgets_case_spacing_and_punctuation_at_the_ends(text, same)
         ("A dog", None),
         ("I do not know", None),
         ("B or C", None),
+        ("B or A", None),
+        ("I think it's A.", "A"),
+        ("I'd say A.", "A"),
+        ("I think it's a dog.", None),
     ],
 )
 def test_choice_is_the_letter_an_answer_names(text, letter):

@@ -350,11 +350,21 @@ def test_max_cost_is_given_to_the_policy(how):
 
 
 @BOTH
+def test_a_failure_under_a_cap_names_the_cap(how):
+    def broken(_):
+        raise RuntimeError("down")
+
+    with pytest.raises(CascadeFailed, match=r"'a': RuntimeError: down; .*max_cost") as failed:
+        go(make(broken, says(0.95), max_cost=1.5), how)
+    assert [call.node for call in failed.value.asked] == ["a"]
+
+
+@BOTH
 def test_max_cost_holds_whatever_nodes_say_they_cost(how):
     dear = {"prediction": "yes", "confidence": 0.5, "cost": 4.5}
     outcome = go(make(lambda value: dear, says(0.95), max_cost=5.0), how)
     assert (outcome.by, outcome.cost, outcome.capped) == ("a", 4.5, True)
-    assert "max_cost of 5 is all but spent" in outcome.why
+    assert "of max_cost = 5, 4.5 is spent, and a call costs 2" in outcome.why
 
 
 @BOTH

@@ -347,7 +347,7 @@ def test_predictions_in_a_list_keep_their_types(said):
     assert list(map(type, found.answers)) == list(map(type, said))
 
 
-def test_missing_signals_are_refused_before_any_call():
+def test_missing_signals_are_unknown_as_in_a_session():
     rng = np.random.default_rng(0)
     length = rng.random(3000)
     right = rng.random((3000, 2)) < np.stack(
@@ -355,13 +355,21 @@ def test_missing_signals_are_refused_before_any_call():
     )
     spec = CascadeSpec.of({"a": 1.0, "b": 10.0}, order="fixed")
     trace = Trace(spec, rng.random((3000, 2)), correct=right, signals={"length": length})
-    calls = []
 
     def together(rows):
-        calls.append(len(rows))
         return np.zeros(len(rows), int), np.zeros(len(rows))
 
-    cascade = Cascade(fit(trace).at(0.5), {"a": batched(together), "b": batched(together)})
-    with pytest.raises(ArgumentError, match="fitted with signals"):
-        cascade.run_batch(np.arange(3))
-    assert not calls
+    nodes = {"a": batched(together), "b": batched(together)}
+    check_same(fit(trace).at(0.5), nodes, np.arange(3))
+
+
+def test_columns_may_be_lists():
+    trace = make_trace()
+    nodes = Nodes(trace).of("columns")
+    lists = {
+        name: batched(lambda rows, node=node: tuple(map(list, node(rows))), size=None)
+        for name, node in nodes.items()
+    }
+    policy = fitted("none")[0]
+    arrays = Cascade(policy, nodes).run_batch(np.arange(40))
+    assert Cascade(policy, lists).run_batch(list(range(40))).answers == arrays.answers

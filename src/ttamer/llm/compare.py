@@ -55,7 +55,7 @@ MAX_PATTERN_TEXT = 20_000
 _LETTER = r"(?:([A-HJ-Z])\b|(I)\b(?![\s']+[a-z]))"  # a letter, and not the pronoun
 _FIRST = re.compile(
     r"[\s(\[*\"'#`$>-]*(?:([A-Z])\s+\(|([A-Za-z])"
-    r"(?:[)\].:,*\"']+(?!\s*(?:is|was)\b)|[`$]?\s*(?:$|\n)|\s+[-\u2013\u2014]))"
+    r"(?:(?:[)\].:,*\"]|'(?!\w))+(?!\s*(?:is|was)\b)|[`$]?\s*(?:$|\n)|\s+[-\u2013\u2014]))"
 )
 _LISTED = re.compile(r"^[^\w\n]*B[).:]", re.MULTILINE)
 _STATED = re.compile(
@@ -67,6 +67,7 @@ _STATED = re.compile(
 )
 _NAMED = re.compile(rf"(?i:answer|choice|option)(?i:\s+is)?[\s:*(\[\"'>]*\b{_LETTER}")
 _BRACKETED = re.compile(r"[(\[]([A-Z])[)\]]")
+_ENDING = re.compile(r"(?<![\w'\u2019])([A-HJ-Z])[)\].\"'*!]*\s*\Z")  # as in "I think it's A."
 _ALONE = re.compile(r"\b([B-HJ-Z])\b")  # neither the article nor the pronoun
 _STYLED = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
 
@@ -483,7 +484,7 @@ class ComparedAnswers:
 
         >>> found = ComparedAnswers([["4", None], ["5", "5"]])
         >>> print(*found.notes(Comparison("numeric"), ["a", "b"], [["4", "four"], ["5", "5"]]))
-        1 of 2 answers of 'b' has no content under compare = "numeric"
+        1 of 2 answers of 'b' has no content under compare = "numeric", such as 'four'
 
         Args:
             rule: The rule of comparison.
@@ -497,12 +498,17 @@ class ComparedAnswers:
         for node, name in enumerate(names):
             count = sum(row[node] is None for row in self.prediction)
             empty = sum(not row[node].strip() for row in answers)
+            unread = next(
+                (row[node] for row, read in zip(answers, self.prediction, strict=True)
+                 if read[node] is None and row[node].strip()), None)  # fmt: skip
             if count:
                 has = "has" if count == 1 else "have"
                 note = (
                     f"{count} of {len(answers)} answers of {name!r} {has} no content under "
                     f'compare = "{rule}"'
                 )
+                if unread is not None:
+                    note += f", such as {_shown(unread)}"
                 if empty:
                     note += f", {empty} of them no text: a model that reasons needs more max_tokens"
                 notes.append(note)
@@ -624,8 +630,12 @@ def _choice(text: str) -> str | None:
     for pattern in (_STATED, _NAMED):
         if named := list(pattern.finditer(text)):
             return str(next(filter(None, named[-1].groups()))).upper()
-    for pattern in () if is_list else (_BRACKETED, _ALONE):
-        letters = set(pattern.findall(text))
+    if is_list:
+        return None
+    for letters in (
+        set(_BRACKETED.findall(text)),
+        {*_ALONE.findall(text), *_ENDING.findall(text)},
+    ):
         if len(letters) == 1:
             return str(letters.pop())
     return None

@@ -74,7 +74,7 @@ def key_of(*parts: object) -> str:
     """Return the key of a call, from all that its response depends on.
 
     >>> key_of({"model": "small"}, "Hi")
-    '8bb3e8be6d33e6f9'
+    '374556bc4dd1b45497d352f8a94a9b7d'
     """
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

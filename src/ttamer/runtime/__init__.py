@@ -4,7 +4,7 @@ from ttamer.runtime.batching import BatchOutcome as BatchOutcome
 from ttamer.runtime.calling import batched as batched
 from ttamer.runtime.cascade import Cascade as Cascade
 from ttamer.runtime.collecting import collect as collect
-from ttamer.runtime.outcome import (
+from ttamer.runtime.reply import (
     CascadeFailed as CascadeFailed,
     NodeCall as NodeCall,
     Outcome as Outcome,

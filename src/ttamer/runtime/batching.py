@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sized
+from collections.abc import Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._arguments import require_kind
 from ttamer._display.notebook import card
@@ -24,25 +25,25 @@ from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitted.ladder import FittedPolicy
 from ttamer.fitted.mixture import Mixture
-from ttamer.fitted.models import BeliefModel, ConfidenceModel
+from ttamer.fitted.models import BeliefModel, ConfidenceModel, Model
+from ttamer.policy.batch import Batch
 from ttamer.policy.expected_walk import STOP
 from ttamer.runtime.calling import Call, CallResult, call
-from ttamer.runtime.outcome import CascadeFailed
-from ttamer.runtime.reply import Unusable, are_columns, error_text, plain_list, reply_of, rows_of
+from ttamer.runtime.reply import (
+    CascadeFailed,
+    Outcome,
+    Unusable,
+    are_columns,
+    error_text,
+    plain_list,
+    reply_of,
+    rows_of,
+)
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.trace import BELIEF_FIELDS
 
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from ttamer.fitted.models import Model
-    from ttamer.policy.batch import Batch
+if TYPE_CHECKING:  # it imports this module
     from ttamer.runtime.cascade import Cascade
-    from ttamer.runtime.outcome import Outcome
-
-__all__ = ["BatchOutcome", "run_batch"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +95,13 @@ def run_batch(
     policy = cascade.policy
     limited = cascade.max_cost is not None or cascade.deadline is not None or cascade.hedge
     left = np.arange(run.count)
-    if isinstance(policy, FittedPolicy | Mixture) and not limited and run.count:
+    # A session counts inputs that are missing as unknown; arrays have no such rows.
+    if (
+        isinstance(policy, FittedPolicy | Mixture)
+        and not limited
+        and run.count
+        and run.knows_inputs(policy)
+    ):
         left = np.array(sorted(run.decide_together(policy)), np.intp)
     run.decide_apart(left)
     return BatchOutcome(
@@ -177,8 +184,6 @@ class _Run:
             for each, rows in parts
             if len(rows)
         ]
-        for group in groups:
-            self._signals(group.model, every[:0])  # missing ones are refused before any call
         model = groups[0].model
         codes = ClassCodes(model.classes if isinstance(model, BeliefModel) else ())
         owner = np.full(self.count, -1)
@@ -338,12 +343,14 @@ class _Run:
         if not isinstance(model, BeliefModel) or model.belief.signals is None:
             return None
         names = model.belief.signals.names
-        if missing := [name for name in names if name not in self.signals]:
-            raise ArgumentError(
-                f"the policy was fitted with signals: give signals={{{missing[0]!r}: ...}}, one "
-                "number for each input"
-            )
         return np.stack([self.signals[name][rows] for name in names], axis=1)
+
+    def knows_inputs(self, policy: FittedPolicy | Mixture) -> bool:
+        """Return whether the signals that the policy was fitted with are there."""
+        parts = [policy.cheap, policy.expensive] if isinstance(policy, Mixture) else [policy]
+        models = [part.fitted for part in parts if isinstance(part.fitted, BeliefModel)]
+        used = [model.belief.signals for model in models if model.belief.signals is not None]
+        return all(name in self.signals for signals in used for name in signals.names)
 
     def _finish(self, owner: NDArray[np.intp], failed: set[int]) -> None:
         """Keep the answers and the costs of the rows that did not fail."""

@@ -13,32 +13,13 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from ttamer._arguments import require_kind
 from ttamer.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
-    from typing import Self
-
-__all__ = [
-    "Batched",
-    "Call",
-    "CallResult",
-    "EventLoop",
-    "batched",
-    "call",
-    "call_async",
-    "is_async",
-    "max_batch",
-    "require_callables",
-    "result_of",
-    "run_awaitable",
-]
 
 T = TypeVar("T")
 
@@ -116,7 +97,7 @@ class Call(NamedTuple):
     session: Any = None
     """The session that decides, in which this node is next."""
     asked: Sequence[Any] = ()
-    """The calls made before (:class:`~ttamer.runtime.outcome.NodeCall`)."""
+    """The calls made before (:class:`~ttamer.runtime.reply.NodeCall`)."""
     end: float = math.inf
     """When the time of the input is up, by ``time.monotonic()``; no call is made after it."""
 

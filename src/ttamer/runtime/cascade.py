@@ -20,13 +20,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError, ObservationError
 from ttamer.fitted.sessions import SLACK
+from ttamer.policy.session import Explanation
+from ttamer.runtime.batching import BatchOutcome, run_batch
 from ttamer.runtime.calling import (
     Batched,
     Call,
@@ -37,28 +39,37 @@ from ttamer.runtime.calling import (
     require_callables,
     run_awaitable,
 )
-from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
-from ttamer.runtime.reply import Reply, Unusable, columns_of, error_text, reply_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from ttamer.policy.session import Explanation
-    from ttamer.runtime.batching import BatchOutcome
-    from ttamer.trace.spec import CascadeSpec
-
-__all__ = ["Cascade", "CascadeFailed", "Decider", "NodeCall", "Outcome"]
+from ttamer.runtime.reply import (
+    CascadeFailed,
+    NodeCall,
+    Outcome,
+    Reply,
+    Unusable,
+    columns_of,
+    error_text,
+    reply_of,
+)
+from ttamer.trace.spec import CascadeSpec
 
 
 class Turn(Protocol):
     """One input's way through a policy."""
 
     @property
-    def next(self) -> str | None: ...
+    def next(self) -> str | None:
+        """The node to ask; ``None`` to stop."""
+        ...
+
     @property
-    def answer(self) -> str | None: ...
+    def answer(self) -> str | None:
+        """The node whose answer is the best so far; ``None`` for none."""
+        ...
+
     @property
-    def price(self) -> float: ...
+    def price(self) -> float:
+        """What asking ``next`` costs."""
+        ...
+
     @property
     def observe(self) -> Callable[..., None]:
         """Give an answer: ``observe(confidence=..., prediction=...)``.
@@ -67,8 +78,13 @@ class Turn(Protocol):
         """
         ...
 
-    def fail(self) -> None: ...
-    def explain(self) -> Explanation: ...
+    def fail(self) -> None:
+        """Say that ``next`` gave no answer."""
+        ...
+
+    def explain(self) -> Explanation:
+        """Return why it goes on or stops."""
+        ...
 
 
 class Decider(Protocol):
@@ -266,8 +282,6 @@ class Cascade:
         >>> found.answers
         [False, True]
         """
-        from ttamer.runtime.batching import run_batch
-
         if self._is_async:
             raise ArgumentError("run_batch takes plain callables; await arun for async nodes")
         return run_batch(self, inputs, signals)
@@ -279,9 +293,10 @@ class Cascade:
         deadline: float | None,
         signals: Mapping[str, float] | None,
     ) -> Generator[Call, CallResult, Outcome]:
-        """Yield the calls to make, take their results, and return the outcome.
+        """Decide for one input: it hands every call back to the host rather than making it.
 
-        This is the generator behind :meth:`run` and :meth:`arun`, for callers that make the calls.
+        :meth:`run` and :meth:`arun` make the calls of this generator; a host with a transport of
+        its own does so itself.
 
         Args:
             value: The input, handed to the callables as it is.
@@ -391,8 +406,14 @@ class Cascade:
         )
 
     def _failure(self, turn: Turn, limits: _Limits, asked: tuple[NodeCall, ...]) -> CascadeFailed:
-        each = "; ".join(f"{one.node!r}: {one.error}" for one in asked if one.error is not None)
-        parts = [part for part in (limits.reached, each) if part]
+        failures = "; ".join(f"{call.node!r}: {call.error}" for call in asked if call.error)
+        cap = ""
+        if failures and limits.max_cost is not None and len(asked) < len(self.policy.spec):
+            cap = (
+                f"max_cost is {limits.max_cost:g}, of which {limits.spent:g} is spent, and the "
+                "policy asks no other node within it"
+            )
+        parts = [part for part in (limits.reached, failures, cap) if part]
         detail = "; ".join(parts) or turn.explain().why
         return CascadeFailed(f"no node gave an answer: {detail}", asked, late=limits.late)
 
@@ -439,7 +460,10 @@ class _Limits:
         if self.max_cost is None or not self.exceeds(cost):
             return False
         if not retrying:  # the policy may still ask a cheaper node
-            self.reached = f"max_cost of {self.max_cost:g} is all but spent"
+            self.reached = (
+                f"of max_cost = {self.max_cost:g}, {self.spent:g} is spent, and a call costs "
+                f"{cost:g}"
+            )
         return True
 
 

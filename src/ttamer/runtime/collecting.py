@@ -6,12 +6,13 @@ import inspect
 import itertools
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._arguments import require_kind
 from ttamer._display.progress import shown
@@ -23,13 +24,6 @@ from ttamer.trace.checks import check_classes
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target
 from ttamer.trace.trace import EXTRA_FIELDS, OnBad, Trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
-__all__ = ["Calls", "Collection", "Log", "collect", "reporting", "require_inputs", "with_labels"]
 
 
 def collect(

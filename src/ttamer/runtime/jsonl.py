@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from ttamer._files import sync
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Self
-
-__all__ = ["JsonLines", "json_line"]
 
 _BLOCK = 1 << 16
 

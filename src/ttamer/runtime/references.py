@@ -7,8 +7,6 @@ from typing import Any
 
 from ttamer.errors import ArgumentError
 
-__all__ = ["import_reference"]
-
 
 def import_reference(reference: str) -> Any:
     """Import what ``module:name`` names.

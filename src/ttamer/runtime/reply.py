@@ -1,4 +1,6 @@
-"""What the callable of a node may return: the one contract of ``Cascade``, ``collect`` and Ray.
+"""What the callable of a node may return, and the outcome of a run.
+
+One contract holds for ``Cascade``, ``collect``, Ray and the server.
 
 A reply is
 
@@ -20,26 +22,21 @@ that is not finite counts as not given.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ttamer._numbers import as_float, counted
-from ttamer.errors import TraceError
+from ttamer._display.drawing import Drawing
+from ttamer._display.notebook import card
+from ttamer._numbers import as_float, counted, is_number, number
+from ttamer.errors import TraceError, TTamerError
+from ttamer.policy.drawing import Arrow, Box, draw_graph
 from ttamer.trace.classes import class_text
 from ttamer.trace.trace import BELIEF_FIELDS, EXTRA_FIELDS
-
-__all__ = [
-    "Reply",
-    "Unusable",
-    "are_columns",
-    "columns_of",
-    "error_text",
-    "plain_list",
-    "reply_of",
-    "rows_of",
-]
 
 _NAMES = ("prediction", "confidence", "answer", "cost", *EXTRA_FIELDS)
 _NO_EXTRAS = (math.nan,) * len(EXTRA_FIELDS)
@@ -109,11 +106,11 @@ def reply_of(returned: Any) -> Reply:
     extras = _NO_EXTRAS
     if any(name in found for name in EXTRA_FIELDS):
         given = (found.get(name) for name in EXTRA_FIELDS)
-        numbers = (
+        values = (
             math.nan if value is None else _number(value, name)
             for name, value in zip(EXTRA_FIELDS, given, strict=True)
         )
-        extras = tuple(number if math.isfinite(number) else math.nan for number in numbers)
+        extras = tuple(value if math.isfinite(value) else math.nan for value in values)
     return Reply(prediction, confidence, found.get("answer", prediction), cost, extras)
 
 
@@ -153,12 +150,23 @@ def rows_of(returned: Any, count: int) -> list[Any]:
 
 
 def are_columns(returned: Any) -> bool:
-    """Return whether a batched callable returned columns as a tuple of NumPy arrays.
+    """Return whether a batched callable returned columns: a tuple of arrays, or of lists.
 
-    >>> are_columns((np.array(["cat"]), np.array([0.9]))), are_columns((("cat", 0.9), ("dog", 0.8)))
-    (True, False)
+    Of lists the second is of numbers, so that a tuple of replies is none.
+
+    >>> are_columns((np.array(["cat"]), np.array([0.9]))), are_columns((["cat", "dog"], [0.9, 0.8]))
+    (True, True)
+    >>> are_columns((("cat", 0.9), ("dog", 0.8))), are_columns((["cat", 0.9], ["dog", 0.8]))
+    (False, False)
     """
-    return isinstance(returned, tuple) and all(isinstance(each, np.ndarray) for each in returned)
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+        return False
+    if all(isinstance(column, np.ndarray) for column in returned):
+        return True
+    if not all(isinstance(column, np.ndarray | list) for column in returned):
+        return False
+    confidence = returned[1]
+    return len({len(column) for column in returned}) == 1 and all(map(is_number, confidence))
 
 
 def plain_list(column: Any) -> list[Any]:
@@ -183,3 +191,138 @@ def error_text(error: BaseException) -> str:
     kind = "timeout" if isinstance(error, TimeoutError) else type(error).__name__
     kind = getattr(error, "kind", kind)
     return f"{kind}: {text}" if text else kind
+
+
+@dataclass(frozen=True)
+class NodeCall:
+    """One node asked about one input, and the result.
+
+    >>> NodeCall("small", "cat", 0.9, cost=1.0, seconds=0.02).calls
+    1
+    """
+
+    node: str
+    prediction: object
+    confidence: float | None
+    cost: float
+    seconds: float
+    error: str | None = None
+    """Why there was no answer, as "kind: text"; ``None`` when there was one."""
+    calls: int = 1
+    """How many calls were made: more than one with a retry or a hedge."""
+    columns: Mapping[str, float] | None = None
+    """What the answer has beside its confidence, such as its margin; ``None`` for nothing."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answer to one input, the node that gave it, and the cost.
+
+    >>> call = NodeCall("small", "cat", 0.9, cost=1.0, seconds=0.02)
+    >>> outcome = Outcome("cat", "cat", "small", (call,), 1.0, 0.02, "certain enough: stop", False)
+    >>> outcome.path, outcome.why
+    (('small',), 'certain enough: stop')
+    """
+
+    answer: Any
+    """What the caller gets."""
+    prediction: object
+    """The class that was compared with the other nodes'."""
+    by: str
+    """The node that gave the answer."""
+    asked: tuple[NodeCall, ...]
+    """Every node asked, in order."""
+    cost: float
+    """The cost of all calls, in the cascade's unit."""
+    seconds: float
+    """Wall time of the whole run."""
+    reason: str | Callable[[], str] = field(repr=False, compare=False)
+    """The text of ``why``, or what computes it."""
+    capped: bool
+    """Whether a limit on cost or time ended the run, not the policy."""
+
+    @cached_property
+    def why(self) -> str:
+        """Why the run stopped where it did; computed when it is first read."""
+        return self.reason if isinstance(self.reason, str) else self.reason()
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The nodes asked, in order."""
+        return tuple(call.node for call in self.asked)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [
+                call.node,
+                call.error or str(call.prediction),
+                "" if call.confidence is None else number(call.confidence),
+                number(call.cost),
+                f"{1000 * call.seconds:,.1f} ms",
+            ]
+            for call in self.asked
+        ]
+        head = ["asked", "reply", "confidence", "cost", "time"]
+        title = f"{self.answer!s:.200} (from {self.by})"
+        notes = [f"cost {number(self.cost)}; {self.why}"]
+        return card(title, notes=notes, head=head, rows=rows)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+        """Draw the path of the input: the nodes asked, their replies, and the answer.
+
+        Args:
+            path: Where to write the drawing, if anywhere.
+
+        Returns:
+            The text of an SVG file; notebooks show it as a picture.
+        """
+        boxes = []
+        for step, call in enumerate(self.asked):
+            reply = f"{call.error or call.prediction!s:.40}"
+            lines = [call.node, reply, f"cost {number(call.cost)}"]
+            if call.node == self.by:
+                lines.append("the answer")
+            boxes.append(Box(tuple(lines), step, "answer" if call.node == self.by else "used"))
+        arrows = [Arrow(step - 1, step, "") for step in range(1, len(boxes))]
+        caption = f"cost {number(self.cost)}; {self.why}"
+        return draw_graph(boxes, arrows, caption=caption).written(path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; the answer and predictions are as the nodes returned them.
+
+        Returns:
+            The fields by name, with ``why`` as text and ``asked`` as a list of mappings.
+        """
+        return {
+            "answer": self.answer,
+            "prediction": self.prediction,
+            "by": self.by,
+            "asked": [dict(vars(call)) for call in self.asked],
+            "cost": self.cost,
+            "seconds": self.seconds,
+            "why": self.why,
+            "capped": self.capped,
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "reason": self.why}
+
+
+class CascadeFailed(TTamerError):  # noqa: N818 - named after what happened
+    """No node gave an answer.
+
+    >>> CascadeFailed("no node gave an answer", late=True).late
+    True
+    """
+
+    def __init__(
+        self, message: str, asked: tuple[NodeCall, ...] = (), *, late: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.asked = asked
+        """Every node asked, and how it failed."""
+        self.late = late
+        """Whether the deadline ended the run."""
+
+    def __reduce__(self) -> Any:
+        return partial(CascadeFailed, late=self.late), (str(self), self.asked)

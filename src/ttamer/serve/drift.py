@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from ttamer.drift.loop import Event, Serving
-    from ttamer.runtime.outcome import NodeCall
+    from ttamer.runtime.reply import NodeCall
     from ttamer.serve.config import AuditSettings, NodeSettings, Settings
     from ttamer.serve.observability.logging import JsonLog
     from ttamer.serve.observability.metrics import Metrics

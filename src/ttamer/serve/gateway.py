@@ -17,8 +17,7 @@ from ttamer.fitted.mixture import Mixture
 from ttamer.llm.confidence import question_text
 from ttamer.llm.prompts import embedding_signals, prompt_signals
 from ttamer.runtime.calling import Call, CallResult, call_async
-from ttamer.runtime.outcome import CascadeFailed, NodeCall
-from ttamer.runtime.reply import error_text
+from ttamer.runtime.reply import CascadeFailed, NodeCall, error_text
 from ttamer.serve.accounts import KeyRefused, Ledger, change_accounts
 from ttamer.serve.admission import ADMIN, Client, ConcurrencyLimit, Keys, Watchdog, check_key
 from ttamer.serve.bill import Bill
@@ -68,8 +67,7 @@ if TYPE_CHECKING:
         Sequence,
     )
 
-    from ttamer.runtime.outcome import Outcome
-    from ttamer.runtime.reply import Reply
+    from ttamer.runtime.reply import Outcome, Reply
     from ttamer.serve.accounts import Account
     from ttamer.serve.config import ServeSettings, Settings
     from ttamer.serve.http import HttpExchange

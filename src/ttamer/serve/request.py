@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
+from ttamer.runtime.reply import CascadeFailed, NodeCall, Outcome
 from ttamer.serve.admission import MAX_RETRY_AFTER, RequestGuard
 from ttamer.serve.bill import Bill, shown
 from ttamer.serve.formats import openai

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttamer.llm.confidence import Unreadable, answer_text, first_logprobs, token_entries
 from ttamer.runtime.calling import Call, CallResult, call_async
-from ttamer.runtime.outcome import CascadeFailed, NodeCall, Outcome
+from ttamer.runtime.reply import CascadeFailed, NodeCall, Outcome
 from ttamer.serve.formats import openai
 from ttamer.serve.formats.schemas import TOOL_CALL, compile_schema
 from ttamer.serve.formats.translations import TRANSLATIONS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from ttamer.runtime.outcome import NodeCall, Outcome
+from ttamer.runtime.reply import NodeCall, Outcome
 from ttamer.serve.formats.openai import (
     CHAT_COMPLETIONS,
     CLASSIFICATIONS,

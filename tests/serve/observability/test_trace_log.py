@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from ttamer.errors import ArgumentError
-from ttamer.runtime.outcome import NodeCall
+from ttamer.runtime.reply import NodeCall
 from ttamer.serve.observability.record import RequestRecord
 from ttamer.serve.observability.trace_log import TraceLog, log_files, read_rows
 

@@ -26,7 +26,7 @@ from ttamer.trace.verification import SUFFIX
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ttamer.runtime.outcome import Outcome
+    from ttamer.runtime.reply import Outcome
     from ttamer.serve.bill import Bill
     from ttamer.serve.formats.schemas import Validator
     from ttamer.serve.request import RequestContext

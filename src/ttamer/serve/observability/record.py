@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ttamer.runtime.outcome import NodeCall
+    from ttamer.runtime.reply import NodeCall
     from ttamer.serve.bill import NodeBill
 
 __all__ = [

@@ -30,7 +30,7 @@ from ttamer.drift.fallback import AskLast
 from ttamer.drift.loop import CertifiedServing, FallbackServing
 from ttamer.errors import TTamerError
 from ttamer.fitted.ladder import FittedLadder
-from ttamer.runtime.outcome import NodeCall
+from ttamer.runtime.reply import NodeCall
 from ttamer.serve.drift import answered, audit_from, save_serving
 from ttamer.serve.formats.openai import ENDPOINTS
 from ttamer.serve.http import HttpError
