@@ -58,7 +58,7 @@ release-check: $(VENV)/.dev
 # On a machine with a GPU: kernels beside PyTorch's operations, and decisions by graphs beside those without.
 .PHONY: gpu
 gpu: $(VENV)/.dev
-	$(BIN)/python experiments/early_exit/hop_times.py mpnet smollm2 vgg16 --check --only differ
+	$(BIN)/python experiments/early_exit/check_gpu.py
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py

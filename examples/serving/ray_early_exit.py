@@ -2,8 +2,9 @@
 
     serve run examples.serving.ray_early_exit:build folder=network tradeoff=0.95
 
-``folder`` is one that ``EarlyExit.save_pretrained`` wrote with a ladder of policies. Requests that
-arrive within 5 ms run as one batch; rows that the policy is done with leave it part way.
+``folder`` is one that ``save_pretrained`` wrote with a ladder of policies, and ``build()`` in
+my_network.py returns the network as it was built before it was trained. Requests that arrive within
+5 ms run as one batch; rows that the policy is done with leave it part way.
 
     curl localhost:8000 -d @image.json
 
@@ -13,6 +14,7 @@ arrive within 5 ms run as one batch; rows that the policy is done with leave it 
 import asyncio
 
 import torch
+from my_network import build as build_network
 from ray import serve
 
 from ttamer import torch as exits
@@ -24,8 +26,11 @@ class EarlyExitServer:
 
     def __init__(self, folder, tradeoff):
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        network = exits.EarlyExit.from_pretrained(folder).to(device)
-        self.runner = exits.Runner.from_pretrained(folder, network, tradeoff=tradeoff)
+        network = build_network()
+        stored = exits.load_pretrained(folder, network)
+        self.runner = exits.Runner(
+            network.to(device), stored.policy.at(tradeoff), classes=stored.classes
+        )
 
     @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.005)
     async def answer(self, rows):

@@ -14,11 +14,10 @@ import json
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from cifar import CLASSES, Batches, Images
-
 from ttamer.torch.networks.vgg import vgg
+
 from ttamer.torch.tracing import trace_of
 from ttamer.torch.training import Recipe, train
 
@@ -34,8 +33,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--rows", type=int, help="of the training images (default: all)")
     parser.add_argument("--width", type=int, default=64, help="channels of the first stage")
-    parser.add_argument("--logits", action="store_true",
-                        help="write those of all exits, for early_exit/combined.py")  # fmt: skip
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cudnn.benchmark = True
@@ -77,11 +74,6 @@ def train_one(
     torch.save({k: v.cpu() for k, v in rounded.items()}, args.out / f"vgg{depth}.pt")
     trace = trace_of(network, shuffled(test), classes=CLASSES)
     trace.write(args.out / f"vgg{depth}-cifar10.npz")
-    if args.logits:
-        with torch.inference_mode():
-            found = [torch.stack(network(batch), dim=1).half().cpu() for batch, _ in shuffled(test)]
-        logits = torch.cat(found).numpy()
-        np.savez_compressed(args.out / f"vgg{depth}-cifar10-logits.npz", logits=logits)
     accuracy = 1 - trace.wrong().mean(axis=0)
     print(f"VGG-{depth}: {seconds}")
     for name, share in zip(trace.names, accuracy, strict=True):

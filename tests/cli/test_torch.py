@@ -74,7 +74,7 @@ def test_columns_are_of_the_batch_sizes_that_were_asked_for(monkeypatch, capsys)
 @pytest.mark.parametrize(
     ("argv", "error"),
     [
-        (["nope"], "there is no network 'nope'; use one of vgg11"),
+        (["nope"], "there is no network 'nope'; name a function of yours"),
         (["my_networks:missing"], "my_networks:missing cannot be imported"),
         (["no_such_module:x"], "no_such_module:x cannot be imported"),
         (["my_networks:broken"], "unexpected RuntimeError: there are no weights"),

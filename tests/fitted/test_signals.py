@@ -154,7 +154,7 @@ def test_without_signals_nothing_changes():
 
 
 def test_a_network_run_in_torch_refuses_signals():
-    from ttamer.torch.tables import tables_of
+    from ttamer.torch.deciding import tables_of
 
     fitted = tt.fit(expert_trace(2000, order="fixed"), tradeoffs=[0.9])
     with pytest.raises(ArgumentError, match="has no signals"):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
+from support import exit_networks
 from ttamer import torch as exits
 from ttamer.fitting.plans import fit
 
@@ -23,19 +27,22 @@ class Request:
         return {"input": self.row}
 
 
-def test_requests_that_arrive_together_get_the_answers_of_the_runner(cluster, tmp_path):
+def test_requests_that_arrive_together_get_the_answers_of_the_runner(
+    cluster, tmp_path, monkeypatch
+):
     assert cluster.is_initialized()
-    from ray import serve
+    from ray import cloudpickle, serve
 
     torch.manual_seed(0)
-    network = exits.vgg(11, width=8, classes=3).eval()
-    with torch.no_grad():
-        for ramp in network.exits:
-            ramp[-1].weight.mul_(20.0)  # confident enough that exits differ
+    network = exit_networks.convolutions(3, size=32).eval()
     images = torch.randn(40, 3, 32, 32)
     trace = exits.trace_of(network, [(images, torch.arange(40) % 3)])
     ladder = fit(trace, tradeoffs=(0.5, 0.95))
-    network.save_pretrained(tmp_path, policy=ladder)
+    exits.save_pretrained(network, tmp_path, policy=ladder)
+    mine = ModuleType("my_network")
+    mine.build = partial(exit_networks.convolutions, 3, size=32)
+    monkeypatch.setitem(sys.modules, mine.__name__, mine)
+    cloudpickle.register_pickle_by_value(exit_networks)  # replicas cannot import it
     spec = importlib.util.spec_from_file_location("ray_early_exit", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

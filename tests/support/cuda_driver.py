@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from ttamer.torch.cuda import driver as driver_module
+from ttamer.torch.cuda import branching
 
 
 class Graph:
@@ -171,8 +171,7 @@ KERNELS = {"follow": follow, "fill": fill, "copy": copy}
 def put_in_place(monkeypatch, *modules):
     """Let modules use a new stand-in, and return it."""
     found = CudaDriver()
-    monkeypatch.setattr(driver_module, "driver", lambda: found)
-    for module in modules:
+    for module in (branching, *modules):
         monkeypatch.setattr(module, "driver", lambda: found)
         monkeypatch.setattr(module, "kernels", lambda device: KERNELS)
         monkeypatch.setattr(module, "current_stream", lambda device: 0)

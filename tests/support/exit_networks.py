@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ttamer.fitting.plans import fit
-from ttamer.torch.costs import Costs
-from ttamer.torch.early_exit import EarlyExit
+from ttamer.torch.early_exit import EarlyExit, pooled_ramp
+from ttamer.torch.profiling import Costs
 from ttamer.torch.tracing import trace_of
 from ttamer.trace.trace import BELIEF_FIELDS
 
@@ -139,6 +140,21 @@ def echo_network(exits: int) -> EarlyExit:
     """Return a network whose logits are its inputs."""
     ramps = [Echo(k) for k in range(exits)]
     return EarlyExit([nn.Identity() for _ in ramps], ramps[:-1], ramps[-1])
+
+
+def convolutions(classes: int, *, size: int = 8, width: int = 4) -> EarlyExit:
+    """Return four blocks of convolutions on images, whose exits are sure of what they say."""
+    channels = (3, width, 2 * width, 2 * width, 4 * width)
+    blocks = [
+        nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
+        for a, b in pairwise(channels)
+    ]
+    ramps = [pooled_ramp(count, size, classes) for count in channels[1:-1]]
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes))
+    with torch.no_grad():
+        for exit_ in (*ramps, head):
+            exit_[-1].weight.mul_(20.0)
+    return EarlyExit(blocks, ramps, head)
 
 
 def batches(inputs: Tensor, labels: Tensor, size: int = 256) -> list[tuple[Tensor, Tensor]]:

@@ -31,9 +31,7 @@ from ttamer.torch import (
     Recipe,
     Runner,
     attach,
-    combine_exits,
     count_flops,
-    exits_on_bert,
     fold_batch_norm,
     profile,
     threshold_tables,
@@ -650,19 +648,17 @@ def test_mappings_are_taken_wherever_inputs_are():
     ids = torch.randint(20, (8, 6), generator=torch.Generator().manual_seed(0))
     tokens = {"input_ids": ids, "attention_mask": (torch.arange(6) < 4).expand(8, 6).long()}
     labels = torch.arange(8) % 2
-    attached = attach(bert(), "bert.encoder.layer", tokens)
+    network = attach(bert(), "bert.encoder.layer", tokens)
     tables = threshold_tables(np.array([0.5, 0.5, 0.0]))
-    for network in (attached, exits_on_bert(bert().bert, classes=CLASSES)):
-        train(network, [{**tokens, "labels": labels}], Recipe("ramps", epochs=1, rate=0.1))
-        combined = combine_exits(network, [(tokens, labels)])
-        assert len(trace_of(combined, [{**tokens, "labels": labels}])) == 8
-        assert count_flops(combined, tokens) == count_flops(network, tuple(tokens.values()))
-        assert profile(network, tokens, sizes=(2,)).sizes == (2,)
-        runner = Runner(combined, tables)
-        expected = runner(tuple(tokens.values())).logits
-        assert torch.equal(runner(dict(reversed(tokens.items()))).logits, expected)
-        assert torch.equal(next(runner.stream([tokens])).logits, expected)
-        assert sum(len(rows) for rows, _ in runner.early(tokens)) == 8
+    train(network, [{**tokens, "labels": labels}], Recipe("ramps", epochs=1, rate=0.1))
+    assert len(trace_of(network, [{**tokens, "labels": labels}])) == 8
+    assert count_flops(network, tokens) == count_flops(network, tuple(tokens.values()))
+    assert profile(network, tokens, sizes=(2,)).sizes == (2,)
+    runner = Runner(network, tables)
+    expected = runner(tuple(tokens.values())).logits
+    assert torch.equal(runner(dict(reversed(tokens.items()))).logits, expected)
+    assert torch.equal(next(runner.stream([tokens])).logits, expected)
+    assert sum(len(rows) for rows, _ in runner.early(tokens)) == 8
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -796,11 +792,10 @@ def test_threads_do_not_meet_the_blocks_of_others(run):
 def test_the_full_network_is_the_model_itself_until_segments_are_compiled():
     model = VisionTransformer().eval()
     network = attach(model, "blocks", images())
-    combined = combine_exits(network, [(images(), torch.arange(5) % CLASSES)])
     calls = []
     model.patch_embed.register_forward_hook(lambda *_: calls.append(1))
     with torch.no_grad():
-        for each in (network, combined, copy.deepcopy(network)):
+        for each in (network, copy.deepcopy(network)):
             assert torch.equal(each.full(images()), model(images()))
             assert len(calls) == 2
             calls.clear()

@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from support.exit_networks import pair_network
-from ttamer.torch.costs import Costs, count_flops
-from ttamer.torch.early_exit import EarlyExit
-from ttamer.torch.networks import ramps
-from ttamer.torch.networks.vgg import vgg
+from ttamer.torch import early_exit
+from ttamer.torch.early_exit import EarlyExit, Ramp
+from ttamer.torch.profiling import Costs, count_flops
 
 
 def convolutions():
@@ -40,10 +39,10 @@ def test_values_may_be_tuples():
 
 
 def test_counting_changes_nothing():
-    network = vgg(11, width=4)
+    network = convolutions()
     assert network.training
     before = {name: part.clone() for name, part in network.state_dict().items()}
-    costs = count_flops(network, torch.randn(1, 3, 32, 32))
+    costs = count_flops(network, torch.randn(1, 3, 8, 8))
     assert costs.full > 0
     assert network.training
     for name, part in network.state_dict().items():
@@ -80,8 +79,8 @@ def test_a_network_without_ramps_is_one_network_too(skip):
 
 
 def test_ramps_are_counted_where_kernels_would_run_them(monkeypatch):
-    monkeypatch.setattr(ramps, "_in_kernels", lambda _: not torch.is_grad_enabled())
-    ramp = ramps.Ramp(*ramps.linear_layers(6, 2), pool="mean")
+    monkeypatch.setattr(early_exit, "_runs_kernels", lambda _: not torch.is_grad_enabled())
+    ramp = Ramp(nn.LayerNorm(6), nn.Linear(6, 2), pool="mean")
     network = EarlyExit([nn.Identity()], [], ramp)
     costs = count_flops(network, (torch.zeros(5, 4, 6), torch.ones(5, 4, dtype=torch.bool)))
     assert costs.ramps == (2 * 6 * 2,)

@@ -21,6 +21,10 @@ NETWORK = EarlyExit([nn.Identity()], [], nn.Linear(4, 3), input_names=["ids", "m
 ROWS = torch.tensor([4, 0, 2])
 
 
+def read(batch):
+    return inputs_and_labels(batch, torch.device("cpu"), NETWORK.input_names)
+
+
 @pytest.mark.parametrize(
     "shape", [(6,), (6, 3), (6, 3, 4), (6, 3, 4, 5), (6, 1, 1, 1), (6, 2, 1, 1)]
 )
@@ -68,10 +72,8 @@ def test_values_are_tensors_or_tuples_of_them():
 )
 def test_a_batch_of_a_loader_is_inputs_and_labels(batch, found):
     with pytest.raises(ArgumentError, match=rf"must be \(inputs, labels\).*{found}"):
-        inputs_and_labels(batch, NETWORK)
-    inputs, labels = inputs_and_labels(
-        [(torch.zeros(1), torch.zeros(1)), torch.ones(1).int()], NETWORK
-    )
+        read(batch)
+    inputs, labels = read([(torch.zeros(1), torch.zeros(1)), torch.ones(1).int()])
     assert (len(inputs), labels.tolist(), labels.dtype) == (2, [1], torch.int64)
 
 
@@ -79,7 +81,7 @@ def test_a_mapping_is_taken_by_the_names_of_the_network():
     ids, mask, labels = torch.arange(2), torch.ones(2), torch.tensor([1, 0])
     batch = {"mask": mask, "labels": labels, "other": labels, "ids": ids}
     for given in (batch, (batch, labels)):
-        inputs, found = inputs_and_labels(given, NETWORK)
+        inputs, found = read(given)
         assert [ids is inputs[0], mask is inputs[1], found.tolist()] == [True, True, [1, 0]]
     assert to_device({"ids": ids}, torch.device("cpu"), ["ids"]) is ids  # one tensor, no tuple
     with pytest.raises(ArgumentError, match="inputs are ids, and the network also takes mask"):
@@ -91,9 +93,9 @@ def test_a_mapping_is_taken_by_the_names_of_the_network():
 @pytest.mark.parametrize("labels", [torch.zeros(3, dtype=torch.int64), torch.zeros(2)])
 def test_labels_are_one_class_number_for_each_input(labels):
     with pytest.raises(ArgumentError, match=r"2 inputs, and its labels are .*one class number"):
-        inputs_and_labels((torch.zeros(2, 4), labels), NETWORK)
+        read((torch.zeros(2, 4), labels))
     table = torch.full((2, 5), 0.2)  # probabilities of classes
-    assert inputs_and_labels((torch.zeros(2, 4), table), NETWORK)[1] is table
+    assert read((torch.zeros(2, 4), table))[1] is table
 
 
 def test_a_network_is_where_its_weights_are():

@@ -7,7 +7,7 @@ from torch import nn
 
 from support.exit_networks import adding_network, evidence, pair_network, pair_of
 from ttamer.errors import ArgumentError
-from ttamer.torch import Recipe, Runner, combine_exits, profile, threshold_tables, trace_of, train
+from ttamer.torch import Recipe, Runner, profile, threshold_tables, trace_of, train
 from ttamer.torch.early_exit import EarlyExit
 
 
@@ -100,10 +100,9 @@ def test_each_exit_has_a_name_of_its_own(names):
         lambda model, loader: Runner(model, threshold_tables(np.array([0.5, 0.0]))),
         lambda model, loader: trace_of(model, loader),
         lambda model, loader: train(model, loader, Recipe("all", epochs=1, rate=0.1)),
-        lambda model, loader: combine_exits(model, loader),
         lambda model, loader: profile(model, loader[0][0], sizes=(1,)),
     ],
-    ids=["run", "trace", "train", "combine", "profile"],
+    ids=["run", "trace", "train", "profile"],
 )
 def test_a_model_without_exits_is_refused(use):
     loader = [(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))]

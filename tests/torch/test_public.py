@@ -5,7 +5,6 @@ from ttamer import torch as exits
 
 NAMES = [
     "Answers",
-    "CombinedExits",
     "Costs",
     "EarlyExit",
     "GraphRunner",
@@ -15,28 +14,16 @@ NAMES = [
     "Regrouping",
     "Runner",
     "attach",
-    "bert",
-    "combine_exits",
-    "convolutional_ramp",
     "count_flops",
-    "exits_on_bert",
-    "exits_on_gpt2",
-    "exits_on_llama",
-    "exits_on_mpnet",
-    "exits_on_resnet",
-    "exits_on_vgg",
-    "export_onnx",
     "fold_batch_norm",
-    "gpt2",
-    "llama",
-    "mpnet",
+    "load_pretrained",
     "pooled_ramp",
     "profile",
     "recommend",
+    "save_pretrained",
     "threshold_tables",
     "trace_of",
     "train",
-    "vgg",
 ]
 
 

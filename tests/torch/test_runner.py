@@ -17,6 +17,7 @@ from support.exit_networks import (
     adding_network,
     batches,
     by_session,
+    convolutions,
     evidence,
     fitted,
     pair_network,
@@ -28,11 +29,10 @@ from ttamer.errors import ArgumentError
 from ttamer.fitted.mixture import Mix
 from ttamer.fitting.plans import fit
 from ttamer.torch import attach, runner as running
-from ttamer.torch.decide_triton import TritonDecider
+from ttamer.torch.cuda.decide_kernel import KernelDecider
+from ttamer.torch.deciding import tables_of, threshold_tables
 from ttamer.torch.early_exit import EarlyExit
-from ttamer.torch.networks.vgg import vgg
-from ttamer.torch.runner import MAX_IN_VAIN, TRIM_EVERY, Regrouping, Runner, group_sizes
-from ttamer.torch.tables import tables_of, threshold_tables
+from ttamer.torch.runner import Regrouping, Runner, group_sizes
 from ttamer.torch.tracing import trace_of
 
 BELIEFS = ["full", "calibrated", "none"]
@@ -370,7 +370,7 @@ def test_padding_is_looked_for_less_often_where_there_was_none():
     each = regroupings(1)
     assert each > 0
     runner._untrimmed = 0
-    assert regroupings(32) == MAX_IN_VAIN + 32 * each // TRIM_EVERY
+    assert regroupings(32) == 8 + 32 * each // 16
     found.append(True)
     runner._untrimmed = 0
     assert regroupings(32) == 32 * each
@@ -381,7 +381,7 @@ def test_the_next_batch_leaves_answers_as_they_are(monkeypatch):
     one, two = (evidence(6, seed=seed, exits=3)[0] for seed in (1, 2))
     network, policy = adding_network(3), fitted("full", skip=True, exits=3).at(0.97)
     want = Runner(network, policy)(one)
-    monkeypatch.setattr(running, "decider_for", TritonDecider)
+    monkeypatch.setattr(running, "decider_for", KernelDecider)
     runner = Runner(network, policy)
     found = runner(one)
     before = [each.clone() for each in everywhere(found)]
@@ -527,8 +527,8 @@ def test_half_precision(belief, skip):
 
 def test_half_precision_that_rounds_decides_by_what_it_computed():
     torch.manual_seed(0)
-    network = vgg(11, width=4, classes=CLASSES)
-    inputs = torch.randn(40, 3, 32, 32)
+    network = convolutions(CLASSES)
+    inputs = torch.randn(40, 3, 8, 8)
     labels = torch.randint(0, CLASSES, (40,))
     trace = trace_of(network, [(inputs, labels)], precision="bf16")
     policy = fit(trace, belief="calibrated", states=4, tradeoffs=[0.8])[0]
@@ -571,10 +571,10 @@ def test_the_network_is_run_as_it_evaluates():
     assert_same(Runner(network, policy)(inputs), Runner(adding_network(), policy)(inputs))
 
 
-def test_vgg_regrouped_answers_as_it_does_whole():
+def test_convolutions_regrouped_answers_as_it_does_whole():
     torch.manual_seed(0)
-    network = vgg(11, width=4, classes=CLASSES)
-    inputs = torch.randn(64, 3, 32, 32)
+    network = convolutions(CLASSES)
+    inputs = torch.randn(64, 3, 8, 8)
     labels = torch.randint(0, CLASSES, (64,))
     trace = trace_of(network, batches(inputs, labels, 32))
     policy = fit(trace, belief="calibrated", states=4, tradeoffs=[0.9])[0]

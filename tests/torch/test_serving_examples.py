@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from support.exit_networks import convolutions
 from ttamer import torch as exits
 from ttamer.fitting.plans import fit
 
@@ -18,17 +19,14 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "serving"
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A folder with a tiny VGG and policies, some images, and its answers to them."""
+    """A folder with a tiny network and policies, some images, and its answers to them."""
     torch.manual_seed(0)
-    network = exits.vgg(11, width=8, classes=3).eval()
-    with torch.no_grad():
-        for ramp in network.exits:
-            ramp[-1].weight.mul_(20.0)  # confident enough that exits differ
+    network = convolutions(3, size=32).eval()
     images = torch.randn(60, 3, 32, 32)
     trace = exits.trace_of(network, [(images, torch.arange(60) % 3)])
     ladder = fit(trace, tradeoffs=(0.5, 0.95))
     folder = tmp_path_factory.mktemp("network")
-    network.save_pretrained(folder, policy=ladder)
+    exits.save_pretrained(network, folder, policy=ladder)
     answers = exits.Runner(network, ladder.at(0.95))(images)
     return SimpleNamespace(folder=folder, images=images, answers=answers, names=network.names)
 
@@ -57,6 +55,9 @@ def model(monkeypatch):
     utils.InferenceResponse = lambda output_tensors: SimpleNamespace(tensors=output_tensors)
     utils.get_input_tensor_by_name = lambda request, name: request[name]
     monkeypatch.setitem(sys.modules, utils.__name__, utils)
+    mine = ModuleType("my_network")
+    mine.build = lambda: convolutions(3, size=32)
+    monkeypatch.setitem(sys.modules, mine.__name__, mine)
     return load(EXAMPLES / "triton_early_exit/1/model.py").TritonPythonModel()
 
 

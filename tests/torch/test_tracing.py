@@ -17,8 +17,8 @@ from support.exit_networks import (
     pair_of,
 )
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.torch.costs import Costs, count_flops
-from ttamer.torch.decide import scores_of
+from ttamer.torch.deciding import scores_of
+from ttamer.torch.profiling import Costs, count_flops
 from ttamer.torch.tracing import trace_of
 from ttamer.trace.spec import CascadeSpec
 

@@ -12,7 +12,7 @@ from ttamer.torch import tuning
 from ttamer.torch.profiling import Profile
 from ttamer.torch.runner import Runner
 from ttamer.torch.tracing import trace_of
-from ttamer.torch.tuning import predicted, recommend, search, time_batches
+from ttamer.torch.tuning import Timing, predicted, recommend, search
 
 
 def made(asking, *, batch=4, segment=1.0):
@@ -25,6 +25,7 @@ def made(asking, *, batch=4, segment=1.0):
         groups=groups,
         segments=(times,) * 4,
         asking=((asking,),) * 3 + ((0.0,),),
+        per_call=(0.0,),
         regroup=0.0,
         device="a test",
         precision="fp32",
@@ -91,7 +92,8 @@ def test_all_ramps_are_tried_together_too(trace, own, monkeypatch):
     assert lines[-1] == "ramps exit1, exit2, exit3"
     assert max(len(each.ramps) for each in found) > 1
     monkeypatch.setattr(tuning, "MANY_RAMPS", 2)
-    assert tuning.many_ramps(3) == (1, 2)
+    search(trace, made(0.01), 4, max_error=own + 0.02, progress=lines.append)
+    assert "ramps exit2, exit3" in lines  # of many, some spread evenly
 
 
 def test_a_cautious_search_keeps_standard_errors_to_spare(trace, own, cheap):
@@ -213,12 +215,10 @@ def test_it_profiles_by_itself(trace):
     assert found.timing.p99 >= found.timing.p50
 
 
-def test_batches_are_timed_one_by_one():
-    ran = []
-    timing = time_batches(lambda batch: ran.append(len(batch)), [torch.zeros(3), torch.zeros(2)])
-    assert set(ran) == {3, 2}
-    assert timing.to_dict().keys() == {"p50", "p99", "mean", "rows_per_second"}
-    assert timing.rows_per_second == pytest.approx(2.5 / timing.mean)
+def test_the_slowest_hundredth_is_left_out_of_the_mean():
+    timing = Timing.of(np.array([*[1.0] * 198, 9.0, 9.0]), 4)
+    assert (timing.p50, timing.mean, timing.rows_per_second) == (1.0, 1.0, 4.0)
+    assert timing.p99 > 1.0
 
 
 def test_noise_that_all_runs_share_does_not_count():
@@ -237,14 +237,8 @@ def test_each_batch_is_run_by_all_before_the_next():
     ran = []
     runs = [lambda batch: len(batch), lambda batch: -len(batch)]
     seconds = tuning.time_each_batch(
-        runs, [torch.zeros(3), torch.zeros(2)], repeats=2, warm_ups=0,
-        keep=lambda k, out: ran.append((k, out)),
+        [lambda batch, run=run: ran.append(run(batch)) for run in runs],
+        [torch.zeros(3), torch.zeros(2)], repeats=2, warm_ups=0,
     )  # fmt: skip
-    assert ran == [(0, 3), (1, -3), (0, 2), (1, -2)] * 2
+    assert ran == [3, -3, 2, -2] * 2
     assert seconds.shape == (2, 4)
-
-
-def test_batches_need_no_warm_up():
-    ran = []
-    time_batches(ran.append, [torch.zeros(1)] * 3, repeats=2, warm_ups=0)
-    assert len(ran) == 6

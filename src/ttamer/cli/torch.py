@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-# The networks that can be profiled by name, with random weights.
-BUILT_IN = ("vgg11", "vgg13", "vgg16", "bert-base", "gpt2-medium")
-
 
 def add_to(commands: Any) -> None:
     """Add the commands to the parser."""
@@ -29,8 +26,8 @@ def add_to(commands: Any) -> None:
     )
     profile.add_argument(
         "network",
-        help=f"one of {', '.join(BUILT_IN)} (random weights), or MODULE:FUNCTION, a function of "
-        "yours that returns (network, example inputs)",
+        metavar="MODULE:FUNCTION",
+        help="a function of yours that returns (network, example inputs)",
     )
     profile.add_argument("--batch", type=int, nargs="+", default=[1, 32], metavar="N",
                          help="batch sizes (default 1 32)")  # fmt: skip
@@ -117,27 +114,20 @@ def _text(name: str, measured: Any) -> str:
 
 
 def _network(name: str) -> tuple[Any, Any]:
-    """Return a network by name, and an example of its inputs."""
-    import torch
-
-    from ttamer import torch as exits
+    """Return what a function of the user's returns: a network, and an example of its inputs."""
     from ttamer.cli.modules import load_function
     from ttamer.errors import ArgumentError
+    from ttamer.torch import EarlyExit
 
-    if name.startswith("vgg") and name in BUILT_IN:
-        return exits.vgg(int(name[3:])), torch.randn(8, 3, 32, 32)
-    if name in BUILT_IN:
-        words = (torch.randint(5, 1000, (8, 128)), torch.ones(8, 128, dtype=torch.bool))
-        return (exits.bert if name == "bert-base" else exits.gpt2)(classes=2), words
     if ":" not in name:
         raise ArgumentError(
-            f"there is no network {name!r}; use one of {', '.join(BUILT_IN)}, or a function of "
-            "yours as MODULE:FUNCTION"
+            f"there is no network {name!r}; name a function of yours as MODULE:FUNCTION, which "
+            "returns (network, example inputs)"
         )
-    made = load_function(name)()
-    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], exits.EarlyExit):
+    pair = load_function(name)()
+    if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], EarlyExit):
         raise ArgumentError(
-            f"{name} returned {type(made).__name__}; it must return an EarlyExit and an example "
+            f"{name} returned {type(pair).__name__}; it must return an EarlyExit and an example "
             "of its inputs"
         )
-    return made
+    return pair

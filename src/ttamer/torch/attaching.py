@@ -26,10 +26,8 @@ from torch import Tensor, nn
 from ttamer._arguments import require_kind
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
-from ttamer.torch.devices import LABEL_NAMES, device_of
-from ttamer.torch.early_exit import EarlyExit, Inputs, Value
-from ttamer.torch.networks.ramps import POOLS, Pool, Ramp, linear_layers
-from ttamer.torch.networks.vgg import pooled_ramp
+from ttamer.torch.devices import LABEL_NAMES, Inputs, Value, device_of
+from ttamer.torch.early_exit import POOLS, EarlyExit, Pool, Ramp, pooled_ramp
 
 # What a block may get besides tensors.
 CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.Size)
@@ -122,7 +120,7 @@ def attach(
         )
         network.eval()
         _check(network, model, inputs, keys)
-    network.whole = partial(_whole, chain, model)
+    network.direct = partial(_whole, chain, model)
     return network
 
 
@@ -286,7 +284,7 @@ def _layers(hidden: Tensor, classes: int, name: str) -> tuple[nn.Module, ...]:
     if hidden.ndim == 2:
         return (nn.Linear(hidden.shape[1], classes),)
     if hidden.ndim == 3:
-        return linear_layers(hidden.shape[2], classes)
+        return (nn.LayerNorm(hidden.shape[2]), nn.Linear(hidden.shape[2], classes))
     if hidden.ndim == 4 and hidden.shape[2] == hidden.shape[3]:
         return (pooled_ramp(hidden.shape[1], hidden.shape[2], classes),)
     raise ArgumentError(

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
+from torch import Tensor, nn
 
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from ttamer.torch.early_exit import EarlyExit, Inputs, Value
-
-
 # What a network computes in: single precision, or PyTorch's mixed precision with bfloat16.
 Precision = Literal["fp32", "bf16"]
-
+# What blocks pass on: the batch is the first dimension of every tensor in it.
+Value = Tensor | tuple[Tensor, ...]
+# What a network takes: a value, or a mapping from the names of its inputs to tensors.
+Inputs = Value | Mapping[str, Tensor]
+# What a loader gives: inputs and labels, or a mapping that holds both by their names.
+Batch = tuple[Inputs, Tensor] | Mapping[str, Tensor]
 # The names of labels in the batches of transformers.
 LABEL_NAMES = ("labels", "label", "label_ids")
 
@@ -62,74 +62,80 @@ def autocast(
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Run in evaluation mode, so that running means stay, and restore the modes afterwards."""
-    modes = [(each, each.training) for each in module.modules()]
+    modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        for each, training in modes:
-            each.training = training
+        for part, training in modes:
+            part.training = training
 
 
 def to_device(value: Inputs, device: torch.device, names: Sequence[str] | None = None) -> Value:
     """Return a value on a device; that of a mapping is in the order of the names."""
-    if isinstance(value, torch.Tensor):
+    value = by_position(value, names)
+    if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
-    found = by_position(value, names)
-    if isinstance(found, torch.Tensor):
-        return found.to(device, non_blocking=True)
-    return tuple(tensor.to(device, non_blocking=True) for tensor in found)
+    return tuple(tensor.to(device, non_blocking=True) for tensor in value)
 
 
 def by_position(inputs: Inputs, names: Sequence[str] | None) -> Value:
     """Return inputs as a value, those of a mapping in the order of the names; refuse others."""
-    if isinstance(inputs, torch.Tensor):
+    if isinstance(inputs, Tensor):
         return inputs
-    found: Any = inputs
+    tensors: Any = inputs
     if isinstance(inputs, Mapping) and names is not None:
         missing = [name for name in names if name not in inputs]
         if missing:
             raise ArgumentError(
                 f"inputs are {', '.join(map(str, inputs)) or 'empty'}, and the network also takes "
-                f"{', '.join(missing)}: give all of {', '.join(names)}"
+                f"{', '.join(missing)}: give all of {', '.join(names)}",
+                param="inputs",
             )
-        found = tuple(inputs[name] for name in names)
-    if not isinstance(found, tuple | list) or not all(isinstance(t, torch.Tensor) for t in found):
+        tensors = tuple(inputs[name] for name in names)
+    if not isinstance(tensors, tuple | list) or not all(isinstance(t, Tensor) for t in tensors):
         by_name = "" if names is None else f", or a mapping with {', '.join(names)}"
         raise ArgumentError(
-            f"inputs must be a tensor, or a tuple of tensors{by_name}, not {type(inputs).__name__}"
+            f"inputs must be a tensor, or a tuple of tensors{by_name}, not {type(inputs).__name__}",
+            param="inputs",
         )
-    return found[0] if isinstance(inputs, Mapping) and len(found) == 1 else tuple(found)
+    return tensors[0] if isinstance(inputs, Mapping) and len(tensors) == 1 else tuple(tensors)
 
 
-def inputs_and_labels(batch: object, network: EarlyExit) -> tuple[Value, torch.Tensor]:
-    """Return the inputs of a loader's batch on the network's device, and its labels as they are."""
+def inputs_and_labels(
+    batch: object, device: torch.device, names: Sequence[str] | None
+) -> tuple[Value, Tensor]:
+    """Return the inputs of a loader's batch on a device, and its labels where they are."""
     if isinstance(batch, Mapping):
         label = next((name for name in LABEL_NAMES if name in batch), None)
         if label is not None:
             batch = (batch, batch[label])
-    if isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], torch.Tensor):
-        value = to_device(batch[0], device_of(network), network.input_names)
+    if isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], Tensor):
+        value = to_device(batch[0], device, names)
         return value, _class_numbers(batch[1], rows_of(value))
-    found = type(batch).__name__
+    received = type(batch).__name__
     if isinstance(batch, tuple | list):
-        found = f"a {found} of {', '.join(type(part).__name__ for part in batch)}"
+        received = f"a {received} of {', '.join(type(part).__name__ for part in batch)}"
     elif isinstance(batch, Mapping):
-        found = f"a {found} of {', '.join(map(str, batch))}"
+        received = f"a {received} of {', '.join(map(str, batch))}"
     raise ArgumentError(
         "a batch of a loader must be (inputs, labels), such as ((ids, mask), labels), or a mapping "
-        f"that has labels, all of them tensors, not {found}"
+        f"that has labels, all of them tensors, not {received}",
+        param="loader",
     )
 
 
-def _class_numbers(labels: torch.Tensor, rows: int) -> torch.Tensor:
+def _class_numbers(labels: Tensor, rows: int) -> Tensor:
     """Return labels as PyTorch's losses take them; a table of probabilities stays as it is."""
     if labels.ndim == 0:
-        raise ArgumentError("a batch has one label and no rows: give a DataLoader, not a Dataset")
+        raise ArgumentError(
+            "a batch has one label and no rows: give a DataLoader, not a Dataset", param="loader"
+        )
     if len(labels) != rows or (labels.ndim == 1 and labels.is_floating_point()):
         raise ArgumentError(
             f"a batch has {counted(rows, 'input')}, and its labels are {labels.dtype} of shape "
-            f"{tuple(labels.shape)}; give one class number, a whole number, for each input"
+            f"{tuple(labels.shape)}; give one class number, a whole number, for each input",
+            param="loader",
         )
     return labels.long() if labels.ndim == 1 else labels
 
@@ -142,30 +148,25 @@ def wait(device: torch.device | None = None) -> None:
 
 def rows_of(value: Value) -> int:
     """Return how many rows a value holds."""
-    first = value if isinstance(value, torch.Tensor) else value[0]
+    first = value if isinstance(value, Tensor) else value[0]
     return first.shape[0]
 
 
-def tensors_of(value: Value) -> tuple[torch.Tensor, ...]:
+def tensors_of(value: Value) -> tuple[Tensor, ...]:
     """Return the tensors of a value."""
-    return (value,) if isinstance(value, torch.Tensor) else tuple(value)
+    return (value,) if isinstance(value, Tensor) else tuple(value)
 
 
-def take(value: Value, rows: torch.Tensor) -> Value:
-    """Return some rows of a value, in the order given; the memory format of images is kept."""
-    if isinstance(value, torch.Tensor):
-        return _taken(value, rows)
-    return cast("Value", tuple(_taken(tensor, rows) for tensor in value))
+def take(value: Value, rows: Tensor) -> Value:
+    """Return some rows of a value in their order; the memory format of images does not change."""
+    if isinstance(value, tuple):
+        return tuple(cast("Tensor", take(tensor, rows)) for tensor in value)
+    ordered = in_memory_order(value)
+    selected = ordered.index_select(0, rows)
+    return selected if ordered is value else selected.permute(0, 3, 1, 2)
 
 
-def _taken(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return some rows of a tensor."""
-    ordered = in_memory_order(tensor)
-    taken = ordered.index_select(0, rows)
-    return taken if ordered is tensor else taken.permute(0, 3, 1, 2)
-
-
-def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+def in_memory_order(tensor: Tensor) -> Tensor:
     """Return images whose channels come last in memory as a view with them last; others as is.
 
     Rows selected in another order would be converted back by the next convolution.

@@ -7,24 +7,24 @@ as its first dimension, so that rows can leave a batch part way.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Literal, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ttamer.errors import ArgumentError
-from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-from ttamer.torch.devices import by_position
+from ttamer.torch.devices import Inputs, Value, by_position
 
-# What blocks pass on: the batch is the first dimension of every tensor in it.
-Value = Tensor | tuple[Tensor, ...]
-# What a network takes: a value, or a mapping from the names of its inputs to tensors.
-Inputs = Value | Mapping[str, Tensor]
-# What a loader gives: inputs and labels, or a mapping that holds both by their names.
-Batch = tuple[Inputs, Tensor] | Mapping[str, Tensor]
+# The vector of an input: its first token, the mean of its tokens, or its last token.
+Pool = Literal["first", "mean", "last"]
+# The ways of pooling.
+POOLS = ("first", "mean", "last")
+# Whether kernels can be written in Triton here.
+HAS_TRITON = find_spec("triton") is not None
 
 
 class EarlyExit(nn.Module):
@@ -36,9 +36,8 @@ class EarlyExit(nn.Module):
             output of its block and returns logits of shape (batch, classes).
         head: Takes the output of the last block and returns logits.
         names: Names of the exits, the head last; by default exit1, exit2, ..., full.
-        config: How to build the network again, set by the families that can be built by name.
-        trim: Takes a value of which rows were taken, and returns it without what the rows left do
-            not need, such as padding; set by the families of text networks.
+        trim: Takes a value of which rows were taken, and returns it without what the remaining
+            rows do not need, such as padding.
         input_names: The names of the tensors that the first block takes, in its order, for inputs
             in a mapping.
 
@@ -61,7 +60,6 @@ class EarlyExit(nn.Module):
         head: nn.Module,
         *,
         names: Sequence[str] | None = None,
-        config: Mapping[str, Any] | None = None,
         trim: Callable[[Any], Any] | None = None,
         input_names: Sequence[str] | None = None,
     ) -> None:
@@ -69,7 +67,8 @@ class EarlyExit(nn.Module):
         if not blocks or len(ramps) != len(blocks) - 1:
             raise ArgumentError(
                 f"there are {len(blocks)} blocks and {len(ramps)} ramps; give one ramp for each "
-                "block but the last, which the head follows (None where there is no exit)"
+                "block but the last, which the head follows (None where there is no exit)",
+                param="ramps",
             )
         segments: list[nn.Module] = []
         pending: list[nn.Module] = []
@@ -84,20 +83,19 @@ class EarlyExit(nn.Module):
         if len(names) != len(exits) or len(set(names)) < len(names):
             raise ArgumentError(
                 f"there are {len(exits)} exits, the head among them, and the names are "
-                f"{', '.join(names)}; give each exit one name of its own"
+                f"{', '.join(names)}; give each exit one name of its own",
+                param="names",
             )
         self.segments = nn.ModuleList(segments)
         """Segment k leads from exit k - 1 to exit k."""
         self.exits = nn.ModuleList(exits)
         """The ramps, and the head last."""
         self.names = tuple(names)
-        self.config = None if config is None else dict(config)
-        """How to build the network again, or ``None`` if it belongs to no family."""
         self.trim = trim
         """What a value loses when rows have left, or ``None`` where nothing can be left out."""
         self.input_names = None if input_names is None else tuple(input_names)
         """The names of the inputs, or ``None`` where a mapping is not taken."""
-        self.whole: Callable[[Any], Tensor] | None = None
+        self.direct: Callable[[Any], Tensor] | None = None
         """The full output from the inputs, where that takes less than the segments and the head;
         set by :func:`ttamer.torch.attach`. It is not used once a segment is compiled."""
 
@@ -111,7 +109,7 @@ class EarlyExit(nn.Module):
             The logits of every exit, the head's last, each of shape (batch, classes).
         """
         logits = []
-        value: Any = self._positional(inputs)
+        value: Any = self._value(inputs)
         for segment, ramp in zip(self.segments, self.exits, strict=True):
             value = segment(value)
             logits.append(ramp(value))
@@ -126,16 +124,13 @@ class EarlyExit(nn.Module):
         Returns:
             The logits of the head, shape (batch, classes).
         """
-        value: Any = self._positional(inputs)
-        if self.whole is not None and not any(each._compiled_call_impl for each in self.segments):
-            return self.whole(value)
-        *segments, head = self.backbone()
-        for segment in segments:
-            value = segment(value)
-        logits: Tensor = head(value)
-        return logits
+        value = self._value(inputs)
+        compiled = any(segment._compiled_call_impl for segment in self.segments)
+        if self.direct is not None and not compiled:
+            return self.direct(value)
+        return cast("Tensor", run_in_order(self.backbone(), value))
 
-    def _positional(self, inputs: Inputs) -> Value:
+    def _value(self, inputs: Inputs) -> Value:
         """Return what the first block takes; other values than mappings as they are."""
         return by_position(inputs, self.input_names) if isinstance(inputs, Mapping) else inputs
 
@@ -156,48 +151,12 @@ class EarlyExit(nn.Module):
         """
         yield from list(self.exits)[:-1]
 
-    def save_pretrained(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        policy: FittedPolicy | FittedLadder | None = None,
-        classes: Sequence[str] | None = None,
-    ) -> None:
-        """Write the network as safetensors, and a policy for its exits, to a folder.
 
-        Args:
-            folder: Created if it does not exist; files in it are replaced.
-            policy: A fitted policy or ladder for the exits, for :meth:`Runner.from_pretrained`.
-            classes: The names of the classes, as in the policy's trace, where they are not numbers.
-
-        Raises:
-            ArgumentError: The policy is for other exits, or a weight is not a tensor.
-        """
-        from ttamer.torch.pretrained import save_pretrained
-
-        save_pretrained(self, folder, policy=policy, classes=classes)
-
-    @classmethod
-    def from_pretrained(
-        cls, folder: str | os.PathLike[str], network: EarlyExit | None = None
-    ) -> EarlyExit:
-        """Read a network from a folder that :meth:`save_pretrained` wrote.
-
-        Args:
-            folder: The folder.
-            network: A network of the same architecture, whose weights are replaced; not needed
-                for families that are built by name, such as ``vgg``, ``bert`` and ``llama``.
-
-        Returns:
-            The network in evaluation mode, on the CPU and in the precision that it was saved in, or
-            as the given one is.
-
-        Raises:
-            ArgumentError: The folder is not complete, or does not fit the network.
-        """
-        from ttamer.torch.pretrained import load_pretrained
-
-        return load_pretrained(folder, network).network
+def run_in_order(parts: Iterator[nn.Module] | Sequence[nn.Module], value: Any) -> Any:
+    """Run modules one after another."""
+    for part in parts:
+        value = part(value)
+    return value
 
 
 def require_exits(network: object) -> None:
@@ -205,7 +164,8 @@ def require_exits(network: object) -> None:
     if not all(hasattr(network, name) for name in ("segments", "exits", "names")):
         raise ArgumentError(
             f"a {type(network).__name__} has no exits: put them on it with attach(model, points, "
-            "example), or build EarlyExit(blocks, ramps, head)"
+            "example), or build EarlyExit(blocks, ramps, head)",
+            param="network",
         )
 
 
@@ -222,32 +182,135 @@ def fold_batch_norm(network: EarlyExit) -> EarlyExit:
         A copy for inference that computes the same with fewer operations.
 
     >>> from torch import nn
-    >>> from ttamer.torch.networks.vgg import vgg
-    >>> network = fold_batch_norm(vgg(11, width=8))
-    >>> any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
-    False
+    >>> block = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
+    >>> fold_batch_norm(EarlyExit([block], [], nn.Linear(4, 2))).segments[0]
+    Sequential(
+      (0): Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1))
+      (1): Flatten(start_dim=1, end_dim=-1)
+    )
     """
     require_exits(network)
-    copy = deepcopy(network).eval()
-    copy.config = None  # it has fewer weights now
-    apart = {block for part in copy.segments.modules() for block in getattr(part, "runs_apart", ())}
-    for part in [module for module in copy.modules() if isinstance(module, nn.Sequential)]:
-        layers = list(part.children())
-        kept: list[nn.Module] = []
-        for layer in layers:
-            before = kept[-1] if kept else None
+    folded = deepcopy(network).eval()
+    modules = list(folded.modules())
+    separate = {block for part in modules for block in getattr(part, "runs_apart", ())}
+    for part in [module for module in modules if isinstance(module, nn.Sequential)]:
+        layers: list[nn.Module] = []
+        for layer in part.children():
+            before = layers[-1] if layers else None
             if (
                 type(layer) is nn.BatchNorm2d
                 and type(before) is nn.Conv2d
                 and layer.running_mean is not None  # or it takes the means of each batch
-                and apart.isdisjoint((before, layer))
+                and separate.isdisjoint((before, layer))
             ):
-                kept[-1] = fuse_conv_bn_eval(before, layer)
+                layers[-1] = fuse_conv_bn_eval(before, layer)
             else:
-                kept.append(layer)
-        if len(kept) < len(layers):
-            for name in list(part._modules):
-                del part._modules[name]
-            for number, layer in enumerate(kept):
-                part.add_module(str(number), layer)
-    return copy
+                layers.append(layer)
+        if len(layers) < len(part):
+            part._modules = {str(number): layer for number, layer in enumerate(layers)}
+    return folded
+
+
+class Ramp(nn.Module):
+    """Layers on the hidden states of a value, its first tensor.
+
+    ``pool``: hidden states have the shape (batch, tokens, width), and the layers read one vector
+    for each input. ``mask``: the position in a value of the mask, true for tokens and false for
+    padding, if there is one; some models make fewer tokens of their inputs, or add some at the end.
+    """
+
+    def __init__(self, *layers: nn.Module, pool: Pool | None = None, mask: int | None = 1) -> None:
+        super().__init__()
+        if pool is not None and pool not in POOLS:
+            raise ArgumentError(
+                f"pool must be one of {', '.join(POOLS)}, not {pool!r}", param="pool"
+            )
+        self.layers = nn.Sequential(*layers)
+        self.pool = pool
+        self.mask = mask if pool in ("mean", "last") else None
+
+    def forward(self, value: tuple[Tensor, ...]) -> Tensor:
+        """Return logits of shape (batch, classes)."""
+        hidden = value[0]
+        if self.pool is None:
+            return cast("Tensor", self.layers(hidden))
+        mask = None if self.mask is None else _mask_for(value[self.mask], hidden.shape[1])
+        if not self.training and _runs_kernels(hidden):
+            return self._in_kernels(hidden, mask)
+        return cast("Tensor", self.layers(pooled(hidden, mask, self.pool)))
+
+    def _in_kernels(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        """Return logits: in one kernel where at most a norm comes before the last layer."""
+        from ttamer.torch.cuda.ramp_kernel import run_ramp
+
+        return run_ramp(self.layers, hidden, mask, cast("Pool", self.pool))
+
+    def extra_repr(self) -> str:
+        """Show the pooling where PyTorch prints modules."""
+        return "" if self.pool is None else repr(self.pool)
+
+
+def pooled(hidden: Tensor, mask: Tensor | None, pool: Pool) -> Tensor:
+    """Return one vector per input: that of its first or last token, or their mean.
+
+    >>> hidden = torch.tensor([[[1.0], [3.0], [8.0]]])
+    >>> mask = torch.tensor([[True, True, False]])
+    >>> [pooled(hidden, mask, pool).item() for pool in POOLS]
+    [1.0, 2.0, 3.0]
+    """
+    if pool == "first":
+        return hidden[:, 0]
+    if mask is None:
+        return hidden.mean(dim=1) if pool == "mean" else hidden[:, -1]
+    counts = mask.bool()
+    if pool == "mean":
+        counts = counts.unsqueeze(-1)
+        return (hidden * counts).sum(dim=1) / counts.sum(dim=1).clamp_min(1)
+    positions = torch.arange(counts.shape[1], device=counts.device)
+    last = torch.where(counts, positions, 0).amax(dim=1)
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
+
+
+def _mask_for(mask: Tensor, tokens: int) -> Tensor:
+    """Return a mask for as many tokens: in proportion if they are fewer, with padding if more."""
+    length = mask.shape[1]
+    if length < tokens:
+        return nn.functional.pad(mask, (0, tokens - length))
+    if length > tokens:
+        return mask[:, torch.arange(tokens, device=mask.device) * length // tokens]
+    return mask
+
+
+def _runs_kernels(hidden: Tensor) -> bool:
+    """Return whether kernels compute an exit: on a GPU with Triton, where nothing is learned."""
+    return (
+        hidden.is_cuda
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and HAS_TRITON
+    )
+
+
+def pooled_ramp(
+    channels: int, side: int, classes: int, *, max_features: int = 2048
+) -> nn.Sequential:
+    """Return a ramp for feature maps: average pooling to a small square, then one linear layer.
+
+    Args:
+        channels: The number of channels.
+        side: The side of the feature maps.
+        classes: The number of classes.
+        max_features: The most numbers that the linear layer reads, unless there are more channels.
+
+    Returns:
+        Pooling, flattening, and a linear layer.
+
+    >>> pooled_ramp(64, 32, 10)[2].in_features
+    1024
+    """
+    square = 1
+    while square * 2 <= side and channels * (square * 2) ** 2 <= max_features:
+        square *= 2
+    # Where the side is a multiple, plain pooling is the same and faster.
+    pool = nn.AvgPool2d(side // square) if side % square == 0 else nn.AdaptiveAvgPool2d(square)
+    return nn.Sequential(pool, nn.Flatten(), nn.Linear(channels * square**2, classes))

@@ -1,73 +1,174 @@
-"""Measured costs: how long each segment takes, what asking each exit adds, and what a call adds.
+"""Costs of the parts of a network, counted or measured, and the cascade that they make.
 
-Asking an exit adds its ramp, the decision, and the host's wait for it; a call with exits adds time
-once, whatever it asks. Both come from calls in which no row stops, timed in turns with the network
+Counted costs are floating-point operations for one input: matrix products and convolutions, where
+multiplying and adding are two operations.
+
+Measured costs are seconds on one machine: how long each segment takes, what asking each exit adds
+(its ramp, the decision, and the host's wait for it), and what a call with exits adds once, whatever
+it asks. The latter two come from calls in which no row stops, timed in turns with the network
 without ramps, for all drift: calls that ask one of a few exits, and a call that asks them all.
 Exits differ by the times of their ramps. Segments are timed one after another, as they run in the
-network, without waiting: repeating one alone would leave its weights in the caches. A policy that
-is fitted to these costs therefore asks an exit only where that pays on this machine, at this batch
-size.
+network: repeating one alone would leave its weights in the caches. A policy that is fitted to these
+costs asks an exit only where that pays on this machine, at this batch size.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from ttamer._arguments import require_whole
 from ttamer.errors import ArgumentError
 from ttamer.fitted.ladder import FittedPolicy
-from ttamer.torch.costs import Costs
-from ttamer.torch.devices import Precision, autocast, device_of, rows_of, take, to_device, wait
-from ttamer.torch.early_exit import EarlyExit, Inputs, Value, require_exits
+from ttamer.torch.deciding import Tables, threshold_tables
+from ttamer.torch.devices import (
+    Inputs,
+    Precision,
+    Value,
+    autocast,
+    by_position,
+    device_of,
+    evaluating,
+    rows_of,
+    take,
+    to_device,
+    wait,
+)
+from ttamer.torch.early_exit import EarlyExit, require_exits
 from ttamer.torch.runner import Regrouping, Runner, group_sizes
-from ttamer.torch.tables import Tables, threshold_tables
+from ttamer.trace.spec import CascadeNode, CascadeSpec, Target
 
-if TYPE_CHECKING:
-    from torch import Tensor
+# The number of timings whose median counts, and the shortest duration of each.
+TIMINGS, MIN_SECONDS = 5, 0.005
+# The largest number of repetitions in one timing; work of so many seconds is timed twice only.
+MAX_REPEATS, SLOW = 200, 0.2
 
 
-# The number of timings whose median is kept.
-TIMINGS = 5
-# The shortest duration of one timing, reached by repeating the work.
-MIN_SECONDS = 0.005
-# The largest number of repetitions in one timing.
-MAX_REPEATS = 200
-# Work that takes this many seconds or more is timed twice only, and not repeated.
-SLOW = 0.2
-# With fewer turns all that a call adds counts as the exits'.
-MIN_TURNS = 3
-# The number of exits asked in whole calls that are timed, each alone and all together.
-PROBED = 3
+@dataclass(frozen=True)
+class Costs:
+    """Cost of each part of a network for one input.
+
+    >>> costs = Costs(("early", "full"), (2.0, 7.0), (1.0, 1.0), "flops")
+    >>> costs.full, costs.spec().costs.tolist()
+    (10.0, [0.3, 0.8])
+    """
+
+    names: tuple[str, ...]
+    """The names of the exits."""
+    segments: tuple[float, ...]
+    """The cost of each segment, from the exit before to this one."""
+    ramps: tuple[float, ...]
+    """The cost of asking each exit once it is reached: its ramp, and in measured costs the decision
+    too."""
+    unit: str
+    """The unit of these numbers: ``"flops"`` or ``"seconds"``."""
+
+    @property
+    def full(self) -> float:
+        """The cost of the network without ramps: all segments, and the head."""
+        return sum(self.segments) + self.ramps[-1]
+
+    def spec(self, *, target: Target = "label", skip: bool = False) -> CascadeSpec:
+        """Return the cascade, with costs as shares of the network without ramps.
+
+        Args:
+            target: What counts as correct: the label, or the answer of the last exit.
+            skip: Whether a policy may pass ramps that are not worth their cost; otherwise every
+                exit is asked on the way (``order = "fixed"``).
+
+        Returns:
+            The cascade of the exits.
+        """
+        costs = {
+            name: (segment + ramp) / self.full
+            for name, segment, ramp in zip(self.names, self.segments, self.ramps, strict=True)
+        }
+        if not skip or len(costs) == 1:  # with one exit there is none to pass
+            nodes = tuple(CascadeNode(name, cost) for name, cost in costs.items())
+            return CascadeSpec(nodes, "fixed", target)
+        inner = zip(self.names[:-1], self.segments, strict=False)
+        passing = {name: segment / self.full for name, segment in inner}
+        return CascadeSpec.of(costs, order="skip", target=target, passing=passing)
+
+
+def count_flops(network: EarlyExit, inputs: Inputs) -> Costs:
+    """Count the operations of every segment and ramp.
+
+    Args:
+        network: Its modules are put back in the mode they were in.
+        inputs: Some inputs, on the device of the network.
+
+    Returns:
+        The operations for one input.
+
+    >>> from torch import nn, zeros
+    >>> layers = [nn.Linear(4, 8), nn.Linear(8, 8)]
+    >>> costs = count_flops(EarlyExit(layers, [nn.Linear(8, 3)], nn.Linear(8, 3)), zeros(2, 4))
+    >>> costs.segments, costs.ramps
+    ((64.0, 128.0), (48.0, 48.0))
+    """
+    require_exits(network)
+    value = by_position(inputs, network.input_names)
+    rows = rows_of(value)
+    segments, ramps = [], []
+    # The plain kernel of attention consists of matrix products, which are counted.
+    with evaluating(network), _frozen(network), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        for segment, ramp in zip(network.segments, network.exits, strict=True):
+            with FlopCounterMode(display=False) as counter:
+                value = segment(value)
+            segments.append(counter.get_total_flops() / rows)
+            # With gradients, a ramp consists of operations on a GPU, too, not of a kernel of ours.
+            with FlopCounterMode(display=False) as counter, torch.enable_grad():
+                ramp(value)
+            ramps.append(counter.get_total_flops() / rows)
+    return Costs(network.names, tuple(segments), tuple(ramps), "flops")
+
+
+@contextlib.contextmanager
+def _frozen(network: EarlyExit) -> Iterator[None]:
+    """Freeze all parameters for a while: the counter fails where a module gets a view of one."""
+    learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
 
 
 @dataclass(frozen=True)
 class Profile:
     """The times of the parts of a network on one machine, in seconds per batch.
 
-    >>> measured = Profile(
+    >>> profile = Profile(
     ...     names=("early", "full"),
     ...     sizes=(8,),
     ...     groups=(4, 8),
     ...     segments=((0.1, 0.2), (0.3, 0.6)),
     ...     asking=((0.05,), (0.0,)),
+    ...     per_call=(0.0,),
     ...     regroup=0.01,
     ...     device="cpu",
     ...     precision="fp32",
     ...     graphs=False,
     ... )
-    >>> measured.costs(8).full, measured.regrouping().pays(0, 1, rows=8, alive=4)
+    >>> profile.costs(8).full, profile.regrouping().pays(0, 1, rows=8, alive=4)
     (0.1, True)
     """
 
@@ -76,11 +177,13 @@ class Profile:
     sizes: tuple[int, ...]
     """The batch sizes measured, increasing."""
     groups: tuple[int, ...]
-    """The batch sizes, and smaller sizes that the rest of a batch may have."""
+    """The batch sizes, and smaller sizes that the survivors of a batch may have."""
     segments: tuple[tuple[float, ...], ...]
     """Per exit and group size: the segment from the exit before to this one."""
     asking: tuple[tuple[float, ...], ...]
     """Per exit and batch size: its ramp, the decision and the wait; for the head, its own time."""
+    per_call: tuple[float, ...]
+    """Per batch size: what a call with exits adds once, whatever it asks."""
     regroup: float
     """The time of regrouping once; 0 with graphs, where it is part of asking an exit."""
     device: str
@@ -89,12 +192,6 @@ class Profile:
     """What the network computed in."""
     graphs: bool
     """Whether parts were replayed as CUDA graphs."""
-    per_call: tuple[float, ...] = ()
-    """Per batch size: what a call with exits adds once, whatever it asks; by default zeros."""
-
-    def __post_init__(self) -> None:
-        if not self.per_call:
-            object.__setattr__(self, "per_call", (0.0,) * len(self.sizes))
 
     def costs(self, size: int) -> Costs:
         """Return the costs per input at a batch size that was measured.
@@ -111,22 +208,19 @@ class Profile:
         if size not in self.sizes:
             raise ArgumentError(
                 f"batches of {size} were not measured, only {', '.join(map(str, self.sizes))}: "
-                "choose one of these, or measure again"
+                "choose one of these, or measure again",
+                param="size",
             )
-        at, group = self.sizes.index(size), self.groups.index(size)
+        column, group = self.sizes.index(size), self.groups.index(size)
         return Costs(
             self.names,
             tuple(row[group] / size for row in self.segments),
-            tuple(row[at] / size for row in self.asking),
+            tuple(row[column] / size for row in self.asking),
             "seconds",
         )
 
     def regrouping(self) -> Regrouping:
-        """Return the rule for regrouping that follows from these times.
-
-        Returns:
-            The rule, for :class:`Runner`.
-        """
+        """Return the rule for regrouping that follows from these times, for :class:`Runner`."""
         return Regrouping(self.groups, self.segments, self.regroup)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -152,16 +246,17 @@ class Profile:
         """
         try:
             stored = json.loads(Path(path).read_text("utf-8"))
-            for name in ("names", "sizes", "groups"):
+            for name in ("names", "sizes", "groups", "per_call"):
                 stored[name] = tuple(stored[name])
-            stored["per_call"] = tuple(map(float, stored.get("per_call", ())))
             for name in ("segments", "asking"):
                 stored[name] = tuple(tuple(map(float, row)) for row in stored[name])
             return cls(**stored)
         except OSError as error:
-            raise ArgumentError(f"{path}: cannot be read: {error.strerror or error}") from None
+            raise ArgumentError(
+                f"{path}: cannot be read: {error.strerror or error}", param="path"
+            ) from None
         except (ValueError, KeyError, TypeError) as error:
-            raise ArgumentError(f"{path}: not a profile: {error}") from None
+            raise ArgumentError(f"{path}: not a profile: {error}", param="path") from None
 
 
 @torch.inference_mode()
@@ -192,7 +287,6 @@ def profile(
             without a GPU.
 
     >>> from torch import nn, zeros
-    >>> from ttamer.torch import EarlyExit
     >>> layers = [nn.Linear(4, 8), nn.Linear(8, 8)]
     >>> network = EarlyExit(layers, [nn.Linear(8, 3)], nn.Linear(8, 3))
     >>> profile(network, zeros(2, 4), sizes=(1, 2)).sizes
@@ -205,17 +299,18 @@ def profile(
         require_whole(size, "a batch size", least=1)
     sizes = tuple(sorted({int(size) for size in sizes}))
     if not sizes:
-        raise ArgumentError("there are no batch sizes; give at least one")
+        raise ArgumentError("there are no batch sizes; give at least one", param="sizes")
     if graphs and device.type != "cuda":
         raise ArgumentError(
-            "CUDA graphs need a network on a GPU: move it there, or use graphs=False"
+            "CUDA graphs need a network on a GPU: move it there, or use graphs=False",
+            param="graphs",
         )
     smallest = min(sizes[0], max(1, sizes[-1] // 16))
     groups = tuple(sorted({*sizes, *group_sizes(sizes[-1], smallest=smallest)}))
     reach: dict[int, tuple[float, ...]] = {}
     ask: dict[int, tuple[float, ...]] = {}
     per_call: dict[int, float] = {}
-    regroup, capturing = 0.0, _Capturing() if graphs else None
+    regroup, as_run = 0.0, _as_graphs() if graphs else _as_is
     moved = to_device(example, device, network.input_names)
     with autocast(device, precision):
         batches = [take(moved, torch.arange(size, device=device) % rows_of(moved))
@@ -228,7 +323,7 @@ def profile(
                 continue
             if progress is not None:
                 progress(f"timing batches of {size}")
-            parts = _Parts(network, value, capturing)
+            parts = _Parts(network, value, as_run, graphs=graphs)
             if graphs:
                 reach[size] = parts.segments()
             if size in sizes:
@@ -241,38 +336,43 @@ def profile(
         groups=groups,
         segments=tuple(zip(*(reach[size] for size in groups), strict=True)),
         asking=tuple(zip(*(ask[size] for size in sizes), strict=True)),
+        per_call=tuple(per_call[size] for size in sizes),
         regroup=regroup,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         precision=precision,
         graphs=graphs,
-        per_call=tuple(per_call[size] for size in sizes),
     )
 
 
-class _Capturing:
-    """Graphs of parts, which run one after another and share their memory."""
+Work = Callable[[], object]
 
-    def __init__(self) -> None:
-        from ttamer.torch.cuda.capturing import release_memory
 
-        release_memory()
-        self._pool = torch.cuda.graph_pool_handle()
-        self._latest: Any = None  # the pool is gone with the last of its graphs
+def _as_is(work: Work) -> Work:
+    return work
 
-    def __call__(self, work: Callable[[], object]) -> Callable[[], object]:
-        """Capture work, and return a function that replays it."""
-        from ttamer.torch.cuda.capturing import captured
 
-        self._latest = captured(work, self._pool)
-        return cast("Callable[[], object]", self._latest)
+def _as_graphs() -> Callable[[Work], Work]:
+    """Return a function that captures work; the graphs share memory, and run one after another."""
+    from ttamer.torch.cuda.capturing import captured, release_memory
+
+    release_memory()
+    pool, latest = torch.cuda.graph_pool_handle(), list[Work]()
+
+    def capture(work: Work) -> Work:
+        replay: Work = captured(work, pool)
+        latest[:] = [replay]  # the pool is gone with the last of its graphs
+        return replay
+
+    return capture
 
 
 class _Parts:
     """The parts of a network, each with its input for one batch size."""
 
-    def __init__(self, network: EarlyExit, value: Any, capturing: _Capturing | None) -> None:
-        self._network = network
-        self._capturing = capturing
+    def __init__(
+        self, network: EarlyExit, value: Any, as_run: Callable[[Work], Work], *, graphs: bool
+    ) -> None:
+        self._network, self._as_run, self._graphs = network, as_run, graphs
         self._size = rows_of(value)
         self._device = device_of(network)
         self._values = [value]
@@ -282,26 +382,27 @@ class _Parts:
     def segments(self) -> tuple[float, ...]:
         """Time every segment."""
         pairs = zip(self._network.segments, self._values, strict=False)
-        parts = [self._replayed(partial(segment, value)) for segment, value in pairs]
+        parts = [self._as_run(partial(segment, value)) for segment, value in pairs]
         return in_sequence(parts, self._device)
 
-    def asking(self, precision: Precision) -> tuple[tuple[float, ...], float]:
-        """Time what asking every exit adds, and what a call adds once."""
+    def asking(self, precision: Precision, *, probed: int = 3) -> tuple[tuple[float, ...], float]:
+        """Time what asking every exit adds, by calls that ask some of them, and a call once."""
         pairs = zip(self._network.exits, self._values[1:], strict=True)
-        parts = [self._replayed(partial(ramp, value)) for ramp, value in pairs]
-        ramps = in_sequence(parts, self._device)
+        ramps = in_sequence(
+            [self._as_run(partial(ramp, value)) for ramp, value in pairs], self._device
+        )
         if len(ramps) == 1:
             return ramps, 0.0
-        places = sorted({round(x) for x in np.linspace(0, len(ramps) - 2, PROBED)})
-        turns = timed_in_turns(self._calls(places, precision), self._device)
-        return separated(turns, places, ramps)
+        numbers = sorted({round(x) for x in np.linspace(0, len(ramps) - 2, probed)})
+        turns = timed_in_turns(self._calls(numbers, precision), self._device)
+        return separated(turns, numbers, ramps)
 
-    def _calls(self, places: Sequence[int], precision: Precision) -> list[Callable[[], None]]:
+    def _calls(self, numbers: Sequence[int], precision: Precision) -> list[Callable[[], None]]:
         """Return a call that asks some exits, calls that ask one each, and the network alone."""
-        inputs, graphs = self._values[0], self._capturing is not None
+        inputs = self._values[0]
 
         def waited(run: Callable[[Any], object]) -> Callable[[], None]:
-            """Return a whole call that is waited for: a runner does not wait for its last hop."""
+            """Return a call that is waited for: a runner does not wait for its last decision."""
 
             def call() -> None:
                 run(inputs)
@@ -310,37 +411,38 @@ class _Parts:
             return call
 
         calls = []
-        several = [list(places)] if len(places) > 1 else []
-        for asked in (*several, *([k] for k in places)):
+        several = [list(numbers)] if len(numbers) > 1 else []
+        for asked in (*several, *([k] for k in numbers)):
             limits = np.full(len(self._network.exits), np.nan)
             limits[asked] = np.inf  # no row stops, so that all groups are of the full size
             runner = runner_for(
                 self._network, threshold_tables(limits), inputs, precision=precision,
-                graphs=graphs, sizes=[self._size],
+                graphs=self._graphs, sizes=[self._size],
             )  # fmt: skip
             calls.append(waited(runner))
         # Not network.full, which may take a shorter way: these parts run in calls with exits, too.
         *segments, head = self._network.backbone()
         bare = EarlyExit(segments, [None] * (len(segments) - 1), head)
-        alone = full_run(bare, inputs, precision=precision, graphs=graphs)
+        alone = full_run(bare, inputs, precision=precision, graphs=self._graphs)
         return [*calls, waited(alone)]
 
     def regrouping(self) -> float:
         """Time taking half of the rows out of the first value."""
         half = torch.arange(0, self._size, 2, device=self._device)
-        return timed(self._replayed(lambda: take(self._values[1], half)), self._device)
-
-    def _replayed(self, work: Callable[[], object]) -> Callable[[], object]:
-        """Return work as it will run: captured as a graph, or as it is."""
-        return work if self._capturing is None else self._capturing(work)
+        work = self._as_run(lambda: take(self._values[1], half))
+        return statistics.median(turn for (turn,) in timed_in_turns([work], self._device))
 
 
 def separated(
-    turns: Sequence[Sequence[float]], places: Sequence[int], ramps: Sequence[float]
+    turns: Sequence[Sequence[float]],
+    numbers: Sequence[int],
+    ramps: Sequence[float],
+    *,
+    min_turns: int = 3,
 ) -> tuple[tuple[float, ...], float]:
     """Return what asking every exit adds, its ramp at least, and what a call adds once.
 
-    A turn has the seconds of a call that asks all exits at ``places``, of calls that ask one each,
+    A turn has the seconds of a call that asks all exits at ``numbers``, of calls that ask one each,
     and of the network alone. The sum of the latter calls, less the former, is what is there without
     exits, the network and what a call adds once, as many times as there are exits, less one. Two
     standard errors of that over the turns are left to the exits, so that where times vary, as the
@@ -352,37 +454,26 @@ def separated(
     """
     *_, head = ramps
     *calls, alone = zip(*turns, strict=True)
-    ones, together = calls[-len(places) :], calls[0]
-    rest = statistics.median(
-        statistics.median(mine - its for mine, its in zip(one, alone, strict=True)) - ramps[k]
-        for k, one in zip(places, ones, strict=True)
+    singles, together = calls[-len(numbers) :], calls[0]
+    added = statistics.median(
+        statistics.median(single - bare for single, bare in zip(times, alone, strict=True))
+        - ramps[k]
+        for k, times in zip(numbers, singles, strict=True)
     )
     once = 0.0
-    if len(places) > 1 and len(turns) >= MIN_TURNS:
-        found = [
-            (sum(each) - every) / (len(places) - 1) - bare
-            for bare, every, *each in zip(alone, together, *ones, strict=True)
+    if len(numbers) > 1 and len(turns) >= min_turns:
+        estimates = [
+            (sum(times) - all_asked) / (len(numbers) - 1) - bare
+            for bare, all_asked, *times in zip(alone, together, *singles, strict=True)
         ]
-        clear = statistics.median(found) - 2 * statistics.stdev(found) / len(found) ** 0.5
-        once = max(min(clear, rest), 0.0)
-    return (*(ramp + max(rest - once, 0.0) for ramp in ramps[:-1]), head), once
+        error = statistics.stdev(estimates) / len(estimates) ** 0.5
+        once = max(min(statistics.median(estimates) - 2 * error, added), 0.0)
+    return (*(ramp + max(added - once, 0.0) for ramp in ramps[:-1]), head), once
 
 
-def in_sequence(parts: Sequence[Callable[[], object]], device: torch.device) -> tuple[float, ...]:
+def in_sequence(parts: Sequence[Work], device: torch.device) -> tuple[float, ...]:
     """Return the seconds of each part when they run one after another: medians of a few passes."""
-    for part in parts:
-        part()
-    wait(device)
-    start = time.perf_counter()
-    passes: list[list[float]] = []
-    least = TIMINGS
-    while len(passes) < least or (
-        time.perf_counter() - start < TIMINGS * MIN_SECONDS and len(passes) < MAX_REPEATS
-    ):
-        passes.append(_marked(parts, device))
-        if sum(passes[0]) > SLOW:
-            least = 2
-    return tuple(statistics.median(each) for each in zip(*passes, strict=True))
+    return _medians([partial(_part_times, parts, device)])[0]
 
 
 def segment_times(
@@ -392,7 +483,6 @@ def segment_times(
 
     Without graphs times are often the host's, whose speed changes: all batches see the same.
     """
-    passes: list[list[list[float]]] = [[] for _ in batches]
 
     def flow(batch: Value) -> list[float]:
         value: Any = batch
@@ -401,25 +491,30 @@ def segment_times(
             nonlocal value
             value = segment(value)
 
-        return _marked([partial(run, segment) for segment in network.segments], device, ahead=False)
+        parts = [partial(run, segment) for segment in network.segments]
+        return _part_times(parts, device, ahead=False)
 
-    for batch in batches:
-        flow(batch)
+    return _medians([partial(flow, batch) for batch in batches])
+
+
+def _medians(flows: Sequence[Callable[[], list[float]]]) -> list[tuple[float, ...]]:
+    """Return the median seconds of each part of some flows, which run in turns."""
+    for flow in flows:
+        flow()
     start, least = time.perf_counter(), TIMINGS
+    passes: list[list[list[float]]] = [[] for _ in flows]
     while len(passes[0]) < least or (
-        time.perf_counter() - start < TIMINGS * MIN_SECONDS * len(batches)
+        time.perf_counter() - start < TIMINGS * MIN_SECONDS * len(flows)
         and len(passes[0]) < MAX_REPEATS
     ):
-        for batch, some in zip(batches, passes, strict=True):
-            some.append(flow(batch))
+        for flow, times in zip(flows, passes, strict=True):
+            times.append(flow())
         if sum(passes[-1][0]) > SLOW:
             least = 2
-    return [tuple(statistics.median(each) for each in zip(*some, strict=True)) for some in passes]
+    return [tuple(statistics.median(part) for part in zip(*times, strict=True)) for times in passes]
 
 
-def _marked(
-    parts: Sequence[Callable[[], object]], device: torch.device, *, ahead: bool = True
-) -> list[float]:
+def _part_times(parts: Sequence[Work], device: torch.device, *, ahead: bool = True) -> list[float]:
     """Run parts once, and return the seconds of each; ``ahead``: once before, without waiting."""
     if device.type != "cuda":
         times = [time.perf_counter()]
@@ -443,27 +538,26 @@ def runner_for(
     policy: FittedPolicy | Tables,
     example: Value,
     *,
-    classes: Sequence[str] | None = None,
-    precision: Precision = "fp32",
-    regrouping: Regrouping | None = None,
     graphs: bool = False,
     sizes: Sequence[int] | None = None,
+    **options: Any,
 ) -> Runner:
     """Return a runner, with or without CUDA graphs; ``sizes`` are the group sizes of graphs."""
     if not graphs:
-        return Runner(network, policy, classes=classes, precision=precision, regrouping=regrouping)
-    from ttamer.torch.graphs import GraphRunner
+        return Runner(network, policy, **options)
+    from ttamer.torch.cuda.graphs import GraphRunner
 
-    return GraphRunner(
-        network, policy, example, classes=classes, precision=precision, regrouping=regrouping,
-        sizes=sizes,
-    )  # fmt: skip
+    return GraphRunner(network, policy, example, sizes=sizes, **options)
 
 
 def full_run(
     network: EarlyExit, example: Value, *, precision: Precision = "fp32", graphs: bool = False
 ) -> Callable[[Any], Tensor]:
     """Return the network without ramps, run as a runner runs, for batches like the example."""
+    if graphs:
+        from ttamer.torch.cuda.graphs import full_graph
+
+        return full_graph(network, example, precision=precision)
     device = device_of(network)
 
     @torch.inference_mode()
@@ -471,38 +565,22 @@ def full_run(
         with autocast(device, precision):
             return network.full(to_device(value, device, network.input_names))
 
-    if not graphs:
-        return plain
-    from ttamer.torch.graphs import full_graph
-
-    return full_graph(network, example, precision=precision)
+    return plain
 
 
-def timed(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that work takes when it is repeated: the median of a few timings."""
-    repeats, timings = _effort(work, device)
-    return statistics.median(_once(work, repeats, device) for _ in range(timings))
-
-
-def timed_in_turns(
-    works: Sequence[Callable[[], object]], device: torch.device
-) -> list[tuple[float, ...]]:
+def timed_in_turns(works: Sequence[Work], device: torch.device) -> list[tuple[float, ...]]:
     """Return turns, each with the seconds of every work; the first is expected to take longest."""
     for work in works:  # the first call may compile or capture, which says nothing of the others
-        _once(work, 1, device)
-    repeats, timings = _effort(works[0], device)
-    return [tuple(_once(work, repeats, device) for work in works) for _ in range(timings)]
+        _seconds(work, 1, device)
+    repeats, timings = 1, 2
+    if _seconds(works[0], 1, device) <= SLOW:
+        seconds = _seconds(works[0], 2, device)
+        repeats = int(min(MAX_REPEATS, max(1, MIN_SECONDS / max(seconds, 1e-9))))
+        timings = TIMINGS
+    return [tuple(_seconds(work, repeats, device) for work in works) for _ in range(timings)]
 
 
-def _effort(work: Callable[[], object], device: torch.device) -> tuple[int, int]:
-    """Return how often work is repeated in one timing, and how often it is timed."""
-    if _once(work, 1, device) > SLOW:
-        return 1, 2
-    seconds = _once(work, 2, device)
-    return int(min(MAX_REPEATS, max(1, MIN_SECONDS / max(seconds, 1e-9)))), TIMINGS
-
-
-def _once(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+def _seconds(work: Work, repeats: int, device: torch.device) -> float:
     """Return the seconds of one repetition, all waited for at the end."""
     start = time.perf_counter()
     for _ in range(repeats):

@@ -12,25 +12,32 @@ Three ways to run:
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ttamer._arguments import require_whole
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
 from ttamer.fitted.ladder import FittedPolicy
-from ttamer.torch.combining import CombinedExits
-from ttamer.torch.decide import NO_ANSWER, Carry, Decider
-from ttamer.torch.decide_cpu import CpuDecider
+from ttamer.torch.deciding import (
+    NO_ANSWER,
+    BeliefTables,
+    Decider,
+    HostDecider,
+    LossTables,
+    Tables,
+    tables_of,
+)
 from ttamer.torch.devices import (
+    Inputs,
     Precision,
+    Value,
     autocast,
     check_current,
     check_precision,
@@ -40,17 +47,7 @@ from ttamer.torch.devices import (
     tensors_of,
     to_device,
 )
-from ttamer.torch.early_exit import EarlyExit, Inputs, Value, require_exits
-from ttamer.torch.tables import BeliefTables, PlainTables, Tables, tables_of
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-
-# After this many groups without padding to cut off, only some are looked at.
-MAX_IN_VAIN = 8
-# One group in this many is looked at then.
-TRIM_EVERY = 16
+from ttamer.torch.early_exit import HAS_TRITON, EarlyExit, require_exits, run_in_order
 
 
 @dataclass(frozen=True)
@@ -72,20 +69,12 @@ class Regrouping:
 
     @classmethod
     def always(cls) -> Regrouping:
-        """Return the rule that regroups whenever any row has left.
-
-        Returns:
-            The rule, without measurements.
-        """
+        """Return the rule that regroups whenever any row has left."""
         return cls((), (), 0.0)
 
     @classmethod
     def never(cls) -> Regrouping:
-        """Return the rule that never regroups.
-
-        Returns:
-            The rule, without measurements.
-        """
+        """Return the rule that never regroups."""
         return cls((), (), float("inf"))
 
     def pays(self, after: int, due: int, rows: int, alive: int) -> bool:
@@ -172,8 +161,8 @@ class Answers:
     @property
     def asked(self) -> Tensor:
         """Shape (batch, exits): which exits were asked."""
-        every = torch.arange(self.raw_confidence.shape[1], device=self.asked_bits.device)
-        return (self.asked_bits[:, None] >> every) & 1 == 1
+        exits = torch.arange(self.raw_confidence.shape[1], device=self.asked_bits.device)
+        return (self.asked_bits[:, None] >> exits) & 1 == 1
 
     @property
     def confidence(self) -> Tensor:
@@ -192,6 +181,10 @@ class Answers:
     def unclear(self) -> int:
         """The number of NaN confidences of exits asked; they count as the lowest."""
         return int((self.asked & torch.isnan(self.confidence)).sum())
+
+    def take(self, rows: Tensor) -> Answers:
+        """Return the answers of some rows."""
+        return Answers(**{name: part[rows] for name, part in vars(self).items()})
 
 
 class Runner:
@@ -238,54 +231,23 @@ class Runner:
         self._device = device_of(network)
         check_current(self._device)
         check_precision(precision)
-        if isinstance(policy, PlainTables | BeliefTables):
+        if isinstance(policy, LossTables | BeliefTables):
             tables: Tables = policy
-            if tables.exits != len(network.names):
+            if len(tables.bounds) != len(network.names):
                 raise ArgumentError(
-                    f"the tables are for {counted(tables.exits, 'exit')}, and the network has "
-                    f"{len(network.names)}: build them for this network"
+                    f"the tables are for {counted(len(tables.bounds), 'exit')}, and the network "
+                    f"has {len(network.names)}: build them for this network",
+                    param="policy",
                 )
         else:
             tables = tables_of(policy, network.names, classes if classes else _classes(network))
         self._decider = decider_for(tables, self._device)
         self._reached = tables.reached
-        self._asking = self._decider.asking()
         self._sized: dict[int, tuple[list[int], Tensor]] = {}
         self._pays: dict[tuple[int, int, int, int], bool] = {}
         self._untrimmed = 0
         self.waits = 0
         """The number of times the host has waited for the device."""
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder: str | os.PathLike[str],
-        network: EarlyExit | None = None,
-        *,
-        tradeoff: float | None = None,
-        precision: Precision = "fp32",
-        regrouping: Regrouping | None = None,
-    ) -> Runner:
-        """Return a runner of the network and the policy in a folder.
-
-        Args:
-            folder: A folder that :meth:`EarlyExit.save_pretrained` wrote with a policy.
-            network: A network of the same architecture, on the device to run on; not needed for
-                families that are built by name.
-            tradeoff: Which policy of a ladder to run.
-            precision: What the network computes in.
-            regrouping: When survivors are regrouped; by default whenever any row has left.
-
-        Returns:
-            The runner.
-
-        Raises:
-            ArgumentError: The folder has no policy, or a ladder and no tradeoff is given.
-        """
-        from ttamer.torch.pretrained import load_runnable
-
-        found, policy, classes = load_runnable(folder, network, tradeoff)
-        return Runner(found, policy, classes=classes, precision=precision, regrouping=regrouping)
 
     @property
     def reached(self) -> tuple[str, ...]:
@@ -351,28 +313,24 @@ class Runner:
             return
         rows = torch.arange(count, device=self._device)
         ready: list[tuple[Any, Tensor, Answers]] = []
-        carry: Carry | None = None
+        carry: Any = None
         with autocast(self._device, self.precision):
             running = torch.ones(count, dtype=torch.bool, device=self._device)
-            for k, (segment, ramp) in enumerate(
-                zip(self.network.segments, self.network.exits, strict=True)
-            ):
+            for k, segment in enumerate(self.network.segments):
                 value = segment(value)
                 if k not in self._reached:
                     continue
-                logits = ramp(value)
-                if carry is None:
-                    carry = self._decider.start(count, logits.shape[1], logits.dtype)
-                self._decider.observe(carry, k, rows, logits, awaited=False, first=not ready)
-                settled = running & (carry.place < 0)
+                carry = self._ask(k, value, rows, carry, count, awaited=False)
+                settled = running & self._decider.stopped(carry)
                 running = running & ~settled
-                ready.append((_event(self._device), settled, self._answers(carry)))
+                answers = Answers(*self._decider.collect(carry))
+                ready.append((_event(self._device), settled, answers))
         for event, settled, answers in ready:
             if event is not None:
                 event.synchronize()
-            found = settled.nonzero()[:, 0]
-            if len(found):
-                yield found, _rows(answers, found)
+            positions = settled.nonzero()[:, 0]
+            if len(positions):
+                yield positions, answers.take(positions)
 
     def _received(self, inputs: Inputs) -> Value:
         """Return inputs on the device."""
@@ -383,7 +341,8 @@ class Runner:
         """Refuse a network in training mode: with dropout answers would be random."""
         if self.network.training:
             raise ArgumentError(
-                "the network is in training mode: call network.eval() before it is run"
+                "the network is in training mode: call network.eval() before it is run",
+                param="network",
             )
 
     def _together(self, batches: list[Inputs]) -> Iterator[Answers]:
@@ -391,20 +350,15 @@ class Runner:
         names = self.network.input_names
         moved = (to_device(batch, self._device, names) for batch in batches)
         for _, alike in groupby(moved, _shapes):
-            yield from self._joined(list(alike))
-
-    def _joined(self, moved: list[Any]) -> Iterator[Answers]:
-        """Run some batches as one, and yield the answers of each."""
-        sizes = [rows_of(batch) for batch in moved]
-        if isinstance(moved[0], torch.Tensor):
-            joined: Value = torch.cat(moved)
-        else:
-            joined = tuple(torch.cat(part) for part in zip(*moved, strict=True))
-        whole = self(joined)
-        start = 0
-        for size in sizes:
-            yield _rows(whole, torch.arange(start, start + size, device=self._device))
-            start += size
+            group: list[Any] = list(alike)
+            if isinstance(group[0], Tensor):
+                joined: Value = torch.cat(group)
+            else:
+                joined = tuple(torch.cat(part) for part in zip(*group, strict=True))
+            answers, start = self(joined), 0
+            for size in map(rows_of, group):
+                yield answers.take(torch.arange(start, start + size, device=self._device))
+                start += size
 
     def _run(self, value: Any) -> Answers:
         """Run a batch that is on the device, regrouping its survivors."""
@@ -412,19 +366,17 @@ class Runner:
         if not count:
             return self._none(value)
         if count not in self._sized:
-            every = torch.arange(count, device=self._device)
-            self._sized[count] = (group_sizes(count), every)
+            every_row = torch.arange(count, device=self._device)
+            self._sized[count] = (group_sizes(count), every_row)
         sizes, rows = self._sized[count]
         last = len(self.network.exits) - 1
-        carry: Carry | None = None
+        carry: Any = None
         due = self._reached[0]
-        for k, (segment, ramp) in enumerate(
-            zip(self.network.segments, self.network.exits, strict=True)
-        ):
+        for k, segment in enumerate(self.network.segments):
             value = segment(value)
             if k < due:
                 continue
-            carry = self._asked(k, ramp, value, rows, carry, count, awaited=k < last)
+            carry = self._ask(k, value, rows, carry, count, awaited=k < last)
             if k == last:
                 break
             self.waits += 1
@@ -435,32 +387,31 @@ class Runner:
             if size < len(rows) and self._regroups(k, due, len(rows), size):
                 positions, rows = self._decider.regroup(carry, rows, size)
                 value = self._trimmed(take(value, positions))
-        return self._answers(cast("Carry", carry))  # some exit is always due
+        # Some exit is always due; answers of rows that have stopped do not change.
+        return Answers(*self._decider.collect(carry))
 
     def _none(self, value: Any) -> Answers:
         """Return the answers to a batch without rows, which many layers refuse: one row is run."""
-        ones = tuple(each.new_ones((1, *each.shape[1:])) for each in tensors_of(value))
-        some: Any = ones[0] if isinstance(value, torch.Tensor) else ones
+        ones = tuple(tensor.new_ones((1, *tensor.shape[1:])) for tensor in tensors_of(value))
+        row: Any = ones[0] if isinstance(value, Tensor) else ones
         first = self._reached[0]
-        for segment in self.network.segments[: first + 1]:
-            some = segment(some)
-        logits = self.network.exits[first](some)
-        return self._answers(self._decider.start(0, logits.shape[1], logits.dtype))
+        reached = run_in_order(list(self.network.segments)[: first + 1], row)
+        logits = self.network.exits[first](reached)
+        carry = self._decider.start(0, logits.shape[1], logits.dtype)
+        return Answers(*self._decider.collect(carry))
 
-    def _asked(
-        self, exit_: int, ramp: nn.Module, value: Any, rows: Tensor, carry: Carry | None,
-        count: int, *, awaited: bool,
-    ) -> Carry:  # fmt: skip
+    def _ask(
+        self, exit_: int, value: Any, rows: Tensor, carry: Any, count: int, *, awaited: bool
+    ) -> Any:
         """Run a ramp, decide, and return the state of the batch; ``None`` before its first exit."""
+        logits = self.network.exits[exit_](value)
         first = carry is None
-        if self._asking is not None:
-            return self._asking.ask(exit_, ramp, value, rows, count, awaited=awaited, first=first)
-        logits = ramp(value)
-        if carry is None:
+        if first:
             if logits.ndim != 2:
                 raise ArgumentError(
                     f"an exit returns shape {tuple(logits.shape)}, not (batch, classes): give a "
-                    "batch of inputs; for one input, inputs[None]"
+                    "batch of inputs; for one input, inputs[None]",
+                    param="inputs",
                 )
             carry = self._decider.start(count, logits.shape[1], logits.dtype)
         self._decider.observe(carry, exit_, rows, logits, awaited=awaited, first=first)
@@ -473,25 +424,21 @@ class Runner:
             self._pays[key] = self.regrouping.pays(*key)
         return self._pays[key]
 
-    def _trimmed(self, value: Any) -> Any:
+    def _trimmed(self, value: Any, *, max_in_vain: int = 8, every: int = 16) -> Any:
         """Return a value without what its rows do not need.
 
-        To find that out the host waits for the device; where it was in vain several times, it is
-        tried now and then.
+        To find that out the host waits for the device. After ``max_in_vain`` groups without
+        anything to cut off, one in ``every`` is looked at.
         """
         if self.network.trim is None:
             return value
         self._untrimmed += 1
-        if self._untrimmed > MAX_IN_VAIN and self._untrimmed % TRIM_EVERY:
+        if self._untrimmed > max_in_vain and self._untrimmed % every:
             return value
-        found = self.network.trim(value)
-        if found is not value:
+        trimmed = self.network.trim(value)
+        if trimmed is not value:
             self._untrimmed = 0
-        return found
-
-    def _answers(self, carry: Carry) -> Answers:
-        """Return the answers of a batch; those of rows that have stopped do not change."""
-        return Answers(*self._decider.collect(carry))
+        return trimmed
 
 
 def _shapes(value: Value) -> list[torch.Size]:
@@ -499,20 +446,13 @@ def _shapes(value: Value) -> list[torch.Size]:
     return [tensor.shape[1:] for tensor in tensors_of(value)]
 
 
-def _rows(answers: Answers, rows: Tensor) -> Answers:
-    """Return the answers of some rows."""
-    return Answers(**{name: part[rows] for name, part in vars(answers).items()})
-
-
 def decider_for(tables: Tables, device: torch.device) -> Decider:
     """Return the fastest decider for a device: on a GPU with Triton, a kernel."""
-    if device.type == "cpu":
-        return CpuDecider(tables, device)
-    if device.type == "cuda" and find_spec("triton") is not None:
-        from ttamer.torch.decide_triton import TritonDecider
+    if device.type == "cuda" and HAS_TRITON:
+        from ttamer.torch.cuda.decide_kernel import KernelDecider
 
-        return TritonDecider(tables, device)
-    return Decider(tables, device)
+        return KernelDecider(tables, device)
+    return HostDecider(tables, device)
 
 
 def _event(device: torch.device) -> Any:
@@ -530,11 +470,11 @@ def _classes(network: EarlyExit) -> int:
     The head of an attached network calls the model that it is a part of, and has no layers. Linear
     layers with int8 weights are of another class.
     """
-    if isinstance(network, CombinedExits):
-        network = network.plain()  # there the ramps are apart from the segments
-    for each in reversed(network.exits):
-        widths = [getattr(layer, "out_features", None) for layer in each.modules()]
-        found = [width for width in widths if isinstance(width, int)]
-        if found:
-            return found[-1]
-    raise ArgumentError("no exit has a linear layer to count classes by: name them with classes=")
+    for exit_ in reversed(network.exits):
+        widths = [getattr(layer, "out_features", None) for layer in exit_.modules()]
+        counts = [width for width in widths if isinstance(width, int)]
+        if counts:
+            return counts[-1]
+    raise ArgumentError(
+        "no exit has a linear layer to count classes by: name them with classes=", param="classes"
+    )

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ttamer.errors import TraceError
-from ttamer.torch.costs import count_flops
-from ttamer.torch.decide import scores_of
-from ttamer.torch.devices import Precision, autocast, device_of, inputs_and_labels, rows_of, take
-from ttamer.torch.early_exit import Batch, EarlyExit, require_exits
+from ttamer.torch.deciding import scores_of
+from ttamer.torch.devices import (
+    Batch,
+    Precision,
+    autocast,
+    device_of,
+    inputs_and_labels,
+    rows_of,
+    take,
+)
+from ttamer.torch.early_exit import EarlyExit, require_exits
+from ttamer.torch.profiling import count_flops
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def trace_of(
@@ -60,51 +65,51 @@ def trace_of(
     require_exits(network)
     network.eval()
     device = device_of(network)
-    found: list[list[Tensor]] = []
+    batches: list[list[Tensor]] = []
     labels: list[Tensor] = []
-    done = 0
+    rows = 0
     for batch in loader:
-        value, label = inputs_and_labels(batch, network)
+        value, label = inputs_and_labels(batch, device, network.input_names)
         if spec is None and rows_of(value):
             first = torch.zeros(1, dtype=torch.int64, device=device)
             spec = count_flops(network, take(value, first)).spec()
         with torch.inference_mode(), autocast(device, precision):
             scores = [scores_of(logits) for logits in network(value)]
         # (4, rows, exits), moved off the device together
-        found.append([torch.stack(column, dim=1).cpu() for column in zip(*scores, strict=True)])
+        batches.append([torch.stack(column, dim=1).cpu() for column in zip(*scores, strict=True)])
         labels.append(label.cpu())
-        done += rows_of(value)
+        rows += rows_of(value)
         if progress is not None:
-            progress(done)
-    if spec is None or not done:
+            progress(rows)
+    if spec is None or not rows:
         raise TraceError("the loader has no inputs; give at least one")
     confidence, prediction, margin, entropy = (
-        torch.cat([part[k] for part in found]).numpy() for k in range(4)
+        torch.cat([part[k] for part in batches]).numpy() for k in range(4)
     )
-    right = torch.cat(labels).numpy()
-    count = 1 + int(max(prediction.max(), right.max()))
+    correct = torch.cat(labels).numpy()
+    count = 1 + int(max(prediction.max(), correct.max()))
     names = tuple(str(k) for k in range(count)) if classes is None else tuple(classes)
     if count > len(names):
         raise TraceError(
             f"there are {len(names)} classes, and a label or prediction is class "
             f"{count - 1}: name all classes"
         )
-    whole = np.isfinite(confidence).all(axis=1)
-    if not whole.any():
+    complete = np.isfinite(confidence).all(axis=1)
+    if not complete.any():
         raise TraceError(
-            f"an exit returned NaN logits for each of the {done} inputs; check the inputs and the "
+            f"an exit returned NaN logits for each of the {rows} inputs; check the inputs and the "
             "weights for NaN"
         )
-    left_out = {} if whole.all() else {"an exit returned NaN logits": int((~whole).sum())}
+    left_out = {"an exit returned NaN logits": int((~complete).sum())}
     return Trace(
         spec,
-        confidence[whole].astype(np.float64),
-        prediction=prediction[whole].astype(np.int32),
-        label=right[whole].astype(np.int32),
+        confidence[complete].astype(np.float64),
+        prediction=prediction[complete].astype(np.int32),
+        label=correct[complete].astype(np.int32),
         extras={
-            "margin": margin[whole].astype(np.float64),
-            "entropy": entropy[whole].astype(np.float64),
+            "margin": margin[complete].astype(np.float64),
+            "entropy": entropy[complete].astype(np.float64),
         },
         classes=names,
-        left_out=left_out,
+        left_out={} if complete.all() else left_out,
     )

@@ -13,22 +13,25 @@ import os
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ttamer._arguments import require_kind, require_number, require_whole
 from ttamer._files import atomic_write
 from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError
-from ttamer.torch.devices import Precision, autocast, device_of, inputs_and_labels
-from ttamer.torch.early_exit import Batch, EarlyExit, Value, require_exits
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from ttamer.torch.devices import (
+    Batch,
+    Precision,
+    Value,
+    autocast,
+    device_of,
+    inputs_and_labels,
+)
+from ttamer.torch.early_exit import EarlyExit, require_exits
 
 # What is trained: the network without ramps, the ramps alone, or everything.
 Part = Literal["backbone", "ramps", "all"]
@@ -252,7 +255,7 @@ class _Learner:
         device = device_of(self.network)
         total, batches = torch.zeros((), device=device), 0
         for number, batch in enumerate(loader):
-            inputs, labels = inputs_and_labels(batch, self.network)
+            inputs, labels = inputs_and_labels(batch, device, self.network.input_names)
             if not len(labels):  # the mean of no losses is NaN
                 continue
             batches += 1

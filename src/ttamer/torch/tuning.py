@@ -12,47 +12,34 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ttamer._arguments import require_number, require_whole
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
 from ttamer.fitted.ladder import FittedPolicy
 from ttamer.fitting.plans import fit
-from ttamer.torch.devices import Precision, by_position, rows_of, wait
-from ttamer.torch.early_exit import EarlyExit, Inputs, Value, require_exits
+from ttamer.torch.devices import Inputs, Precision, Value, by_position, rows_of, wait
+from ttamer.torch.early_exit import EarlyExit, require_exits
 from ttamer.torch.profiling import Profile, full_run, profile, runner_for
 from ttamer.torch.runner import Runner, group_sizes
 from ttamer.trace.checks import require_trace
 from ttamer.trace.spec import Target
 from ttamer.trace.trace import Trace
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
 # The number of policies that are timed in full.
 MAX_TIMED = 4
-# The largest number of ramps in a set that grows one by one.
-MAX_RAMPS = 3
-# The largest number of ramps in the set of all.
-MANY_RAMPS = 12
+# The largest number of ramps in a set that grows one by one, and in the set of all.
+MAX_RAMPS, MANY_RAMPS = 3, 12
 # The share of the network's time below which a policy counts as faster, by two standard errors.
 MAX_TIME_SHARE = 0.97
-# How often each batch is timed.
-REPEATS = 3
-# The fewest batches that run before any is timed.
-WARM_UPS = 5
-# The standard errors that an estimate keeps to spare below the error allowed.
-CAUTION = 2.0
 # The number of tradeoffs that policies are fitted for.
 TRADEOFFS = 60
-# The least and the largest number of errors that the whole network costs at a tradeoff.
-PRICES = (0.001, 3.0)
 
 
 @dataclass(frozen=True)
@@ -64,13 +51,16 @@ class Timing:
     p99: float
     """The 99th percentile."""
     mean: float
-    """The mean without the slowest hundredth."""
+    """The mean without the slowest hundredth, which is due to the machine."""
     rows_per_second: float
     """The throughput."""
 
-    def to_dict(self) -> dict[str, float]:
-        """Return plain values."""
-        return dict(vars(self))
+    @classmethod
+    def of(cls, seconds: NDArray[np.float64], rows: int) -> Timing:
+        """Return the timing of batches of some rows each."""
+        mean = float(seconds[seconds <= _slowest_usual(seconds)].mean())
+        p50, p99 = np.quantile(seconds, (0.5, 0.99)).tolist()
+        return cls(p50, p99, mean, rows / mean)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,10 +85,10 @@ class Recommendation:
 
     >>> from ttamer.torch.tuning import Timing
     >>> slow, fast = Timing(2.0, 2.0, 2.0, 4.0), Timing(1.0, 1.0, 1.0, 8.0)
-    >>> found = Recommendation(lambda value: value, None, None, 0.05, 0.05, fast, slow, ())
-    >>> found.speed_up
+    >>> advice = Recommendation(lambda value: value, None, None, 0.05, 0.05, fast, slow, ())
+    >>> advice.speed_up
     2.0
-    >>> found
+    >>> advice
     Recommendation(the network itself: 2.00 times as fast, error 5.00% instead of 5.00%)
     """
 
@@ -140,7 +130,7 @@ def recommend(
     *,
     batch: int,
     more_error: float = 0.0,
-    caution: float = CAUTION,
+    caution: float = 2.0,
     classes: Sequence[str] | None = None,
     precision: Precision = "fp32",
     graphs: bool = False,
@@ -177,8 +167,8 @@ def recommend(
     Example::
 
         trace = exits.trace_of(network, held_out_loader)
-        found = exits.recommend(network, trace, inputs, batch=32, more_error=0.01)
-        logits = found.run(batch)
+        advice = exits.recommend(network, trace, inputs, batch=32, more_error=0.01)
+        logits = advice.run(batch)
     """
     require_exits(network)
     require_trace(trace, "recommend")
@@ -187,39 +177,40 @@ def recommend(
     require_whole(batch, "batch", least=1)
     require_number(more_error, "more_error")
     require_number(caution, "caution")
-    cut = [part for part in _split(inputs, batch) if rows_of(part) == batch]
-    if not cut:
+    batches = [part for part in _split(inputs, batch) if rows_of(part) == batch]
+    if not batches:
         raise ArgumentError(
             f"inputs has {counted(rows_of(inputs), 'row')} to time on; give at least one batch of "
-            f"{batch}"
+            f"{batch}",
+            param="inputs",
         )
     if measured is None:
         measured = profile(
-            network, cut[0], sizes=(batch,), precision=precision, graphs=graphs, progress=report
+            network, batches[0], sizes=(batch,), precision=precision, graphs=graphs, progress=report
         )
-    own = float(trace.wrong()[:, -1].mean())
-    chosen = search(
-        trace, measured, batch, max_error=own + more_error, caution=caution, progress=report
+    full_error = float(trace.wrong()[:, -1].mean())
+    candidates = search(
+        trace, measured, batch, max_error=full_error + more_error, caution=caution, progress=report
     )
-    rule = measured.regrouping()
     runners = [
         runner_for(
-            network, each.policy, cut[0], classes=classes, precision=precision, regrouping=rule,
-            graphs=graphs,
+            network, candidate.policy, batches[0], classes=classes, precision=precision,
+            regrouping=measured.regrouping(), graphs=graphs,
         )
-        for each in chosen
+        for candidate in candidates
     ]  # fmt: skip
     report(f"timing {counted(len(runners), 'policy')} beside the network")
-    full = full_run(network, cut[0], precision=precision, graphs=graphs)
-    usual, *seconds = time_each_batch([full, *runners], cut)
-    alone, *times = (timing_of(each, batch) for each in (usual, *seconds))
-    best = min(range(len(times)), key=lambda k: times[k].mean, default=None)
-    if best is None or not clearly_faster(seconds[best], usual):
-        return Recommendation(full, None, None, own, own, alone, alone, tuple(chosen))
-    runner = runners[best]
+    full = full_run(network, batches[0], precision=precision, graphs=graphs)
+    alone, *seconds = time_each_batch([full, *runners], batches)
+    timings = [Timing.of(times, batch) for times in seconds]
+    usual, tried = Timing.of(alone, batch), tuple(candidates)
+    best = min(range(len(timings)), key=lambda k: timings[k].mean, default=None)
+    if best is None or not clearly_faster(seconds[best], alone):
+        return Recommendation(full, None, None, full_error, full_error, usual, usual, tried)
+    runner, candidate = runners[best], candidates[best]
     return Recommendation(
-        lambda value: runner(value).logits,
-        runner, chosen[best].policy, chosen[best].error, own, times[best], alone, tuple(chosen),
+        lambda value: runner(value).logits, runner, candidate.policy, candidate.error, full_error,
+        timings[best], usual, tried,
     )  # fmt: skip
 
 
@@ -238,47 +229,37 @@ def search(
     ramps is tried too. For the largest of them policies are also fitted to the answers of the
     network itself: they change few of these, so that their errors are known more precisely.
     """
-    found: dict[tuple[int, ...], Candidate] = {}
+    best: dict[tuple[int, ...], Candidate] = {}
 
     def fastest(ramps: tuple[int, ...], target: Target | None = None) -> Candidate | None:
-        """Return the fastest policy for some ramps, and note it where no other asks the same."""
+        """Return the fastest policy for some ramps, and note it unless a faster asks the same."""
         if progress is not None:
             progress(f"ramps {', '.join(measured.names[k] for k in ramps)}")
-        able = [each for each in fitted_for(trace, measured, batch, ramps, target=target)
-                if each.error + caution * each.spread <= max_error]  # fmt: skip
-        fast = min(able, key=lambda each: each.seconds, default=None)
+        candidates = fitted_for(trace, measured, batch, ramps, target=target)
+        allowed = [one for one in candidates if one.error + caution * one.spread <= max_error]
+        fast = min(allowed, key=lambda candidate: candidate.seconds, default=None)
         if fast is not None:
-            known = found.get(fast.ramps, fast)
-            found[fast.ramps] = min(fast, known, key=lambda each: each.seconds)
+            rival = best.get(fast.ramps, fast)
+            best[fast.ramps] = min(rival, fast, key=lambda candidate: candidate.seconds)
         return fast
 
-    kept: tuple[int, ...] = ()
+    chosen: tuple[int, ...] = ()
     exits = range(len(measured.names) - 1)
     for _ in range(min(MAX_RAMPS, len(exits))):
-        grown = [tuple(sorted((*kept, ramp))) for ramp in exits if ramp not in kept]
+        grown = [tuple(sorted((*chosen, ramp))) for ramp in exits if ramp not in chosen]
         times = {ramps: fast.seconds for ramps in grown if (fast := fastest(ramps)) is not None}
         if not times:
             break
-        kept = min(times, key=lambda ramps: times[ramps])
-    every = many_ramps(len(exits))
+        chosen = min(times, key=lambda ramps: times[ramps])
+    # A policy asks those that pay: of many ramps, some spread evenly are enough.
+    spread = np.linspace(0, len(exits), MANY_RAMPS + 1)[1:].round().astype(int) - 1
+    ramps = tuple(exits) if len(exits) <= MANY_RAMPS else tuple(spread.tolist())
     if len(exits) > MAX_RAMPS:
-        fastest(every)
+        fastest(ramps)
     if trace.prediction is not None and trace.spec.target == "label":
-        for ramps in dict.fromkeys((kept or every, every)):
-            fastest(ramps, "last")
-    return sorted(found.values(), key=lambda each: each.seconds)[:MAX_TIMED]
-
-
-def many_ramps(count: int) -> tuple[int, ...]:
-    """Return all ramps of this number, or a dozen spread evenly: a policy asks those that pay.
-
-    >>> many_ramps(4), many_ramps(24)[:3]
-    ((0, 1, 2, 3), (1, 3, 5))
-    """
-    chosen = range(1, MANY_RAMPS + 1)
-    return tuple(range(count)) if count <= MANY_RAMPS else tuple(
-        round(k * count / MANY_RAMPS) - 1 for k in chosen
-    )  # fmt: skip
+        for few_or_all in dict.fromkeys((chosen or ramps, ramps)):
+            fastest(few_or_all, "last")
+    return sorted(best.values(), key=lambda candidate: candidate.seconds)[:MAX_TIMED]
 
 
 def fitted_for(
@@ -295,22 +276,30 @@ def fitted_for(
     trace's own in any case: those on its rows, and what cross-fitting adds to those of the target.
     """
     spec = measured.costs(batch).spec(target=target or trace.spec.target, skip=True)
-    places = np.array([*ramps, len(spec) - 1])
-    fewer = trace.with_spec(spec).restrict([spec.names[k] for k in places])
-    ladder = fit(fewer, order="skip", tradeoffs=_tradeoffs())
-    found, rows = [], np.arange(len(fewer))
-    wrong, fitted = fewer.wrong(trace.spec.target), fewer.wrong()
+    numbers = np.array([*ramps, len(spec) - 1])
+    fewer = trace.with_spec(spec).restrict([spec.names[k] for k in numbers])
+    # From one thousandth of an error to three for a run of the network: from fast to cautious.
+    tradeoffs = sorted((1 / (1 + np.geomspace(0.001, 3.0, TRADEOFFS))).tolist())
+    ladder = fit(fewer, order="skip", tradeoffs=tradeoffs)
+    rows = np.arange(len(fewer))
+    wrong, fitted = fewer.wrong(trace.spec.target).astype(float), fewer.wrong()
+    candidates = []
     for policy, played in zip(ladder, ladder.play_all(fewer), strict=True):
+        lost = wrong[rows, played.answer]
         error = float("inf") if policy.error is None else policy.error
-        error += float(wrong[rows, played.answer].mean() - fitted[rows, played.answer].mean())
+        error += float(lost.mean() - fitted[rows, played.answer].mean())
         asked = np.zeros((len(fewer), len(spec)), bool)
-        asked[:, places] = played.asked
-        seconds = predicted(asked, places[played.last], measured, batch)
-        used = tuple(np.flatnonzero(asked[:, :-1].any(axis=0)).tolist())
-        difference = wrong[rows, played.answer].astype(float) - wrong[:, -1]
-        spread = float(difference.std() / np.sqrt(len(fewer)))
-        found.append(Candidate(policy, seconds, error, used, spread))
-    return found
+        asked[:, numbers] = played.asked
+        candidates.append(
+            Candidate(
+                policy,
+                predicted(asked, numbers[played.last], measured, batch),
+                error,
+                tuple(np.flatnonzero(asked[:, :-1].any(axis=0)).tolist()),
+                float((lost - wrong[:, -1]).std() / np.sqrt(len(fewer))),
+            )
+        )
+    return candidates
 
 
 def predicted(
@@ -323,50 +312,33 @@ def predicted(
     what a call with exits adds once.
     """
     rule, sizes = measured.regrouping(), group_sizes(batch)
-    at = measured.sizes.index(batch)
-    total, size = measured.per_call[at], batch
+    column = measured.sizes.index(batch)
+    total, size = measured.per_call[column], batch
     for k in range(len(measured.names)):
         going = float((last >= k).mean())
         if going == 0:
             break
-        some = 1 - (1 - going) ** batch  # the probability that any row of the batch continues
-        left = going * batch / some  # the expected number of such rows, given that there is one
-        size = min(size, next(each for each in sizes if each >= left - 1e-9))
-        total += some * rule.time(k, size)
-        total += (1 - (1 - float(asked[:, k].mean())) ** batch) * measured.asking[k][at]
+        any_row = 1 - (1 - going) ** batch  # the probability that any row of the batch continues
+        rows = going * batch / any_row  # the expected number of such rows, if there is one
+        size = min(size, next(group for group in sizes if group >= rows - 1e-9))
+        total += any_row * rule.time(k, size)
+        total += (1 - (1 - float(asked[:, k].mean())) ** batch) * measured.asking[k][column]
     return total
-
-
-def time_batches(
-    run: Callable[[Any], object],
-    batches: Sequence[Value],
-    *,
-    repeats: int = REPEATS,
-    warm_ups: int = WARM_UPS,
-) -> Timing:
-    """Run batches one after another, waiting for each, and time them.
-
-    The slowest hundredth is left out of the mean: it is due to the machine.
-    """
-    (seconds,) = time_each_batch([run], batches, repeats=repeats, warm_ups=warm_ups)
-    return timing_of(seconds, sum(rows_of(batch) for batch in batches) / len(batches))
 
 
 def time_each_batch(
     runs: Sequence[Callable[[Any], object]],
     batches: Sequence[Value],
     *,
-    repeats: int = REPEATS,
-    warm_ups: int = WARM_UPS,
-    keep: Callable[[int, object], None] | None = None,
+    repeats: int = 3,
+    warm_ups: int = 5,
 ) -> NDArray[np.float64]:
     """Time several ways to run the same batches, each batch by all of them before the next.
 
-    The machine's speed changes, and so all see the same. ``keep`` is called with the number of a
-    run and what it returned, outside of what is timed.
+    The machine's speed changes, and so all see the same. At least ``warm_ups`` batches run before.
 
     Returns:
-        Shape (runs, repeats times batches): seconds.
+        Shape (runs, repeats times batches): seconds, each batch waited for.
     """
     for run in runs:
         for _ in range(-(-warm_ups // len(batches))):
@@ -374,42 +346,29 @@ def time_each_batch(
                 run(batch)
     wait()
     seconds = np.empty((len(runs), repeats * len(batches)))
-    for at, batch in enumerate([*batches] * repeats):
+    for column, batch in enumerate([*batches] * repeats):
         for k, run in enumerate(runs):
             start = time.perf_counter()
-            out = run(batch)
+            run(batch)
             wait()
-            seconds[k, at] = time.perf_counter() - start
-            if keep is not None:
-                keep(k, out)
-                wait()
+            seconds[k, column] = time.perf_counter() - start
     return seconds
 
 
-def clearly_faster(mine: NDArray[np.float64], its: NDArray[np.float64]) -> bool:
+def clearly_faster(policy: NDArray[np.float64], network: NDArray[np.float64]) -> bool:
     """Return whether times are below the network's on the same batches, by two standard errors.
 
-    >>> its = np.array([1.0, 1.2, 1.1, 1.3, 1.2])
-    >>> clearly_faster(0.9 * its, its), clearly_faster(np.array([0.5, 1.6, 0.6, 1.5, 1.7]), its)
-    (True, False)
+    >>> network = np.array([1.0, 1.2, 1.1, 1.3, 1.2])
+    >>> clearly_faster(0.9 * network, network)
+    True
+    >>> clearly_faster(np.array([0.5, 1.6, 0.6, 1.5, 1.7]), network)
+    False
     """
-    usual = (mine <= _slowest_usual(mine)) & (its <= _slowest_usual(its))
-    saved = (MAX_TIME_SHARE * its - mine)[usual]
+    usual = (policy <= _slowest_usual(policy)) & (network <= _slowest_usual(network))
+    saved = (MAX_TIME_SHARE * network - policy)[usual]
     if len(saved) < 2:
-        return bool(mine.mean() < MAX_TIME_SHARE * its.mean())
+        return bool(policy.mean() < MAX_TIME_SHARE * network.mean())
     return bool(saved.mean() > 2 * saved.std(ddof=1) / np.sqrt(len(saved)))
-
-
-def timing_of(seconds: Sequence[float] | NDArray[np.float64], rows: float) -> Timing:
-    """Return the timing of batches of some rows each, without the slowest hundredth."""
-    seconds = np.asarray(seconds)
-    mean = float(seconds[seconds <= _slowest_usual(seconds)].mean())
-    return Timing(
-        p50=float(np.quantile(seconds, 0.5)),
-        p99=float(np.quantile(seconds, 0.99)),
-        mean=mean,
-        rows_per_second=rows / mean,
-    )
 
 
 def _slowest_usual(seconds: NDArray[np.float64]) -> float:
@@ -417,14 +376,8 @@ def _slowest_usual(seconds: NDArray[np.float64]) -> float:
     return float(np.sort(seconds)[max(1, int(0.99 * len(seconds))) - 1])
 
 
-def _tradeoffs() -> list[float]:
-    """Return tradeoffs from cautious to fast."""
-    prices = np.geomspace(*PRICES, TRADEOFFS)
-    return sorted(float(1 / (1 + price)) for price in prices)
-
-
 def _split(value: Value, size: int) -> list[Value]:
     """Split a value into batches."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return list(torch.split(value, size))
     return list(zip(*(torch.split(tensor, size) for tensor in value), strict=True))

@@ -5,8 +5,8 @@ import torch
 
 from support.cuda_driver import put_in_place
 from ttamer.errors import ArgumentError
-from ttamer.torch.cuda import input_memory
-from ttamer.torch.cuda.input_memory import InputMemory
+from ttamer.torch.cuda import memory as input_memory
+from ttamer.torch.cuda.memory import InputMemory
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@
 
 Triton's dynamic batcher hands over several requests at once. They run as one batch: rows that the
 policy is done with leave it part way. The repository: models/early_exit/{config.pbtxt,network,
-1/model.py}, where network is a folder that ``EarlyExit.save_pretrained`` wrote with a ladder of
-policies; ttamer[torch] must be installed for the Python that runs the backend.
+1/model.py, 1/my_network.py}, where network is a folder that ``save_pretrained`` wrote with a ladder
+of policies, and ``build()`` in my_network.py returns the network as it was built before it was
+trained; ttamer[torch] must be installed for the Python that runs the backend.
 """
 
 import json
@@ -11,6 +12,7 @@ import json
 import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
+from my_network import build
 
 from ttamer import torch as exits
 
@@ -26,10 +28,10 @@ class TritonPythonModel:
         if args.get("model_instance_kind") == "GPU":
             device = f"cuda:{args['model_instance_device_id']}"
             torch.cuda.set_device(device)  # a network runs on the current GPU
-        network = exits.EarlyExit.from_pretrained(settings["folder"]).to(device)
-        self.runner = exits.Runner.from_pretrained(
-            settings["folder"], network, tradeoff=float(settings["tradeoff"])
-        )
+        network = build()
+        stored = exits.load_pretrained(settings["folder"], network)
+        policy = stored.policy.at(float(settings["tradeoff"]))
+        self.runner = exits.Runner(network.to(device), policy, classes=stored.classes)
         self.names = np.array([name.encode() for name in network.names], np.object_)
 
     def execute(self, requests):

@@ -1,1 +1,3 @@
-"""CUDA graphs and kernels: capturing, launching, branching, and memory that graphs read."""
+"""Early exits on a GPU: kernels for ramps and decisions, and CUDA graphs. Needs Triton."""
+
+from ttamer.torch.cuda.graphs import GraphRunner as GraphRunner

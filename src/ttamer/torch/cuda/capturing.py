@@ -1,17 +1,25 @@
-"""Capturing work as CUDA graphs."""
+"""Capturing work as CUDA graphs, and what kernels share while work is captured.
+
+Kernels find out which of their programs is the last by *counters*. A kernel finds them at zero and
+leaves them at zero. Work that may run at the same time must not share them: each stream has its
+own, and so has each pool of memory that graphs are captured with, for graphs that share a pool
+never run at the same time.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from contextvars import ContextVar
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from ttamer._extras import is_installed
 from ttamer.torch.cuda.branching import destroy_unused, replace_memsets
-from ttamer.torch.cuda.counting import counters_of
 
 # How often work runs before it is captured.
 WARM_UPS = 2
@@ -43,7 +51,7 @@ def capture(
                 graph.capture_end()
     finally:
         torch.cuda.current_stream().wait_stream(stream)
-    if find_spec("cuda") is not None and find_spec("cuda.bindings") is not None:
+    if is_installed("cuda.bindings"):
         replace_memsets(graph)
     return graph
 
@@ -76,3 +84,47 @@ def release_memory() -> None:
 def _stream(device: int) -> Any:
     """Return the stream of a device that work is captured on."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+# The largest number of counters that a kernel can use.
+MAX_COUNTERS = 1024
+_owner: ContextVar[Hashable | None] = ContextVar("owner", default=None)
+_counters: dict[Hashable, Tensor] = {}
+
+
+@contextlib.contextmanager
+def counters_of(owner: Hashable) -> Iterator[None]:
+    """Let kernels that are launched meanwhile use the counters of an owner."""
+    token = _owner.set(owner)
+    try:
+        yield
+    finally:
+        _owner.reset(token)
+
+
+def counters(count: int, device: torch.device) -> Tensor | None:
+    """Return at least ``count`` counters; ``None`` where there are too few, or none to own.
+
+    >>> counters(3, torch.device("cpu"))[:3].tolist(), counters(9999, torch.device("cpu"))
+    ([0, 0, 0], None)
+    """
+    if count > MAX_COUNTERS:
+        return None
+    owner = _owner.get()
+    if owner is None and device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():  # by others: nothing is known of its replays
+            return None
+        owner = torch.cuda.current_stream(device).cuda_stream
+    key = (device, owner)
+    if key not in _counters:
+        _counters[key] = torch.zeros(MAX_COUNTERS, dtype=torch.int32, device=device)
+    return _counters[key]
+
+
+def block_for(count: int, at_least: int = 1) -> int:
+    """Return the size of a block of numbers in a kernel: a power of two.
+
+    >>> [block_for(count) for count in (1, 2, 3, 768)], block_for(3, at_least=128)
+    ([1, 2, 4, 1024], 128)
+    """
+    return max(1 << (count - 1).bit_length(), at_least)

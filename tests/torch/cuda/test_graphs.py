@@ -8,20 +8,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig
+from torch import nn
 
 from support.cuda_driver import Graph, put_in_place
 from support.exit_networks import adding_network, by_session, evidence, fitted
 from ttamer.errors import ArgumentError
-from ttamer.torch import graphs, profiling, runner as running
-from ttamer.torch.cuda import branching, capturing, driver as driver_module
+from ttamer.torch import attach, profiling, runner as running
+from ttamer.torch.cuda import branching, capturing, graphs
 from ttamer.torch.cuda.branching import NONE, Branch
-from ttamer.torch.decide_triton import TritonDecider
+from ttamer.torch.cuda.decide_kernel import KernelDecider
+from ttamer.torch.cuda.graphs import Case, GraphRunner, full_graph
+from ttamer.torch.deciding import threshold_tables
 from ttamer.torch.devices import tensors_of
-from ttamer.torch.graphs import Case, GraphRunner, full_graph
-from ttamer.torch.networks.decoders import llama
+from ttamer.torch.early_exit import run_in_order
 from ttamer.torch.runner import Regrouping, Runner
-from ttamer.torch.tables import threshold_tables
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")
 
@@ -29,19 +29,19 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.fixture
 def replayed(monkeypatch):
     """Let capturing run the work, replaying run it again, and Python run the branches."""
-    monkeypatch.setattr(running, "decider_for", TritonDecider)
+    monkeypatch.setattr(running, "decider_for", KernelDecider)
 
     def capture(work, pool=None, *, warm_up=None):  # noqa: ARG001
         work()
         return graph_of(work)
 
     def computed(runner, segments, value):  # noqa: ARG001
-        found = tuple(part.clone() for part in tensors_of(graphs._through(segments, value)))
+        found = tuple(part.clone() for part in tensors_of(run_in_order(segments, value)))
         found = found if isinstance(value, tuple) else found[0]
 
         def again():
             for kept, part in zip(
-                tensors_of(found), tensors_of(graphs._through(segments, value)), strict=True
+                tensors_of(found), tensors_of(run_in_order(segments, value)), strict=True
             ):
                 kept.copy_(part)
 
@@ -51,7 +51,7 @@ def replayed(monkeypatch):
     monkeypatch.setattr(capturing, "capture", capture)
     monkeypatch.setattr(GraphRunner, "_computed", computed)
     monkeypatch.setattr(branching, "_unused", [])
-    return put_in_place(monkeypatch, branching)
+    return put_in_place(monkeypatch)
 
 
 def graph_of(work):
@@ -131,7 +131,7 @@ def test_calls_that_are_timed_capture_groups_of_the_full_size_only(monkeypatch):
 
     monkeypatch.setattr(GraphRunner, "_planned", plan)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
-    parts = profiling._Parts(network, inputs, profiling._Capturing())
+    parts = profiling._Parts(network, inputs, profiling._as_graphs(), graphs=True)
     for call in parts._calls([0, 2], "fp32"):
         call()
     names = ("exit1", "exit3", "full")
@@ -184,12 +184,12 @@ def test_what_graphs_read_lives_as_long_as_the_runner(monkeypatch):
         work()
         return graph_of(int)  # as a graph, it does not keep what it was captured from
 
-    monkeypatch.setattr(TritonDecider, "new_lists", remembered(TritonDecider.new_lists))
+    monkeypatch.setattr(KernelDecider, "new_lists", remembered(KernelDecider.new_lists))
     monkeypatch.setattr(graphs, "like", remembered(graphs.like))
     monkeypatch.setattr(graphs, "capture", forgotten)
     monkeypatch.setattr(
         GraphRunner, "_computed",
-        lambda _, segments, value: (graph_of(int), graphs._through(segments, value)),
+        lambda _, segments, value: (graph_of(int), run_in_order(segments, value)),
     )  # fmt: skip
     inputs = evidence(3, seed=9)[0]
     runner = GraphRunner(adding_network(), fitted("full", skip=False).at(0.97), inputs)
@@ -217,9 +217,9 @@ def test_graphs_are_destroyed_once_the_device_is_done_with_them(replayed, monkey
 def test_old_drivers_and_missing_bindings_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda", None)
     with pytest.raises(ArgumentError, match="pip install cuda-bindings, or use Runner"):
-        driver_module.driver.__wrapped__()
+        branching.driver.__wrapped__()
     old = SimpleNamespace(cuDriverGetVersion=lambda: (0, 11080))
-    monkeypatch.setattr(driver_module, "driver", lambda: old)
+    monkeypatch.setattr(branching, "driver", lambda: old)
     with pytest.raises(ArgumentError, match=r"12\.1 or later, and this one is of 11\.8"):
         branching.BranchingGraph(None, [], None, unit=1)
 
@@ -248,16 +248,28 @@ def test_without_a_gpu_there_are_no_graphs():
         GraphRunner(adding_network(), fitted("full", skip=True).at(0.9), evidence(4, seed=0)[0])
 
 
+class Texts(nn.Module):
+    """Layers that get hidden states, and a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(99, 24), nn.Linear(24, 2)
+        layer = nn.TransformerEncoderLayer(24, 3, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+
+    def forward(self, ids, attention_mask):
+        hidden = self.encoder(self.embed(ids), src_key_padding_mask=~attention_mask.bool())
+        return self.head(hidden[:, 0])
+
+
 def test_values_of_several_tensors_are_regrouped_together(replayed):
-    config = LlamaConfig(
-        vocab_size=99, hidden_size=24, num_hidden_layers=4, num_attention_heads=3,
-        num_key_value_heads=3, intermediate_size=32,
-    )  # fmt: skip
     torch.manual_seed(0)
-    network = llama(config, classes=2).eval()
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(5, 90, (36, 8), generator=generator)
-    mask = torch.arange(8) < torch.randint(1, 9, (36, 1), generator=generator)
+    mask = (torch.arange(8) < torch.randint(1, 9, (36, 1), generator=generator)).long()
+    mask[0] = 1  # in the example, some have padding and some have none
+    example = {"ids": ids[:12], "attention_mask": mask[:12]}
+    network = attach(Texts().eval(), "encoder.layers", example)
     with torch.inference_mode():
         confidence = [each.softmax(-1).amax(-1) for each in network((ids, mask))]
     # About a third of the rows stop at each exit; one exit is passed.
@@ -270,7 +282,7 @@ def test_values_of_several_tensors_are_regrouped_together(replayed):
         assert torch.equal(one.exit, two.exit)
         torch.testing.assert_close(one.logits, two.logits, rtol=1e-5, atol=1e-6)
     cases = runner._planned(12)[0]
-    steps = [each.data_ptr() for each in reversed(runner._graphs[12]._kept[2:])]
+    steps = [each.data_ptr() for each in reversed(runner._graphs[12]._memory[2:])]
     ran = {(steps.index(step), case) for step, case in replayed.ran if step in steps}
     assert any(cases[k][case].size < 12 for k, case in ran)  # some were regrouped
 

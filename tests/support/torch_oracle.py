@@ -1,35 +1,15 @@
-"""Decisions for a whole batch, where the network runs: table lookups on tensors.
-
-A :class:`Carry` holds the state of every input of a batch, in the caller's order. After an exit has
-run for some rows, :meth:`Decider.observe` updates the rows that were due there, without waiting for
-the device. :meth:`Decider.going` waits: it returns how many rows continue, and the next exit.
-
-Confidence is the softmax probability of the predicted class, in single precision whatever the
-network computes in. Logits with a NaN give no answer: the prediction is ``NO_ANSWER`` and the
-confidence NaN, which every policy treats as the lowest.
-"""
+"""Decisions by PyTorch's operations on tensors: what kernels and NumPy are compared with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from types import SimpleNamespace
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from ttamer.errors import ArgumentError
-from ttamer.torch.asking import Asking
-from ttamer.torch.tables import BeliefTables, Tables
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-# The prediction of an exit whose logits have a NaN.
-NO_ANSWER = -1
-# The place of a row that has stopped.
-STOP = -1
-# The exits asked are bits of a 64-bit integer, so there are at most 64.
-MAX_EXITS = 64
+from ttamer.torch.deciding import NO_ANSWER, STOP, BeliefTables, Tables, confidence_of, scores_of
 
 
 @dataclass(eq=False)
@@ -56,27 +36,21 @@ class Carry:
     """Shape (exits, B, classes): the logits of each exit; not written where it was not asked."""
 
 
-class Decider:
+class Oracle:
     """Decides by a policy's tables, with PyTorch's operations, on any device."""
 
     def __init__(self, tables: Tables, device: torch.device) -> None:
-        if tables.exits > MAX_EXITS:
-            raise ArgumentError(
-                f"there are {tables.exits} exits, and at most {MAX_EXITS} are supported: build the "
-                "network with fewer ramps"
-            )
-        self.tables = tables.to(device)
+        self.tables = tables
+        arrays = {name: part for name, part in vars(tables).items() if isinstance(part, np.ndarray)}
+        self.t = SimpleNamespace(
+            **{name: torch.from_numpy(part).to(device) for name, part in arrays.items()}
+        )
         self._device = device
         self._exit_of = torch.tensor([*tables.exit_of, STOP], device=device)  # the last: stopped
 
-    def asking(self) -> Asking | None:
-        """Return how exits are asked with few launches, where this decider can be captured."""
-        return None
-
     def start(self, rows: int, classes: int, dtype: torch.dtype) -> Carry:
         """Return the state before any exit is asked."""
-        self._check(classes)
-        exits, device = self.tables.exits, self._device
+        exits, device = len(self.tables.bounds), self._device
 
         def full(value: float, kind: torch.dtype, *shape: int) -> Tensor:
             return torch.full(shape, value, dtype=kind, device=device)
@@ -92,14 +66,6 @@ class Decider:
             asked=full(0, torch.int64, rows),
             logits=torch.empty((exits, rows, classes), dtype=dtype, device=device),
         )
-
-    def _check(self, classes: int) -> None:
-        """Refuse logits for another number of classes than the tables are for."""
-        if isinstance(self.tables, BeliefTables) and self.tables.leans.shape[1] != classes:
-            raise ArgumentError(
-                f"the policy's tables are for {self.tables.leans.shape[1]} classes, and the "
-                f"network's logits are for {classes}: name all classes with classes="
-            )
 
     def observe(
         self,
@@ -117,8 +83,9 @@ class Decider:
         ``awaited``: :meth:`going` follows. ``first``: no exit was asked before.
         """
         due = self._exit_of[carry.place[rows]] == exit_
-        tables = self.tables
-        reads = isinstance(tables, BeliefTables) and tables.reads_columns
+        tables = self.t
+        believes = isinstance(self.tables, BeliefTables)
+        reads = believes and self.tables.reads_columns
         confidence, prediction, *columns = (scores_of if reads else confidence_of)(logits)
         carry.logits[exit_].index_copy_(0, rows, logits.to(carry.logits.dtype))
         carry.confidence[rows, exit_] = confidence.where(due, carry.confidence[rows, exit_])
@@ -126,7 +93,7 @@ class Decider:
         carry.asked[rows] |= due.long() << exit_
         bins = torch.searchsorted(tables.bounds[exit_], confidence.double(), right=True)
         bins = bins.where(~torch.isnan(confidence), 0)
-        if isinstance(tables, BeliefTables):
+        if believes:
             carry.odds[rows, exit_] = tables.levels[exit_][bins]
             for bounds, terms, values in zip(
                 tables.term_bounds[exit_], tables.terms[exit_], columns, strict=True
@@ -134,9 +101,9 @@ class Decider:
                 place = torch.searchsorted(bounds, values.double(), right=True)
                 place = place.where(~torch.isnan(confidence), len(terms) - 1)
                 carry.odds[rows, exit_] += terms[place]
-            place, owner = self._believe(carry, exit_, rows, prediction, tables)
+            place, owner = self._believe(carry, exit_, rows, prediction)
         else:
-            own = tables.own[exit_][bins].long()
+            own = tables.loss[exit_][bins].long()
             before = carry.best[rows]
             owner = torch.where(own < before, exit_, carry.owner[rows])
             best = torch.minimum(own, before)
@@ -152,9 +119,9 @@ class Decider:
         exit_: int,
         rows: Tensor,
         prediction: Tensor,
-        tables: BeliefTables,
     ) -> tuple[Tensor, Tensor]:
         """Return the next place and the owner, by the belief at each row's step."""
+        tables = self.t
         lean = tables.leans[exit_][prediction.clamp_min(0).long()]
         carry.lean[rows, exit_] = lean.where(prediction != NO_ANSWER, 0.0)
         step = carry.place[rows].clamp_min(0)
@@ -163,7 +130,7 @@ class Decider:
         odds, lean, predicted = (
             part[rows].gather(1, at) for part in (carry.odds, carry.lean, carry.prediction)
         )
-        own, others = tables.own[step], tables.others[step]
+        own, others = tables.own[step], tables.peers[step]
         same = predicted[:, :, None] == predicted[:, None, :]  # (m, answer, other)
         agreed = others[..., 0] + others[..., 1] * odds[:, None, :]
         differed = others[..., 2] * odds[:, None, :] + others[..., 3] * lean[:, None, :]
@@ -186,7 +153,7 @@ class Decider:
         """Wait for the device; return how many rows continue, and the exit some ask next."""
         where = self._exit_of[carry.place[rows]]
         left = (where != STOP).sum()
-        following = torch.where(where != STOP, where, self.tables.exits).amin()
+        following = torch.where(where != STOP, where, len(self.tables.bounds)).amin()
         alive, due = torch.stack((left, following)).tolist()
         return alive, due
 
@@ -209,41 +176,3 @@ class Decider:
         stopped = (carry.place[rows] == STOP).to(torch.uint8)
         positions = stopped.argsort(stable=True)[:size]
         return positions, rows[positions]
-
-
-def confidence_of(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the confidence and the prediction of logits, as :func:`scores_of` does."""
-    best, prediction = torch.log_softmax(logits.float(), dim=-1).exp().max(dim=-1)
-    return best, torch.where(torch.isnan(best), NO_ANSWER, prediction).to(torch.int32)
-
-
-class Scores(NamedTuple):
-    """Scores of logits, each of shape (batch,), in single precision."""
-
-    confidence: Tensor
-    """The softmax probability of the predicted class."""
-    prediction: Tensor
-    """The predicted class, or ``NO_ANSWER``."""
-    margin: Tensor
-    """The difference between the two largest probabilities; with one class, its probability."""
-    entropy: Tensor
-    """The entropy of the softmax, in nats."""
-
-
-def scores_of(logits: Tensor) -> Scores:
-    """Return the scores of logits of shape (batch, classes).
-
-    >>> scores = scores_of(torch.tensor([[0.0, 0.0, -1e9], [float("nan"), 1.0, 2.0]]))
-    >>> scores.confidence.tolist(), scores.prediction.tolist(), scores.margin.tolist()
-    ([0.5, nan], [0, -1], [0.0, nan])
-    """
-    logs = torch.log_softmax(logits.float(), dim=-1)
-    chances = logs.exp()
-    best, prediction = chances.max(dim=-1)
-    margin = best
-    if chances.shape[-1] > 1:
-        two = chances.topk(2, dim=-1).values
-        margin = two[..., 0] - two[..., 1]
-    entropy = -(chances * logs.clamp_min(-1e30)).sum(dim=-1)
-    prediction = torch.where(torch.isnan(best), NO_ANSWER, prediction)
-    return Scores(best, prediction.to(torch.int32), margin, entropy)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ttamer.torch.cuda import copying_triton
-from ttamer.torch.cuda.copying_triton import copy_rows
+from ttamer.torch.cuda import memory
+from ttamer.torch.cuda.memory import copy_rows
 
 ROWS = torch.tensor([4, 7, 2, -1, -1])
 POSITIONS = torch.tensor([1, 3, 4, 0, 0])
@@ -56,12 +56,8 @@ def test_rows_that_count_are_copied(name, positions):
 def test_padding_is_not_copied(monkeypatch):
     found = values(2)
     launched = []
-    launch = copying_triton._launcher
-    monkeypatch.setattr(
-        copying_triton,
-        "_launcher",
-        lambda grid, *rest: (launched.append(grid), launch(grid, *rest)),
-    )
+    launch = memory._launch
+    monkeypatch.setattr(memory, "_launch", lambda *some: (launched.append(some), launch(*some)))
     names = ("hidden", "half", "mask", "shared")
     sources = [found[name] for name in names]
     targets = [buffer_like(each) for each in sources]

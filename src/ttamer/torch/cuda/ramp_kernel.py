@@ -7,30 +7,39 @@ rounded to the precision of PyTorch's operations where these round them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
-from torch import nn
+from torch import Tensor, nn
 
-from ttamer.torch.cuda.counting import counters
-from ttamer.torch.cuda.launching import Launcher, block_for
-from ttamer.torch.networks.ramps import Pool
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from ttamer.torch.cuda.capturing import block_for, counters
+from ttamer.torch.early_exit import Pool
 
 # The most classes of :func:`classify`, which computes one after another.
 MAX_CLASSES = 32
-
 # The numbers of a vector that one program pools.
 WIDTH_BLOCK = 32
 # The fewest and the most tokens that are read at once: a program that waits for few reads in turn
 # takes longer.
 MIN_TOKENS, MAX_TOKENS = 16, 256
 NO_NORM, LAYER_NORM, RMS_NORM = (tl.constexpr(k) for k in range(3))
+
+
+def run_ramp(layers: nn.Sequential, hidden: Tensor, mask: Tensor | None, pool: Pool) -> Tensor:
+    """Return logits: in one kernel where at most a norm comes before the last layer."""
+    *before, last = (layer for layer in layers if not isinstance(layer, nn.Dropout))
+    if type(last) is not nn.Linear or last.out_features > MAX_CLASSES:
+        logits: Tensor = layers(pool_tokens(hidden, mask, pool))
+        return logits
+    if not before:
+        return classify(hidden, mask, last, pool=pool)
+    if len(before) == 1 and is_norm(before[0]):
+        return classify(hidden, mask, last, pool=pool, norm=before[0])
+    tanh = isinstance(before[-1], nn.Tanh)
+    vectors = pool_tokens(hidden, mask, pool)
+    for layer in before[:-1] if tanh else before:
+        vectors = layer(vectors)
+    return classify(vectors.unsqueeze(1), None, last, pool="first", tanh=tanh)
 
 
 def is_norm(layer: nn.Module) -> bool:
@@ -42,16 +51,15 @@ def is_norm(layer: nn.Module) -> bool:
 
 
 def pool_tokens(hidden: Tensor, mask: Tensor | None, pool: Pool) -> Tensor:
-    """Return one vector per input, as :func:`ttamer.torch.networks.ramps.pooled` does."""
+    """Return one vector per input, as :func:`ttamer.torch.early_exit.pooled` does."""
     if pool == "first":
         return hidden[:, 0]
     rows, tokens, width = hidden.shape
-    hidden, seen = hidden.contiguous(), _readable(mask, hidden)
+    hidden, readable = hidden.contiguous(), _readable(mask, hidden)
     out = torch.empty((rows, width), dtype=hidden.dtype, device=hidden.device)
-    constants = (width, pool == "mean", mask is not None, WIDTH_BLOCK, _token_block(tokens))
-    _launch_pool(
-        (rows, -(-width // WIDTH_BLOCK), 1), (hidden, seen, out, tokens), constants,
-        (hidden.dtype, seen.dtype, hidden.device, constants),
+    _pool[rows, -(-width // WIDTH_BLOCK), 1](
+        hidden, readable, out, tokens,
+        width, pool == "mean", mask is not None, WIDTH_BLOCK, _token_block(tokens),
     )  # fmt: skip
     return out
 
@@ -76,36 +84,27 @@ def classify(
     kind = hidden.dtype
     if torch.is_autocast_enabled(device.type):
         kind = torch.get_autocast_dtype(device.type)
-    hidden, seen = hidden.contiguous(), _readable(mask, hidden)
+    hidden = hidden.contiguous()
     out = torch.empty((rows, last.out_features), dtype=kind, device=device)
-    weight = last.weight.contiguous()
+    weight, bias = last.weight.contiguous(), last.bias
     scale: Tensor = weight if norm is None else norm.weight  # type: ignore[assignment]
     shift: Tensor | None = getattr(norm, "bias", None)
-    bias = last.bias
-    constants = (
-        width,
-        _norm_kind(norm),
-        _eps(norm),
-        shift is not None,
-        tanh,
-        bias is not None,
-        last.out_features,
-        block_for(width),
-        mask is not None,
-        _token_block(tokens),
-    )
-    given = (
-        hidden, seen, scale, scale if shift is None else shift, weight,
-        weight if bias is None else bias, out,
+    # Where there is no shift or bias, what stands in its place is not read.
+    arguments = (
+        hidden, _readable(mask, hidden), scale, scale if shift is None else shift, weight,
+        weight if bias is None else bias, out, tokens,
     )  # fmt: skip
-    key = (kind, *(each.dtype for each in given), device, pool, constants)
+    constants = (
+        width, _norm_kind(norm), _eps(norm), shift is not None, tanh, bias is not None,
+        last.out_features, block_for(width), mask is not None, _token_block(tokens),
+    )  # fmt: skip
     if arrived is not None:
         vectors = torch.empty((rows, width), dtype=hidden.dtype, device=device)
-        grid = (rows, -(-width // WIDTH_BLOCK), 1)
-        _launch_mean(grid, (*given, tokens, vectors, arrived), (*constants, WIDTH_BLOCK), key)
+        _classify_mean[rows, -(-width // WIDTH_BLOCK), 1](
+            *arguments, vectors, arrived, *constants, WIDTH_BLOCK
+        )
     else:
-        token = (pool == "last",)
-        _launch_token((rows, 1, 1), (*given, tokens), (*constants, *token), key)
+        _classify_token[rows, 1, 1](*arguments, *constants, pool == "last")
     return out
 
 
@@ -145,12 +144,12 @@ def _mean_of(
     count = tl.zeros((TOKEN_BLOCK,), tl.int32)
     for first in range(0, tokens, TOKEN_BLOCK):
         token = first + tl.arange(0, TOKEN_BLOCK)
-        kept = token < tokens
+        counts = token < tokens
         if MASKED:
-            kept = tl.load(mask + token, mask=kept, other=0) != 0
-        count += kept.to(tl.int32)
+            counts = tl.load(mask + token, mask=counts, other=0) != 0
+        count += counts.to(tl.int32)
         where = start + token[:, None] * width + column[None, :]
-        part = tl.load(where, mask=kept[:, None] & inside[None, :], other=0.0)
+        part = tl.load(where, mask=counts[:, None] & inside[None, :], other=0.0)
         total += tl.sum(part.to(tl.float32), axis=0)
     return total / tl.maximum(tl.sum(count, axis=0), 1).to(tl.float32)
 
@@ -160,12 +159,12 @@ def _last_of(mask, tokens, MASKED: tl.constexpr, TOKEN_BLOCK: tl.constexpr):
     """Return the position of the last token of one row that is not padding, or 0."""
     last = tokens - 1
     if MASKED:
-        found = tl.zeros((TOKEN_BLOCK,), tl.int32)
+        position = tl.zeros((TOKEN_BLOCK,), tl.int32)
         for first in range(0, tokens, TOKEN_BLOCK):
             token = first + tl.arange(0, TOKEN_BLOCK)
-            kept = tl.load(mask + token, mask=token < tokens, other=0) != 0
-            found = tl.where(kept, token, found)
-        last = tl.max(found, axis=0)
+            counts = tl.load(mask + token, mask=token < tokens, other=0) != 0
+            position = tl.where(counts, token, position)
+        last = tl.max(position, axis=0)
     return last
 
 
@@ -251,14 +250,10 @@ def _classify_mean(
     before = tl.atomic_add(arrived + row, 1, sem="acq_rel")
     if before == tl.num_programs(1) - 1:
         tl.store(arrived + row, 0)
-        every = tl.arange(0, BLOCK)
+        full = tl.arange(0, BLOCK)
         # Read where all multiprocessors see the same: in the second cache.
         vector = tl.load(
-            vectors + row * width + every, mask=every < width, other=0.0, cache_modifier=".cg"
+            vectors + row * width + full, mask=full < width, other=0.0, cache_modifier=".cg"
         ).to(tl.float32)
-        _logits_of(vector, every, every < width, row, scale, shift, weight, bias, out, width,
+        _logits_of(vector, full, full < width, row, scale, shift, weight, bias, out, width,
                    NORM, EPS, SHIFT, TANH, BIAS, CLASSES)  # fmt: skip
-
-
-_launch_pool = Launcher(_pool)
-_launch_token, _launch_mean = Launcher(_classify_token), Launcher(_classify_mean)

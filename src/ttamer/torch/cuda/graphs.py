@@ -9,25 +9,25 @@ never waits. A smaller group is padded with rows that are ignored.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ttamer.errors import ArgumentError
 from ttamer.fitted.ladder import FittedPolicy
 from ttamer.torch.cuda.branching import NONE, Branch, BranchingGraph
 from ttamer.torch.cuda.capturing import capture, captured, release_memory
-from ttamer.torch.cuda.copying_triton import copy_rows
-from ttamer.torch.cuda.input_memory import InputMemory, like
-from ttamer.torch.decide_triton import STEP, TritonDecider
+from ttamer.torch.deciding import Tables
 from ttamer.torch.devices import (
+    Inputs,
     Precision,
+    Value,
     autocast,
     by_position,
     check_current,
@@ -36,13 +36,12 @@ from ttamer.torch.devices import (
     tensors_of,
     to_device,
 )
-from ttamer.torch.early_exit import EarlyExit, Inputs, Value
+from ttamer.torch.early_exit import HAS_TRITON, EarlyExit, run_in_order
 from ttamer.torch.runner import Answers, Regrouping, Runner, group_sizes
-from ttamer.torch.tables import Tables
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+if HAS_TRITON:
+    from ttamer.torch.cuda.decide_kernel import STEP, KernelDecider
+    from ttamer.torch.cuda.memory import InputMemory, copy_rows, like
 
 # The exit before the first one.
 START = -1
@@ -97,8 +96,9 @@ class GraphRunner(Runner):
         super().__init__(
             network, policy, classes=classes, precision=precision, regrouping=regrouping
         )
-        if not isinstance(self._decider, TritonDecider):
+        if not HAS_TRITON or not isinstance(self._decider, KernelDecider):
             raise ArgumentError("CUDA graphs need a GPU and Triton; use Runner here")
+        self._kernel = self._decider
         example = by_position(example, network.input_names)
         batch = rows_of(example)
         on_gpu = self._device.type == "cuda"
@@ -107,58 +107,12 @@ class GraphRunner(Runner):
         with torch.inference_mode(), autocast(self._device, precision, cached=False):
             value = to_device(example, self._device)
             logits = network.full(value)
-            self._carry = self._decider.start(batch, logits.shape[1], logits.dtype)
+            self._carry = self._kernel.start(batch, logits.shape[1], logits.dtype)
         self._inputs = {size: InputMemory(value, size) for size in self._sizes}
         self._rows = {size: torch.arange(size, device=self._device) for size in self._sizes}
         self._counts = {size: size for size in self._sizes}
         self._graphs: dict[int, Callable[[], None]] = {}
         self._buffers: list[Any] = []  # what graphs read and write, beside what they allocate
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder: str | os.PathLike[str],
-        network: EarlyExit | None = None,
-        *,
-        example: Inputs | None = None,
-        tradeoff: float | None = None,
-        precision: Precision = "fp32",
-        regrouping: Regrouping | None = None,
-        sizes: Sequence[int] | None = None,
-    ) -> GraphRunner:
-        """Return a runner of the network and the policy in a folder, with CUDA graphs.
-
-        Args:
-            folder: A folder that :meth:`EarlyExit.save_pretrained` wrote with a policy.
-            network: A network of the same architecture, on a GPU; not needed for families that are
-                built by name, which are moved to the current GPU.
-            example: A batch of the largest size; it must be given.
-            tradeoff: Which policy of a ladder to run.
-            precision: What the network computes in.
-            regrouping: When survivors are regrouped; by default whenever any row has left.
-            sizes: The group sizes; by default powers of two and the numbers half way between.
-
-        Returns:
-            The runner.
-
-        Raises:
-            ArgumentError: There is no example, the folder has no policy, or a ladder and no
-                tradeoff is given, or there is no GPU.
-        """
-        from ttamer.torch.pretrained import load_runnable
-
-        if example is None:
-            raise ArgumentError(
-                "GraphRunner.from_pretrained needs a batch of the largest size: give example=, or "
-                "use Runner.from_pretrained, which runs without CUDA graphs"
-            )
-        found, policy, classes = load_runnable(folder, network, tradeoff)
-        if network is None and torch.cuda.is_available():
-            found = found.cuda()
-        return cls(
-            found, policy, example, classes=classes, precision=precision, regrouping=regrouping,
-            sizes=sizes,
-        )  # fmt: skip
 
     @property
     def batch(self) -> int:
@@ -193,13 +147,8 @@ class GraphRunner(Runner):
             rows[count:] = -1
             self._counts[size] = count
         self._graphs[size]()
-        carry = self._carry
-        parts: tuple[Tensor, ...] = (
-            carry.answer, carry.owner, carry.asked, carry.confidence, carry.prediction,
-        )  # fmt: skip
-        if count < self.batch:
-            parts = tuple(part[:count] for part in parts)
-        return Answers(*parts)
+        parts = self._carry.parts
+        return Answers(*(parts if count == self.batch else (part[:count] for part in parts)))
 
     def _fitting(self, rows: int) -> int:
         """Return the smallest group size that holds some rows."""
@@ -208,49 +157,48 @@ class GraphRunner(Runner):
     def _built(self, size: int) -> Callable[[], None]:
         """Capture the branches of all steps for batches of one size, and join them."""
         release_memory()
-        decider = cast("TritonDecider", self._decider)
         cases, tables = self._planned(size)
         value, rows, start = self._inputs[size].value, self._rows[size], START
         steps = []
         for k, end in enumerate(self._reached):
             segments = list(self.network.segments)[start + 1 : end + 1]
-            lists = decider.new_lists(size)
+            lists = self._kernel.new_lists(size)
             # A single row is not regrouped: the next step reads the same row.
             grouped = size > 1 and k + 1 < len(self._reached)
-            kept = like(_through(segments, value), size) if grouped else None
-            self._buffers.append((kept, lists))
+            buffer = like(run_in_order(segments, value), size) if grouped else None
+            self._buffers.append((buffer, lists))
             computed: dict[int, tuple[Any, Any]] = {}
             branches = []
             for case, table in zip(cases[k], tables[k], strict=True):
                 if case.size not in computed:
                     computed[case.size] = self._computed(segments, _first(value, case.size))
-                graph, found = computed[case.size]
-                group = _Group(found, rows[: case.size], kept, lists)
+                graph, hidden = computed[case.size]
+                group = _Group(hidden, rows[: case.size], buffer, lists)
                 parts = [graph]
                 if case.asks:
-                    work = partial(self._ask, end, group, start == START)
+                    work = partial(self._ask_group, end, group, start == START)
                     parts.append(capture(work, self._pool))
                 elif grouped:
                     parts.append(capture(group.move, self._pool))
                 branches.append(Branch(tuple(parts), table))
             steps.append(branches)
-            value, rows = (kept, lists[1]) if grouped else (found, rows)
+            value, rows = (buffer, lists[1]) if grouped else (hidden, rows)
             start = end
-        return BranchingGraph(steps[0][0], steps[1:], decider.result, unit=STEP)
+        return BranchingGraph(steps[0][0], steps[1:], self._kernel.result, unit=STEP)
 
     def _computed(self, segments: Sequence[Any], value: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
         """Capture segments; return the graph, and the value that its replays overwrite."""
         out: dict[str, Any] = {}
 
         def work() -> None:
-            out["value"] = _through(segments, value)
+            out["value"] = run_in_order(segments, value)
 
         return capture(work, self._pool), out["value"]
 
-    def _ask(self, exit_: int, group: _Group, first: bool) -> None:
+    def _ask_group(self, exit_: int, group: _Group, first: bool) -> None:
         """Ask an exit, decide, and regroup the rows that continue."""
         logits = self.network.exits[exit_](group.value)
-        cast("TritonDecider", self._decider).observe(
+        self._kernel.observe(
             self._carry, exit_, group.rows, logits, awaited=False, first=first, lists=group.lists
         )
         group.regroup()
@@ -260,7 +208,7 @@ class GraphRunner(Runner):
         cases: list[list[Case]] = [[Case(size, True)]]
         tables: list[list[Tensor | None]] = []
         for k, at in enumerate(self._reached[:-1]):
-            found: dict[Case, int] = {}
+            numbers: dict[Case, int] = {}
             tables.append([])
             for case in cases[k]:
                 table = np.full((len(self.network.exits) + 1, size + 1), NONE, np.int32)
@@ -269,10 +217,10 @@ class GraphRunner(Runner):
                     for fewer, smaller in pairwise([0, *sizes]):  # rows that fit this size
                         group = self._regrouped(at, due, case.size, smaller)
                         following = Case(group, due == self._reached[k + 1])
-                        number = found.setdefault(following, len(found))
+                        number = numbers.setdefault(following, len(numbers))
                         table[due, fewer + 1 : smaller + 1] = number
                 tables[k].append(torch.from_numpy(table).to(self._device))
-            cases.append(list(found))
+            cases.append(list(numbers))
         tables.append([None] * len(cases[-1]))
         return cases, tables
 
@@ -288,16 +236,16 @@ class _Group(NamedTuple):
     """What the segments have computed for them."""
     rows: Tensor
     """Their positions in the batch; -1 for padding."""
-    kept: Any
+    buffer: Any
     """The buffer that the next step reads, or ``None`` where it reads ``value``."""
     lists: tuple[Tensor, Tensor]
     """The positions in the group, and in the batch, of the rows that continue."""
 
     def regroup(self) -> None:
         """Write the rows that continue to the buffer, the first ones first."""
-        if self.kept is not None:
+        if self.buffer is not None:
             count = len(self.rows)
-            positions, following = (each[:count] for each in self.lists)
+            positions, following = (numbers[:count] for numbers in self.lists)
             self._copy(following, positions=positions)
 
     def move(self) -> None:
@@ -305,7 +253,7 @@ class _Group(NamedTuple):
         self._copy(self.rows, listed=self.lists[1])
 
     def _copy(self, rows: Tensor, **options: Tensor) -> None:
-        copy_rows(tensors_of(self.value), tensors_of(self.kept), rows, **options)
+        copy_rows(tensors_of(self.value), tensors_of(self.buffer), rows, **options)
 
 
 def full_graph(
@@ -315,8 +263,8 @@ def full_graph(
     device = device_of(network)
     check_current(device)
     out: dict[str, Tensor] = {}
-    most = rows_of(example)
-    memory = InputMemory(to_device(example, device), most)
+    largest = rows_of(example)
+    memory = InputMemory(to_device(example, device), largest)
 
     def work() -> None:
         out["logits"] = network.full(memory.value)
@@ -328,7 +276,7 @@ def full_graph(
     @torch.inference_mode()
     def run(inputs: Inputs) -> Tensor:
         value = by_position(inputs, network.input_names)
-        count = _fitting_rows(value, most)
+        count = _fitting_rows(value, largest)
         memory.fill(value)
         replay()
         return out["logits"][:count]
@@ -336,19 +284,15 @@ def full_graph(
     return run
 
 
-def _fitting_rows(value: Value, most: int) -> int:
+def _fitting_rows(value: Value, largest: int) -> int:
     """Return the rows of a batch; refuse those that do not fit in the memory of graphs."""
     count = rows_of(value)
-    if not 0 < count <= most:
-        raise ArgumentError(f"the batch has {count} rows; the graphs are for 1 to {most}: split it")
+    if not 0 < count <= largest:
+        raise ArgumentError(
+            f"the batch has {count} rows; the graphs are for 1 to {largest}: split it",
+            param="inputs",
+        )
     return count
-
-
-def _through(segments: Sequence[Any], value: Any) -> Any:
-    """Run segments one after another."""
-    for segment in segments:
-        value = segment(value)
-    return value
 
 
 def _first(value: Any, size: int) -> Any:

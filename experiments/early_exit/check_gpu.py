@@ -1,0 +1,179 @@
+"""Whether a GPU decides as the host does, for tests on a machine without a GPU cannot tell.
+
+    make gpu        # or: python experiments/early_exit/check_gpu.py [--sizes 1 8 32 128]
+
+A transformer of 12 layers on 256 tokens and VGG-16, both with random weights, in bf16 and fp32, run
+with a fitted policy and with thresholds: by CUDA graphs, and without them. Printed per network,
+precision, rule and batch size: how many rows are decided otherwise than by sessions on the host
+that observe the same confidences; how far logits of ramps in one kernel are from those of PyTorch's
+operations; and the times of a call of the network, of a runner, and of a runner with graphs. The
+exit status is 1 where anything differs. Needs a GPU and Triton.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+import ttamer as tt
+from ttamer import torch as exits
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "vision"))
+from vgg import vgg
+
+ROUNDING = {torch.bfloat16: 0.02, torch.float32: 1e-3}
+"""By how much a ramp in a kernel may differ, as a share of the largest logit."""
+ROWS = 2000
+"""Rows that policies are fitted to."""
+
+
+class Layer(nn.Module):
+    """One layer of a transformer."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.project, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, hidden: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        """Attend to the tokens that are seen."""
+        rows, tokens, width = hidden.shape
+        parts = self.project(self.before(hidden)).view(rows, tokens, 3, self.heads, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+        hidden = hidden + self.out(mixed.transpose(1, 2).reshape(rows, tokens, width))
+        return hidden + self.down(nn.functional.gelu(self.up(self.after(hidden))))
+
+
+class Texts(nn.Module):
+    """A classifier of texts, of the size of MPNet-base."""
+
+    def __init__(self, width: int = 768, layers: int = 12) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(30_000, width)
+        self.layers = nn.ModuleList(Layer(width, width // 64) for _ in range(layers))
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        hidden = self.embed(input_ids)
+        seen = attention_mask[:, None, None, :] > 0
+        for layer in self.layers:
+            hidden = layer(hidden, seen)
+        return self.head(hidden[:, 0])
+
+
+def texts(rows: int, device: str) -> dict[str, torch.Tensor]:
+    """Return random texts, most of them padded."""
+    lengths = torch.randint(8, 257, (rows, 1), device=device)
+    mask = (torch.arange(256, device=device) < lengths).long()
+    return {"input_ids": torch.randint(30_000, (rows, 256), device=device), "attention_mask": mask}
+
+
+def build(name: str, dtype: torch.dtype, device: str):
+    """Return a network, and a function that returns inputs for it."""
+    torch.manual_seed(0)
+    if name == "texts":
+        model = Texts().to(device, dtype)
+        return exits.attach(model, "layers", texts(4, device)), lambda rows: texts(rows, device)
+    network = vgg(16).to(device, dtype).eval()
+    return network, lambda rows: torch.randn(rows, 3, 32, 32, device=device, dtype=dtype)
+
+
+def part_of(inputs, rows: slice):
+    """Return some rows of inputs."""
+    if isinstance(inputs, torch.Tensor):
+        return inputs[rows]
+    return {name: tensor[rows] for name, tensor in inputs.items()}
+
+
+def differing(policy, network, answers) -> int:
+    """Return how many rows a session on the host decides otherwise."""
+    confidence, prediction = answers.confidence.tolist(), answers.prediction.tolist()
+    asked, owners, differ = answers.asked.tolist(), answers.exit.tolist(), 0
+    for row in range(len(owners)):
+        turn = policy.session()
+        while turn.next is not None:
+            k = network.names.index(turn.next)
+            turn.observe(confidence=confidence[row][k], prediction=prediction[row][k])
+        names = [name for name, was in zip(network.names, asked[row], strict=True) if was]
+        differ += list(turn.asked) != names or turn.answer != network.names[owners[row]]
+    return differ
+
+
+@torch.inference_mode()
+def ramps_apart(network, inputs) -> float:
+    """Return the largest difference of a ramp in a kernel, as a share of the largest logit."""
+    value = tuple(inputs.values()) if isinstance(inputs, dict) else inputs
+    apart = 0.0
+    for segment, ramp in zip(network.segments, network.ramps(), strict=False):
+        value = segment(value)
+        kernel = ramp(value).float()
+        with torch.inference_mode(mode=False), torch.enable_grad():
+            given = tuple(part.clone() for part in value) if isinstance(value, tuple) else value
+            plain = ramp(given.clone() if isinstance(given, torch.Tensor) else given).float()
+        apart = max(apart, float((kernel - plain).abs().max() / plain.abs().max()))
+    return apart
+
+
+def milliseconds(run, inputs, repeats: int = 20) -> float:
+    """Return the median time of a call that is waited for."""
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run(inputs)
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - start))
+    return float(np.median(times))
+
+
+def main() -> None:
+    """Print one line per network, precision, rule and batch size."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--networks", nargs="+", default=["texts", "vgg16"])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8, 32, 128])
+    args = parser.parse_args()
+    device, faults = "cuda", 0
+    print("network, precision, rule, rows: rows that differ (runner, graphs); ms (full, runner, "
+          "graphs)")  # fmt: skip
+    for name in args.networks:
+        for dtype in (torch.bfloat16, torch.float32):
+            network, make = build(name, dtype, device)
+            apart = ramps_apart(network, make(33))
+            faults += not apart <= ROUNDING[dtype]
+            print(f"{name} {dtype}: ramps differ by {apart:.2g}")
+            rows = make(ROWS)
+            loader = []
+            for start in range(0, ROWS, 100):
+                part = part_of(rows, slice(start, start + 100))
+                with torch.inference_mode():
+                    loader.append((part, network.full(part).argmax(1)))
+            trace = exits.trace_of(network, loader)
+            ladder = tt.fit(trace)
+            for tradeoff in (0.9, 0.99):
+                policy = ladder.at(tradeoff)
+                largest = make(max(args.sizes))
+                graphs = exits.GraphRunner(network, policy, largest)
+                plain = exits.Runner(network, policy)
+                for size in args.sizes:
+                    part = part_of(largest, slice(size))
+                    differ = [differing(policy, network, run(part)) for run in (plain, graphs)]
+                    faults += sum(differ)
+                    with torch.inference_mode():
+                        times = [milliseconds(run, part) for run in (network.full, plain, graphs)]
+                    print(f"{name} {dtype} {tradeoff} {size}: {differ[0]}, {differ[1]}; "
+                          + ", ".join(f"{each:.3f}" for each in times), flush=True)  # fmt: skip
+    raise SystemExit(bool(faults))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""Memory of CUDA graphs: the inputs that they read, and rows that are copied between their steps.
+
+Inputs are copied by one kernel where they lie on the same device in the same order, and rows of all
+tensors of a value by another, without padding. PyTorch's copies are one launch for each tensor,
+which is part of the latency of small batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ttamer._extras import is_installed
+from ttamer.errors import ArgumentError
+from ttamer.torch.cuda.branching import (
+    MAX_BLOCKS,
+    THREADS,
+    current_stream,
+    done,
+    driver,
+    kernels,
+)
+from ttamer.torch.devices import in_memory_order, tensors_of
+
+# The largest number of tensors that one kernel copies.
+MAX_TENSORS = 4
+# The bytes that a thread copies at once: addresses and sizes are multiples of this.
+WORD = 16
+
+
+class InputMemory:
+    """Memory for batches of up to a number of rows.
+
+    Args:
+        value: A batch, on the device of the graph.
+        rows: The largest number of rows.
+    """
+
+    def __init__(self, value: Any, rows: int) -> None:
+        self.value = like(value, rows)
+        """What the graph reads."""
+        self._targets = tensors_of(self.value)
+        self._copy = _Copy(self._targets) if _can_launch(self._targets) else None
+
+    def fill(self, value: Any) -> None:
+        """Copy a batch, which may be on another device, to the first rows.
+
+        Args:
+            value: Inputs of the shapes of the example, with at most as many rows as there is
+                memory for.
+
+        Raises:
+            ArgumentError: The inputs have other shapes, or are more or fewer tensors.
+        """
+        sources = tensors_of(value)
+        if self._copy is not None and self._copy(sources):
+            return
+        if [part.shape[1:] for part in sources] != [part.shape[1:] for part in self._targets]:
+            raise ArgumentError(
+                f"the inputs have shapes {_shapes(sources)}, and the example of the graphs "
+                f"{_shapes(self._targets)}, whose first number may be smaller: pad the inputs, or "
+                "use Runner, which takes any shape",
+                param="inputs",
+            )
+        rows = sources[0].shape[0]
+        for source, target in zip(sources, self._targets, strict=True):
+            (target if target.shape[0] == rows else target[:rows]).copy_(source, non_blocking=True)
+
+
+class _Copy:
+    """The kernel that copies up to four tensors, with its arguments in place."""
+
+    def __init__(self, targets: Sequence[Tensor]) -> None:
+        self._targets = targets
+        self._device = targets[0].device
+        self._words: dict[Any, int] = {}
+        self._arguments = (ctypes.c_uint64 * (3 * MAX_TENSORS))()
+        start, step = ctypes.addressof(self._arguments), ctypes.sizeof(ctypes.c_uint64)
+        addresses = [start + step * k for k in range(len(self._arguments))]
+        self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
+        for k, target in enumerate(targets):
+            self._arguments[3 * k + 1] = target.data_ptr()
+
+    def __call__(self, sources: Sequence[Tensor]) -> bool:
+        """Copy tensors, or return that one of them cannot be copied so."""
+        if len(sources) != len(self._targets):
+            return False
+        longest = 0
+        for k, source in enumerate(sources):
+            key = (k, source.shape, source.stride(), source.dtype, source.device)
+            words = self._words.get(key)
+            if words is None:
+                words = self._words[key] = self._counted(source, self._targets[k])
+            address = source.data_ptr()
+            if not words or address % WORD:
+                return False
+            self._arguments[3 * k], self._arguments[3 * k + 2] = address, words
+            longest = max(longest, words)
+        index = self._device.index
+        blocks = min(-(-longest // THREADS), MAX_BLOCKS)
+        done(
+            driver().cuLaunchKernel(
+                kernels(index)["copy"], blocks, 1, 1, THREADS, 1, 1, 0,
+                current_stream(index), ctypes.addressof(self._addresses), 0,
+            )
+        )  # fmt: skip
+        return True
+
+    def _counted(self, source: Tensor, target: Tensor) -> int:
+        """Return how many words are to be copied; 0 where it takes more than copying words."""
+        first = target[: source.shape[0]]
+        size = source.numel() * source.element_size()
+        alike = (source.shape, source.stride(), source.dtype, source.device) == (
+            first.shape, first.stride(), first.dtype, self._device,
+        )  # fmt: skip
+        return 0 if not alike or size % WORD or target.data_ptr() % WORD else size // WORD
+
+
+def like(value: Any, rows: int) -> Any:
+    """Return memory for some rows of a value, in its memory format."""
+
+    def memory(tensor: Tensor) -> Tensor:
+        shape = (rows, *tensor.shape[1:])
+        zeros = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+        if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+            zeros = zeros.to(memory_format=torch.channels_last)
+        return zeros
+
+    parts = tuple(memory(tensor) for tensor in tensors_of(value))
+    return parts[0] if isinstance(value, torch.Tensor) else parts
+
+
+def _can_launch(tensors: Sequence[Tensor]) -> bool:
+    """Return whether one kernel can copy to these tensors."""
+    return 0 < len(tensors) <= MAX_TENSORS and tensors[0].is_cuda and is_installed("cuda.bindings")
+
+
+def _shapes(tensors: Sequence[Tensor]) -> str:
+    """Return shapes for an error message."""
+    return ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+
+
+# The number of words of a row that one program copies.
+BLOCK = 1024
+# What rows are copied as, the widest first.
+WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+
+
+def copy_rows(
+    sources: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    rows: Tensor,
+    *,
+    positions: Tensor | None = None,
+    listed: Tensor | None = None,
+) -> None:
+    """Write rows of sources to the first rows of targets, without those whose number is -1.
+
+    ``rows`` are the numbers, ``positions`` where each lies in the sources; by default one after
+    another. The numbers are written to ``listed``.
+    """
+    count = len(rows)
+    pairs = []
+    for source, target in zip(sources, targets, strict=True):
+        if not target.numel():
+            continue
+        pair = _words(source, target)
+        if pair is not None:
+            pairs.append(pair)
+        elif positions is None:
+            target[:count].copy_(source[:count])
+        else:
+            torch.index_select(source, 0, positions, out=target[:count])
+    for start in range(0, max(len(pairs), 1), MAX_TENSORS):
+        group = pairs[start : start + MAX_TENSORS]
+        _launch(group, rows, positions, listed if start == 0 else None)
+
+
+def _launch(
+    pairs: list[tuple[Tensor, Tensor]],
+    rows: Tensor,
+    positions: Tensor | None,
+    listed: Tensor | None,
+) -> None:
+    """Launch the kernel for a few tensors."""
+    arguments: list[Any] = [
+        rows, rows if positions is None else positions, rows if listed is None else listed,
+    ]  # fmt: skip
+    for source, target in pairs:
+        arguments += [source, target, source.stride(0), target.shape[1]]
+    arguments += [rows, rows, 0, 0] * (MAX_TENSORS - len(pairs))
+    blocks = max([1, *(-(-target.shape[1] // BLOCK) for _, target in pairs)])
+    _copy_rows[len(rows), blocks, 1](
+        *arguments, len(pairs), positions is not None, listed is not None, BLOCK
+    )
+
+
+def _words(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return two tensors as rows of words; ``None`` where their rows lie in another order."""
+    here, there = in_memory_order(source), in_memory_order(target)
+    alike = (here is source) == (there is target) and here.shape[1:] == there.shape[1:]
+    if not alike or here.dtype != there.dtype:
+        return None
+    if not (here[0].is_contiguous() and there.is_contiguous()):
+        return None
+    width = here[0].numel()
+    lines = here.as_strided((len(here), width), (here.stride(0), 1))
+    for kind in WORDS:
+        with contextlib.suppress(RuntimeError):
+            return lines.view(kind), there.view(len(there), width).view(kind)
+    return None
+
+
+@triton.jit
+def _copy(source, target, stride, width, at, position, BLOCK: tl.constexpr):
+    """Copy a part of one row."""
+    word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = word < width
+    part = tl.load(source + position * stride + word, mask=inside)
+    tl.store(target + at * width + word, part, mask=inside)
+
+
+@triton.jit
+def _copy_rows(
+    rows, positions, listed,
+    source0, target0, stride0, width0, source1, target1, stride1, width1,
+    source2, target2, stride2, width2, source3, target3, stride3, width3,
+    COUNT: tl.constexpr, GATHERS: tl.constexpr, LISTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + at)
+    if LISTS:
+        tl.store(listed + at, row, mask=tl.program_id(1) == 0)
+    if row >= 0:
+        position = at
+        if GATHERS:
+            position = tl.load(positions + at)
+        if COUNT > 0:
+            _copy(source0, target0, stride0, width0, at, position, BLOCK)
+        if COUNT > 1:
+            _copy(source1, target1, stride1, width1, at, position, BLOCK)
+        if COUNT > 2:
+            _copy(source2, target2, stride2, width2, at, position, BLOCK)
+        if COUNT > 3:
+            _copy(source3, target3, stride3, width3, at, position, BLOCK)

@@ -1,0 +1,583 @@
+"""A policy as arrays, and decisions by them for a whole batch, on the host with NumPy.
+
+Exits are asked in the network's order. A *place* is where an input is in its policy: the exits
+asked so far, or the last few of them. Two layouts of tables cover all policies:
+
+- :class:`BeliefTables`: what an input brings along is the log-odds, the offset and the prediction
+  of the exits asked. x, the least log-odds of their answers, decides.
+- :class:`LossTables`: a place is an exit, the state there is the bin of its confidence, and the
+  best loss so far is all that an input brings along.
+
+All numbers keep the precision that they have in the policy, so that every device decides as a
+session does. A GPU decides in :mod:`ttamer.torch.cuda.decide_kernel`, by the same tables.
+
+Confidence is the softmax probability of the predicted class, in single precision whatever the
+network computes in. Logits with a NaN give no answer: the prediction is ``NO_ANSWER`` and the
+confidence NaN, which every policy treats as the lowest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ttamer._numbers import counted
+from ttamer.errors import ArgumentError
+from ttamer.fitted.belief import CERTAIN_LOGIT, Belief, context_of
+from ttamer.fitted.ladder import FittedPolicy
+from ttamer.fitted.models import BeliefModel, ConfidenceModel
+from ttamer.policy.walk import WalkPolicy
+from ttamer.trace.trace import BELIEF_FIELDS
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int32]
+
+# The next place of an input that stops.
+STOP = -1
+# The prediction of an exit whose logits have a NaN.
+NO_ANSWER = -1
+# The exits asked are bits of a 64-bit integer, so there are at most 64.
+MAX_EXITS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class LossTables:
+    """Tables whose places are exits, for thresholds and for policies on the loss in hand."""
+
+    bounds: Floats
+    """Shape (exits, bins - 1): increasing confidences, padded with inf."""
+    first: int
+    """The place where every input starts."""
+    exit_of: tuple[int, ...]
+    """The exit that is asked at each place."""
+    loss: Ints
+    """Shape (exits, bins): the column of the loss of each bin; smaller is better."""
+    onward: Ints
+    """Shape (exits, bins, columns): the exit to ask next, or ``STOP``."""
+
+    @property
+    def reached(self) -> tuple[int, ...]:
+        """The exits that any input may ask, in order."""
+        exits, _, columns = self.onward.shape
+        # Per exit, the best columns that inputs may arrive with; the last is for none so far.
+        arrives = np.zeros((exits, columns + 1), bool)
+        arrives[self.first, -1] = True
+        for k in range(self.first, exits):
+            best = np.minimum.outer(self.loss[k], np.flatnonzero(arrives[k]))
+            following = np.take_along_axis(self.onward[k], best, axis=1)
+            for j in np.unique(following[following != STOP]):
+                arrives[j, best[following == j]] = True
+        return tuple(np.flatnonzero(arrives.any(axis=1)).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class BeliefTables:
+    """Tables whose places are sets of exits asked, of which the last ones count.
+
+    The log-odds of answer a at a place are, by the weights there::
+
+        own . (1, odds[a], lean[a])
+        + sum over peers b of  peers . (1, odds[b]) if they agree, else peers . (odds[b], lean[b])
+    """
+
+    bounds: Floats
+    """Shape (exits, bins - 1): increasing confidences, padded with inf."""
+    first: int
+    """The place where every input starts."""
+    exit_of: tuple[int, ...]
+    """The exit that is asked at each place."""
+    levels: Floats
+    """Shape (exits, bins): the log-odds of an answer of each bin."""
+    leans: Floats
+    """Shape (exits, classes): the offset of predicting a class."""
+    context: NDArray[np.int64]
+    """Shape (places, width): the exits that count, padded with -1."""
+    own: Floats
+    """Shape (places, width, 3): per answer, the constant and the weights of its odds and offset."""
+    peers: Floats
+    """Shape (places, width, width, 4): per answer and peer, the weights of agreement, of its odds
+    in agreement, of its odds otherwise, of its offset otherwise; 0 for the answer itself."""
+    edges: Floats
+    """Shape (places, states - 1): increasing x, padded with inf."""
+    onward: Ints
+    """Shape (places, states): the place to go to next, or ``STOP``."""
+    term_bounds: Floats
+    """Shape (exits, columns, bins - 1): increasing margins, then entropies, padded with inf; there
+    are no columns where no exit's are read."""
+    terms: Floats
+    """Shape (exits, columns, bins + 1): what each bin adds to the log-odds; the last is for no
+    answer."""
+    shifts: Floats
+    """Shape (places, classes): what the class of the best answer adds to x as a state."""
+
+    @property
+    def reads_columns(self) -> bool:
+        """Whether margins and entropies of some exit are read."""
+        return bool(self.terms.shape[1])
+
+    @property
+    def reached(self) -> tuple[int, ...]:
+        """The exits that any input may ask, in order."""
+        reached, front = {self.first}, {self.first}
+        while front:
+            front = {int(k) for k in self.onward[sorted(front)].flat} - reached - {STOP}
+            reached |= front
+        return tuple(sorted({self.exit_of[place] for place in reached}))
+
+
+Tables = LossTables | BeliefTables
+
+
+def threshold_tables(thresholds: Floats) -> LossTables:
+    """Return the tables of a rule that stops at the first exit whose confidence is high enough.
+
+    Args:
+        thresholds: Shape (exits,): the confidence at which each exit stops; the last is ignored.
+            ``nan`` leaves a ramp out, ``inf`` never stops there.
+
+    Returns:
+        Tables for :class:`ttamer.torch.Runner`.
+
+    >>> tables = threshold_tables(np.array([0.9, np.nan, 0.0]))
+    >>> tables.first, tables.reached
+    (0, (0, 2))
+    """
+    count = len(thresholds)
+    asked = [k for k in range(count - 1) if not np.isnan(thresholds[k])] + [count - 1]
+    bounds = np.full((count, 1), np.inf)
+    onward = np.full((count, 2, count), STOP, np.int32)
+    for k, following in pairwise(asked):
+        bounds[k, 0] = thresholds[k]
+        onward[k, 0] = following
+    loss = np.arange(count - 1, -1, -1, dtype=np.int32)  # the last one asked answers
+    return LossTables(bounds, asked[0], tuple(range(count)), np.stack([loss, loss], axis=1), onward)
+
+
+def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str] | int) -> Tables:
+    """Return the tables of a fitted policy for a network with these exits and classes.
+
+    The policy may be for some of the exits only: the others are never asked. ``classes`` are the
+    names of the network's classes as in the trace, or their number if the trace has numbers.
+    """
+    if not isinstance(policy, FittedPolicy):
+        raise ArgumentError(
+            f"a network runs one fitted policy, not a {type(policy).__name__}: take "
+            "ladder.at(tradeoff) of a ladder, or .expensive of a mixture: its promise holds for it",
+            param="policy",
+        )
+    fitted, solved = policy.fitted, policy.policy
+    names = fitted.spec.names
+    numbers = [list(exits).index(name) for name in names if name in exits]
+    if len(numbers) < len(names) or numbers != sorted(numbers):
+        raise ArgumentError(
+            f"the policy was fitted for {counted(len(names), 'exit')} ({', '.join(names)}) and the "
+            f"network has {len(exits)} ({', '.join(exits)}): fit it on a trace of this network",
+            param="policy",
+        )
+    if not isinstance(solved, WalkPolicy) or not fitted.spec.is_network:
+        raise ArgumentError(
+            "the policy asks separate models; for the exits of one network use a trace with "
+            'order = "fixed", or "skip" with passing',
+            param="policy",
+        )
+    if isinstance(fitted, BeliefModel) and fitted.belief.signals is not None:
+        raise ArgumentError(
+            "the policy was fitted with signals, and a network has no signals of its inputs: fit "
+            "it on a trace without signal columns",
+            param="policy",
+        )
+    if isinstance(fitted, BeliefModel):
+        texts = [str(k) for k in range(classes)] if isinstance(classes, int) else list(classes)
+        return _spread_beliefs(_belief_tables(fitted, solved, texts), numbers, len(exits))
+    if not isinstance(fitted, ConfidenceModel) or list(fitted.columns) != sorted(fitted.columns):
+        raise ArgumentError(
+            "the policy asks exits in another order than the network has", param="policy"
+        )
+    return _spread_losses(_loss_tables(fitted.quantiser.edges, solved), numbers, len(exits))
+
+
+def _spread(array: NDArray[Any], numbers: Sequence[int], count: int, filling: float) -> Any:
+    """Return an array of ``count`` rows, these rows at some numbers and a filling elsewhere."""
+    spread = np.full((count, *array.shape[1:]), filling, array.dtype)
+    spread[list(numbers)] = array
+    return spread
+
+
+def _spread_losses(tables: LossTables, numbers: Sequence[int], count: int) -> LossTables:
+    """Return tables for a network where these exits are some among others."""
+    number = np.array([*numbers, STOP], np.int32)
+    return LossTables(
+        bounds=_spread(tables.bounds, numbers, count, np.inf),
+        first=numbers[tables.first],
+        exit_of=tuple(range(count)),
+        loss=_spread(tables.loss, numbers, count, 0),
+        onward=_spread(number[tables.onward], numbers, count, STOP),
+    )
+
+
+def _spread_beliefs(tables: BeliefTables, numbers: Sequence[int], count: int) -> BeliefTables:
+    """Return tables for a network where these exits are some among others."""
+    return replace(
+        tables,
+        bounds=_spread(tables.bounds, numbers, count, np.inf),
+        exit_of=tuple(numbers[k] for k in tables.exit_of),
+        levels=_spread(tables.levels, numbers, count, 0.0),
+        leans=_spread(tables.leans, numbers, count, 0.0),
+        term_bounds=_spread(tables.term_bounds, numbers, count, np.inf),
+        terms=_spread(tables.terms, numbers, count, 0.0),
+        context=np.array([*numbers, -1])[tables.context],
+    )
+
+
+def _loss_tables(edges: Sequence[Floats], policy: WalkPolicy) -> LossTables:
+    """Return the tables of a policy on confidence."""
+    problem = policy.problem
+    positions: Sequence[NDArray[np.integer]] = problem.grid.positions
+    columns = len(problem.grid)
+    if not policy.recall:  # the last one asked answers: each exit has one loss, below those before
+        columns = len(edges)
+        positions = [np.full(len(n.losses), columns - 1 - k) for k, n in enumerate(problem.nodes)]
+    bounds = _padded(edges)
+    loss = np.zeros((len(edges), bounds.shape[1] + 1), np.int32)
+    onward = np.full((*loss.shape, columns), STOP, np.int32)
+    for k, position in enumerate(positions):
+        loss[k, : len(position)] = position
+        onward[k, : len(position)] = policy.choices[k]
+    return LossTables(
+        bounds, int(policy.choices[-1][0, -1]), tuple(range(len(edges))), loss, onward
+    )
+
+
+def _belief_tables(fitted: BeliefModel, policy: WalkPolicy, classes: Sequence[str]) -> BeliefTables:
+    """Return the tables of a policy on beliefs."""
+    belief, steps = fitted.belief, fitted.steps
+    if belief.by_class:
+        raise ArgumentError(
+            "the policy was fitted to separate models, with terms for the classes they predict; a "
+            'network needs a fit to its own exits: order = "fixed", or costs of passing',
+            param="policy",
+        )
+    codes = fitted.codes
+    if belief.has_predictions and not any(name in codes for name in classes):
+        raise ArgumentError(
+            f"the policy's classes are {', '.join(list(codes)[:5])} ... and the network's are "
+            f"{', '.join(classes[:5])} ...: name them as in the trace, with classes=",
+            param="classes",
+        )
+    leans = np.zeros((len(belief.offsets), len(classes)))
+    for k, offsets in enumerate(belief.offsets):
+        leans[k] = [offsets.get(codes.get(name, -1), 0.0) for name in classes]
+    shifts = np.zeros((len(steps), len(classes)))
+    for s, step in enumerate(steps):
+        added = dict(zip(fitted.classes, belief.shifts.get(step, ()), strict=False))
+        shifts[s] = [added.get(name, 0.0) for name in classes]
+    levels = np.zeros((len(belief.levels), max(len(level) for level in belief.levels)))
+    for k, level in enumerate(belief.levels):
+        levels[k, : len(level)] = belief.extras[k].levels if k in belief.extras else level
+    term_bounds, terms = _terms(belief)
+    width = max(len(context_of(step)) for step in steps)
+    context = np.full((len(steps), width), -1)
+    own = np.zeros((len(steps), width, 3))
+    peers = np.zeros((len(steps), width, width, 4))
+    own[:, :, 0] = np.inf  # padding never answers
+    for s, step in enumerate(steps):
+        for a, answer in enumerate(context_of(step)):
+            context[s, a] = answer
+            if belief.certain_last and answer == len(belief.bounds) - 1:
+                own[s, a] = (CERTAIN_LOGIT, 0.0, 0.0)
+                continue
+            weights = belief.weights[step, answer]
+            own[s, a] = weights[:3]
+            columns = [j for j in range(len(context_of(step))) if j != a]
+            if belief.has_predictions:
+                peers[s, a, columns] = weights[3:].reshape(len(columns), 4)
+            else:  # the odds weigh the same in agreement and otherwise
+                peers[s, a, columns, 1] = peers[s, a, columns, 2] = weights[3:]
+    edges = _padded(fitted.edges)
+    onward = np.full((len(steps), edges.shape[1] + 1), STOP, np.int32)
+    for s in range(len(steps)):
+        choice = policy.choices[s]
+        onward[s, : len(choice)] = choice[:, 0]
+    asked = np.array([max(step) for step in steps])
+    if ((onward != STOP) & (asked[onward] <= asked[:, np.newaxis])).any():
+        raise ArgumentError(
+            "the policy asks exits in another order than the network has", param="policy"
+        )
+    return BeliefTables(
+        bounds=_padded(belief.bounds),
+        first=int(policy.choices[-1][0, -1]),
+        exit_of=tuple(asked.tolist()),
+        levels=levels,
+        leans=leans,
+        context=context,
+        own=own,
+        peers=peers,
+        edges=edges,
+        onward=onward,
+        term_bounds=term_bounds,
+        terms=terms,
+        shifts=shifts,
+    )
+
+
+def _terms(belief: Belief) -> tuple[Floats, Floats]:
+    """Return the bounds of margins and entropies, and their terms; see :class:`BeliefTables`.
+
+    Without an answer the log-odds are those of the lowest confidence alone, so the last term of the
+    first column is the difference between the levels there.
+    """
+    bins = max((len(added) for extra in belief.extras.values() for added in extra.terms), default=1)
+    size = (len(belief.levels), len(BELIEF_FIELDS) if belief.extras else 0)
+    bounds, terms = np.full((*size, bins - 1), np.inf), np.zeros((*size, bins + 1))
+    for k, extra in belief.extras.items():
+        terms[k, 0, -1] = belief.levels[k][0] - extra.levels[0]
+        for name, edges, added in zip(extra.names, extra.bounds, extra.terms, strict=True):
+            column = BELIEF_FIELDS.index(name)
+            bounds[k, column, : len(edges)] = edges
+            terms[k, column, : len(added)] = added
+    return bounds, terms
+
+
+def _padded(rows: Sequence[Floats]) -> Floats:
+    """Return rows of different lengths as one array, padded with infinity."""
+    padded = np.full((len(rows), max(1, *(len(row) for row in rows))), np.inf)
+    for k, row in enumerate(rows):
+        padded[k, : len(row)] = row
+    return padded
+
+
+class Decider(Protocol):
+    """Decides for batches, exit by exit; what a runner needs of it."""
+
+    def start(self, rows: int, classes: int, dtype: torch.dtype) -> Any:
+        """Return the state of a batch before any exit is asked."""
+
+    def observe(
+        self, carry: Any, exit_: int, rows: Tensor, logits: Tensor, *, awaited: bool, first: bool
+    ) -> None:
+        """Record the logits of one exit for some rows, and update the rows that are due there.
+
+        ``rows`` has shape (m,), their positions in the batch; ``logits`` has shape (m, classes).
+        ``awaited``: :meth:`going` follows. ``first``: no exit was asked before.
+        """
+
+    def going(self, carry: Any, rows: Tensor) -> tuple[int, int]:
+        """Return how many rows continue, and the exit that some ask next."""
+
+    def regroup(self, carry: Any, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Return the positions that form a smaller group, and its rows.
+
+        Rows that continue come first, in order; the group is padded with rows that have stopped.
+        """
+
+    def stopped(self, carry: Any) -> Tensor:
+        """Return which rows have stopped, shape (rows,)."""
+
+    def collect(self, carry: Any) -> tuple[Tensor, ...]:
+        """Return what answers are made of: logits, owners, exits asked, confidences, classes."""
+
+
+def check_tables(tables: Tables) -> None:
+    """Refuse tables of more exits than there are bits."""
+    if len(tables.bounds) > MAX_EXITS:
+        raise ArgumentError(
+            f"there are {len(tables.bounds)} exits, and at most {MAX_EXITS} are supported: build "
+            "the network with fewer ramps",
+            param="network",
+        )
+
+
+def check_classes(tables: Tables, classes: int) -> None:
+    """Refuse logits for another number of classes than the tables are for."""
+    if isinstance(tables, BeliefTables) and tables.leans.shape[1] != classes:
+        raise ArgumentError(
+            f"the policy's tables are for {tables.leans.shape[1]} classes, and the network's "
+            f"logits are for {classes}: name all classes with classes=",
+            param="classes",
+        )
+
+
+@dataclass(eq=False)
+class Carry:
+    """The state of a batch of B inputs, one row each, in the caller's order."""
+
+    place: NDArray[np.int64]
+    """Shape (B,): the place where the input is due next, or ``STOP``."""
+    owner: NDArray[np.int64]
+    """Shape (B,): the exit whose answer is the best so far."""
+    best: Ints
+    """Shape (B,): the column of its loss, for :class:`LossTables`."""
+    confidence: NDArray[np.float32]
+    """Shape (B, exits): the confidence of each exit; NaN where it was not asked, or has none."""
+    prediction: Ints
+    """Shape (B, exits): the class each exit predicts; ``NO_ANSWER`` where none."""
+    odds: Floats
+    """Shape (B, exits): the log-odds of each exit's answer, for beliefs."""
+    lean: Floats
+    """Shape (B, exits): the offset of each predicted class, for beliefs."""
+    asked: NDArray[np.int64]
+    """Shape (B,): a bit for every exit that was asked."""
+    logits: Tensor
+    """Shape (exits, B, classes): the logits of each exit; not written where it was not asked."""
+
+
+class HostDecider:
+    """Decides with NumPy, for a network on any device; reads only the rows that are due."""
+
+    def __init__(self, tables: Tables, device: torch.device) -> None:
+        check_tables(tables)
+        self.tables = tables
+        self._device = device
+        self._exit_of = np.array([*tables.exit_of, STOP])  # the last entry: stopped
+
+    def start(self, rows: int, classes: int, dtype: torch.dtype) -> Carry:
+        """Return the state before any exit is asked."""
+        check_classes(self.tables, classes)
+        exits = len(self.tables.bounds)
+        return Carry(
+            place=np.full(rows, self.tables.first, np.int64),
+            owner=np.full(rows, STOP, np.int64),
+            best=np.full(rows, np.iinfo(np.int32).max, np.int32),
+            confidence=np.full((rows, exits), np.nan, np.float32),
+            prediction=np.full((rows, exits), NO_ANSWER, np.int32),
+            odds=np.zeros((rows, exits)),
+            lean=np.zeros((rows, exits)),
+            asked=np.zeros(rows, np.int64),
+            logits=torch.empty((exits, rows, classes), dtype=dtype, device=self._device),
+        )
+
+    def observe(
+        self,
+        carry: Carry,
+        exit_: int,
+        rows: Tensor,
+        logits: Tensor,
+        *,
+        awaited: bool = True,  # noqa: ARG002 - the host decides, and so has waited
+        first: bool = False,  # noqa: ARG002 - a batch starts with new memory
+    ) -> None:
+        """Record the logits of one exit for some rows, and update the rows that are due there."""
+        carry.logits[exit_].index_copy_(0, rows, logits.to(carry.logits.dtype))
+        tables = self.tables
+        reads = isinstance(tables, BeliefTables) and tables.reads_columns
+        scores = (scores_of if reads else confidence_of)(logits)
+        confidence, prediction, *columns = (score.cpu().numpy() for score in scores)
+        row = rows.cpu().numpy()
+        due = self._exit_of[carry.place[row]] == exit_
+        if not due.all():
+            row, confidence, prediction = row[due], confidence[due], prediction[due]
+            columns = [values[due] for values in columns]
+        carry.confidence[row, exit_], carry.prediction[row, exit_] = confidence, prediction
+        carry.asked[row] |= np.int64(1) << np.int64(exit_)
+        bins = np.searchsorted(tables.bounds[exit_], confidence.astype(np.float64), "right")
+        bins[np.isnan(confidence)] = 0
+        if isinstance(tables, LossTables):
+            loss, before = tables.loss[exit_, bins], carry.best[row]
+            carry.owner[row] = np.where(loss < before, exit_, carry.owner[row])
+            carry.best[row] = best = np.minimum(loss, before)
+            carry.place[row] = tables.onward[exit_, bins, best]
+            return
+        odds = tables.levels[exit_, bins]
+        for k, values in enumerate(columns):
+            at = np.searchsorted(tables.term_bounds[exit_, k], values.astype(np.float64), "right")
+            at[np.isnan(confidence)] = -1
+            odds += tables.terms[exit_, k, at]
+        carry.odds[row, exit_] = odds
+        lean = tables.leans[exit_, prediction]  # of no answer the last, which is not used
+        carry.lean[row, exit_] = np.where(prediction == NO_ANSWER, 0.0, lean)
+        carry.owner[row], carry.place[row] = _believe(tables, carry, row)
+
+    def going(self, carry: Carry, rows: Tensor) -> tuple[int, int]:
+        """Return how many rows continue, and the exit that some ask next."""
+        exits = self._exit_of[carry.place[rows.cpu().numpy()]]
+        due = exits[exits != STOP]
+        return len(due), int(due.min(initial=len(self.tables.bounds)))
+
+    def regroup(self, carry: Carry, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Return the positions that form a smaller group, and its rows."""
+        stopped = carry.place[rows.cpu().numpy()] == STOP
+        order = torch.from_numpy(stopped.argsort(kind="stable")[:size])
+        positions = order.to(self._device)
+        return positions, rows[positions]
+
+    def stopped(self, carry: Carry) -> Tensor:
+        """Return which rows have stopped."""
+        return torch.from_numpy(carry.place == STOP).to(self._device)
+
+    def collect(self, carry: Carry) -> tuple[Tensor, ...]:
+        """Return what answers are made of."""
+        arrays = (carry.owner, carry.asked, carry.confidence, carry.prediction)
+        owner, *others = (torch.from_numpy(array.copy()).to(self._device) for array in arrays)
+        every_row = torch.arange(len(owner), device=self._device)
+        return carry.logits[owner.clamp_min(0), every_row], owner, *others
+
+
+def _believe(
+    tables: BeliefTables, carry: Carry, row: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], Ints]:
+    """Return the owner and the next place of rows, by the belief at each row's place."""
+    place = carry.place[row]
+    context = tables.context[place]
+    line = row[:, np.newaxis]
+    odds, lean = carry.odds[line, context], carry.lean[line, context]
+    predicted = carry.prediction[line, context]
+    own, peers = tables.own[place], tables.peers[place]
+    # Numbers are multiples of 2^-12 of limited size: sums are exact in any order.
+    totals = own[:, :, 0] + own[:, :, 1] * odds + own[:, :, 2] * lean
+    if context.shape[1] > 1:
+        odds, lean = odds[:, np.newaxis], lean[:, np.newaxis]
+        agreed = peers[..., 0] + peers[..., 1] * odds
+        differed = peers[..., 2] * odds + peers[..., 3] * lean
+        same = predicted[:, :, np.newaxis] == predicted[:, np.newaxis]
+        totals += np.where(same, agreed, differed).sum(axis=2)
+    best = totals.argmin(axis=1)  # among equals the first
+    every = np.arange(len(row))
+    answer = predicted[every, best]
+    shift = np.where(answer == NO_ANSWER, 0.0, tables.shifts[place, answer])
+    state = (tables.edges[place] <= (totals[every, best] + shift)[:, np.newaxis]).sum(axis=1)
+    return context[every, best], tables.onward[place, state]
+
+
+def confidence_of(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the confidence and the prediction of logits, as :func:`scores_of` does."""
+    best, prediction = torch.log_softmax(logits.float(), dim=-1).exp().max(dim=-1)
+    return best, torch.where(torch.isnan(best), NO_ANSWER, prediction).to(torch.int32)
+
+
+class Scores(NamedTuple):
+    """Scores of logits, each of shape (batch,), in single precision."""
+
+    confidence: Tensor
+    """The softmax probability of the predicted class."""
+    prediction: Tensor
+    """The predicted class, or ``NO_ANSWER``."""
+    margin: Tensor
+    """The difference between the two largest probabilities; with one class, its probability."""
+    entropy: Tensor
+    """The entropy of the softmax, in nats."""
+
+
+def scores_of(logits: Tensor) -> Scores:
+    """Return the scores of logits of shape (batch, classes).
+
+    >>> scores = scores_of(torch.tensor([[0.0, 0.0, -1e9], [float("nan"), 1.0, 2.0]]))
+    >>> scores.confidence.tolist(), scores.prediction.tolist(), scores.margin.tolist()
+    ([0.5, nan], [0, -1], [0.0, nan])
+    """
+    logs = torch.log_softmax(logits.float(), dim=-1)
+    chances = logs.exp()
+    best, prediction = chances.max(dim=-1)
+    margin = best
+    if chances.shape[-1] > 1:
+        two = chances.topk(2, dim=-1).values
+        margin = two[..., 0] - two[..., 1]
+    entropy = -(chances * logs.clamp_min(-1e30)).sum(dim=-1)
+    prediction = torch.where(torch.isnan(best), NO_ANSWER, prediction)
+    return Scores(best, prediction.to(torch.int32), margin, entropy)
