@@ -24,9 +24,8 @@ from ttamer import torch as exits
 class EarlyExitServer:
     """One replica: the network, and its policy."""
 
-    def __init__(self, folder, tradeoff):
+    def __init__(self, network, folder, tradeoff):
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        network = build_network()
         stored = exits.load_pretrained(folder, network)
         self.runner = exits.Runner(
             network.to(device), stored.policy.at(tradeoff), classes=stored.classes
@@ -51,4 +50,4 @@ class EarlyExitServer:
 
 def build(args):
     """Return the application for ``serve run``."""
-    return EarlyExitServer.bind(args["folder"], float(args["tradeoff"]))
+    return EarlyExitServer.bind(build_network(), args["folder"], float(args["tradeoff"]))

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import torch
 from cifar import CLASSES, Batches, Images
-from ttamer.torch.networks.vgg import vgg
+from vgg import vgg
 
-from ttamer.torch.tracing import trace_of
-from ttamer.torch.training import Recipe, train
+from ttamer.torch import Recipe, trace_of, train
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import torch
 
-from support import exit_networks
+from support.exit_networks import convolutions
 from ttamer import torch as exits
 from ttamer.fitting.plans import fit
 
@@ -31,18 +31,17 @@ def test_requests_that_arrive_together_get_the_answers_of_the_runner(
     cluster, tmp_path, monkeypatch
 ):
     assert cluster.is_initialized()
-    from ray import cloudpickle, serve
+    from ray import serve
 
     torch.manual_seed(0)
-    network = exit_networks.convolutions(3, size=32).eval()
+    network = convolutions(3, size=32).eval()
     images = torch.randn(40, 3, 32, 32)
     trace = exits.trace_of(network, [(images, torch.arange(40) % 3)])
     ladder = fit(trace, tradeoffs=(0.5, 0.95))
     exits.save_pretrained(network, tmp_path, policy=ladder)
     mine = ModuleType("my_network")
-    mine.build = partial(exit_networks.convolutions, 3, size=32)
+    mine.build = partial(convolutions, 3, size=32)
     monkeypatch.setitem(sys.modules, mine.__name__, mine)
-    cloudpickle.register_pickle_by_value(exit_networks)  # replicas cannot import it
     spec = importlib.util.spec_from_file_location("ray_early_exit", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -575,7 +575,7 @@ def test_convolutions_regrouped_answers_as_it_does_whole():
     torch.manual_seed(0)
     network = convolutions(CLASSES)
     inputs = torch.randn(64, 3, 8, 8)
-    labels = torch.randint(0, CLASSES, (64,))
+    labels = network.eval().full(inputs).argmax(dim=1)
     trace = trace_of(network, batches(inputs, labels, 32))
     policy = fit(trace, belief="calibrated", states=4, tradeoffs=[0.9])[0]
     whole = Runner(network, policy, regrouping=Regrouping.never())(inputs)
