@@ -26,10 +26,9 @@ class EarlyExitServer:
 
     def __init__(self, network, folder, tradeoff):
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        stored = exits.load_pretrained(folder, network)
-        self.runner = exits.Runner(
-            network.to(device), stored.policy.at(tradeoff), classes=stored.classes
-        )
+        policies, classes = exits.load_pretrained(folder, network)
+        policy = policies.at(tradeoff)
+        self.runner = exits.Runner(network.to(device), policy, classes=classes)
 
     @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.005)
     async def answer(self, rows):
