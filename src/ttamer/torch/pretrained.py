@@ -105,6 +105,12 @@ def load_pretrained(folder: str | os.PathLike[str], network: EarlyExit) -> Pretr
         ArgumentError: The folder is not complete, was written by a later version, or does not fit
             the network.
         ArtefactError: The policy cannot be read.
+
+    >>> from torch import nn
+    >>> load_pretrained("no-such-folder", EarlyExit([nn.Linear(4, 8)], [], nn.Linear(8, 3)))
+    Traceback (most recent call last):
+    ttamer.errors.ArgumentError: no-such-folder: no readable exits.json (FileNotFoundError); give
+    a folder that save_pretrained wrote
     """
     require_exits(network)
     path = Path(folder)

@@ -220,7 +220,11 @@ class Profile:
         )
 
     def regrouping(self) -> Regrouping:
-        """Return the rule for regrouping that follows from these times, for :class:`Runner`."""
+        """Return the rule for regrouping that follows from these times.
+
+        Returns:
+            The rule, for :class:`Runner`.
+        """
         return Regrouping(self.groups, self.segments, self.regroup)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -69,12 +69,20 @@ class Regrouping:
 
     @classmethod
     def always(cls) -> Regrouping:
-        """Return the rule that regroups whenever any row has left."""
+        """Return the rule that regroups whenever any row has left.
+
+        Returns:
+            The rule, without measurements.
+        """
         return cls((), (), 0.0)
 
     @classmethod
     def never(cls) -> Regrouping:
-        """Return the rule that never regroups."""
+        """Return the rule that never regroups.
+
+        Returns:
+            The rule, without measurements.
+        """
         return cls((), (), float("inf"))
 
     def pays(self, after: int, due: int, rows: int, alive: int) -> bool:
@@ -182,7 +190,7 @@ class Answers:
         """The number of NaN confidences of exits asked; they count as the lowest."""
         return int((self.asked & torch.isnan(self.confidence)).sum())
 
-    def take(self, rows: Tensor) -> Answers:
+    def _take(self, rows: Tensor) -> Answers:
         """Return the answers of some rows."""
         return Answers(**{name: part[rows] for name, part in vars(self).items()})
 
@@ -330,7 +338,7 @@ class Runner:
                 event.synchronize()
             positions = settled.nonzero()[:, 0]
             if len(positions):
-                yield positions, answers.take(positions)
+                yield positions, answers._take(positions)
 
     def _received(self, inputs: Inputs) -> Value:
         """Return inputs on the device."""
@@ -357,7 +365,7 @@ class Runner:
                 joined = tuple(torch.cat(part) for part in zip(*group, strict=True))
             answers, start = self(joined), 0
             for size in map(rows_of, group):
-                yield answers.take(torch.arange(start, start + size, device=self._device))
+                yield answers._take(torch.arange(start, start + size, device=self._device))
                 start += size
 
     def _run(self, value: Any) -> Answers:
