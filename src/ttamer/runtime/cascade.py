@@ -26,7 +26,6 @@ from typing import Any, Protocol
 
 from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError, ObservationError
-from ttamer.fitted.sessions import SLACK
 from ttamer.policy.session import Explanation
 from ttamer.runtime.batching import BatchOutcome, run_batch
 from ttamer.runtime.calling import (
@@ -433,6 +432,8 @@ class _Why:
 class _Limits:
     """What may still be spent on one input: cost and time."""
 
+    slack = 1e-9  # a cap counts as met up to this relative error of summation, as in sessions
+
     def __init__(self, max_cost: float | None, deadline: float | None) -> None:
         self.start = time.monotonic()
         self.max_cost, self.deadline = max_cost, deadline
@@ -449,7 +450,7 @@ class _Limits:
     def exceeds(self, cost: float) -> bool:
         if self.max_cost is None:
             return False
-        return self.spent + cost > self.max_cost * (1 + SLACK) + SLACK
+        return self.spent + cost > self.max_cost * (1 + self.slack) + self.slack
 
     def forbid(self, cost: float, *, retrying: bool = False) -> bool:
         """Return whether a call at this cost is forbidden; keep the reason if it ends the run."""
