@@ -15,8 +15,10 @@ Class offsets, and pair tables by two classes: one number h_k per class k beside
     row t of class k, without itself: h_k - (y_t - p_t) / (H_k - v_t)     one Newton step
 
 A set S and answer a: wrong[a] on the columns of :class:`~ttamer.fitting.belief.View`, drawn to the
-masked regression of a, which is fitted once, on rows with random answers left out. Its ridge is
-``4 + 5000 / rows``. Every regression takes the rows where what it needs is known.
+answer's own log-odds, with ridge ``4 + 5000 / rows``. A set of few rows has the masked regression
+of a, which is fitted once, on rows with random answers left out. (As what the others are drawn to
+it lost 3% and 6% of area on splits of two logs of nine LLMs.) Every regression takes the rows where what it needs
+is known.
 """
 
 from __future__ import annotations
@@ -283,7 +285,7 @@ def fit_belief(
     members = sorted({v for step in sets for v in step})
     masked = _masked(view, losses, known, members, max(map(len, sets)), weight, options, rng)
     belief = replace(belief, masked=masked)
-    belief = replace(belief, weights=_of_sets(view, belief, losses, known, sets, weight, options))
+    belief = replace(belief, weights=_of_sets(view, losses, known, sets, weight, options))
     if seen.prior is not None:
         view.belief = belief
         first, later = _not_asked(view, losses, known, sets, rng)
@@ -409,14 +411,13 @@ def _masked(
 
 def _of_sets(
     view: View,
-    belief: Belief,
     losses: Floats,
     known: Bools,
     sets: Sequence[Step],
     weight: Floats | None,
     options: BeliefOptions,
 ) -> dict[tuple[Step, int], Floats]:
-    """Fit one regression per set and answer, drawn to the masked one."""
+    """Fit one regression per set and answer, drawn to its own log-odds."""
     weights: dict[tuple[Step, int], Floats] = {}
     for step in sets:
         context = step[-options.memory :]
@@ -425,10 +426,9 @@ def _of_sets(
         came = view.seen.came[:, list(context)].all(axis=1)
         for a in context:
             on = came & known[:, a]
-            centre = belief.weights_of(context, a)
-            weights[context, a] = centre
             if on.sum() < MIN_ROWS:
                 continue
+            centre = np.append(_drawn_to_own(), np.zeros(PEER * (len(context) - 1)))
             ridge = options.ridge + options.per_rows / max(on.sum(), 50)
             share = None if weight is None else weight[on]
             columns = view.columns(context, a)[on]
