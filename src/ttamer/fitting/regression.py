@@ -17,8 +17,8 @@ Class offsets, and pair tables by two classes: one number h_k per class k beside
 A set S and answer a: wrong[a] on the columns of :class:`~ttamer.fitting.belief.View`, drawn to the
 answer's own log-odds, with ridge ``4 + 5000 / rows``. A set of few rows has the masked regression
 of a, which is fitted once, on rows with random answers left out. (As what the others are drawn to
-it lost 3% and 6% of area on splits of two logs of nine LLMs.) Every regression takes the rows where what it needs
-is known.
+it lost 3% and 6% of area on splits of two logs of nine LLMs.) Every regression takes the rows where
+what it needs is known.
 """
 
 from __future__ import annotations
