@@ -136,7 +136,21 @@ class Oracle:
         differed = others[..., 2] * odds[:, None, :] + others[..., 3] * lean[:, None, :]
         # Exact in any order: see ttamer.fitted.belief.
         totals = own[..., 0] + own[..., 1] * odds + own[..., 2] * lean
+        if self.tables.shared:
+            same = same & (predicted >= 0)[:, :, None]
         totals = totals + torch.where(same, agreed, differed).sum(dim=2)
+        if len(tables.pairs) > 1:
+            ours, theirs = predicted[:, :, None].long(), predicted[:, None, :].long()
+            added = tables.pairs[
+                tables.pair_of[step].long(), ours.clamp_min(0), theirs.clamp_min(0)
+            ]
+            added = added.where((ours >= 0) & (theirs >= 0), 0.0)
+            totals = totals + (others[..., 4] * added).sum(dim=2)
+        if self.tables.shared:
+            same = (same | torch.eye(totals.shape[1], dtype=bool)) & (context >= 0)[:, None, :]
+            sums = torch.where(same, totals[:, None, :], 0.0).sum(dim=2)
+            totals = (sums / same.sum(dim=2).clamp_min(1) * 4096).round() / 4096
+            totals = totals.clamp(-8, 8).where(context >= 0, float("inf"))
         least, place = totals[:, 0], torch.zeros_like(step)
         for k in range(1, totals.shape[1]):  # argmin does not guarantee the first among equals
             better = totals[:, k] < least

@@ -33,6 +33,8 @@ from ttamer.errors import ArgumentError
 from ttamer.fitted.belief import CERTAIN_LOGIT, Belief, context_of
 from ttamer.fitted.ladder import FittedPolicy
 from ttamer.fitted.models import BeliefModel, ConfidenceModel
+from ttamer.fitting.belief import GRID, HEAD, PEER, Step
+from ttamer.fitting.policy import NOTHING, SingleNode, StepPolicy
 from ttamer.policy.walk import WalkPolicy
 from ttamer.trace.trace import BELIEF_FIELDS
 
@@ -85,6 +87,9 @@ class BeliefTables:
 
         own . (1, odds[a], lean[a])
         + sum over peers b of  peers . (1, odds[b]) if they agree, else peers . (odds[b], lean[b])
+                             + peers . what the classes of both add
+
+    Where ``shared``, answers that agree share the mean of their log-odds, rounded to the grid.
     """
 
     bounds: Floats
@@ -102,8 +107,15 @@ class BeliefTables:
     own: Floats
     """Shape (places, width, 3): per answer, the constant and the weights of its odds and offset."""
     peers: Floats
-    """Shape (places, width, width, 4): per answer and peer, the weights of agreement, of its odds
-    in agreement, of its odds otherwise, of its offset otherwise; 0 for the answer itself."""
+    """Shape (places, width, width, 5): per answer and peer, the weights of agreement, of its odds
+    in agreement, of its odds otherwise, of its offset otherwise, and of what the classes of both
+    add; 0 for the answer itself."""
+    pair_of: Ints
+    """Shape (places, width, width): per answer and peer, the number of their table in ``pairs``."""
+    pairs: Floats
+    """Shape (tables, classes, classes): what the classes of an answer and of a peer add."""
+    shared: bool
+    """Whether answers that agree share their log-odds."""
     edges: Floats
     """Shape (places, states - 1): increasing x, padded with inf."""
     onward: Ints
@@ -160,12 +172,22 @@ def threshold_tables(thresholds: Floats) -> LossTables:
     return LossTables(bounds, asked[0], tuple(range(count)), np.stack([loss, loss], axis=1), onward)
 
 
-def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str] | int) -> Tables:
+def tables_of(
+    policy: FittedPolicy | StepPolicy | SingleNode,
+    exits: Sequence[str],
+    classes: Sequence[str] | int,
+) -> Tables:
     """Return the tables of a fitted policy for a network with these exits and classes.
 
     The policy may be for some of the exits only: the others are never asked. ``classes`` are the
     names of the network's classes as in the trace, or their number if the trace has numbers.
     """
+    texts = [str(k) for k in range(classes)] if isinstance(classes, int) else list(classes)
+    if isinstance(policy, StepPolicy):
+        numbers = _numbers(policy.names, exits)
+        return _spread_beliefs(_step_tables(policy, texts), numbers, len(exits))
+    if isinstance(policy, SingleNode):
+        return _single_tables(policy, _numbers(policy.names, exits), len(exits))
     if not isinstance(policy, FittedPolicy):
         raise ArgumentError(
             f"a network runs one fitted policy, not a {type(policy).__name__}: take "
@@ -173,14 +195,7 @@ def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str]
             param="policy",
         )
     fitted, solved = policy.fitted, policy.policy
-    names = fitted.spec.names
-    numbers = [list(exits).index(name) for name in names if name in exits]
-    if len(numbers) < len(names) or numbers != sorted(numbers):
-        raise ArgumentError(
-            f"the policy was fitted for {counted(len(names), 'exit')} ({', '.join(names)}) and the "
-            f"network has {len(exits)} ({', '.join(exits)}): fit it on a trace of this network",
-            param="policy",
-        )
+    numbers = _numbers(fitted.spec.names, exits)
     if not isinstance(solved, WalkPolicy) or not fitted.spec.is_network:
         raise ArgumentError(
             "the policy asks separate models; for the exits of one network use a trace with "
@@ -194,13 +209,130 @@ def tables_of(policy: FittedPolicy, exits: Sequence[str], classes: Sequence[str]
             param="policy",
         )
     if isinstance(fitted, BeliefModel):
-        texts = [str(k) for k in range(classes)] if isinstance(classes, int) else list(classes)
         return _spread_beliefs(_belief_tables(fitted, solved, texts), numbers, len(exits))
     if not isinstance(fitted, ConfidenceModel) or list(fitted.columns) != sorted(fitted.columns):
         raise ArgumentError(
             "the policy asks exits in another order than the network has", param="policy"
         )
     return _spread_losses(_loss_tables(fitted.quantiser.edges, solved), numbers, len(exits))
+
+
+def _numbers(names: Sequence[str], exits: Sequence[str]) -> list[int]:
+    """Return the numbers of a policy's exits in the network."""
+    numbers = [list(exits).index(name) for name in names if name in exits]
+    if len(numbers) < len(names) or numbers != sorted(numbers):
+        raise ArgumentError(
+            f"the policy was fitted for {counted(len(names), 'exit')} ({', '.join(names)}) and the "
+            f"network has {len(exits)} ({', '.join(exits)}): fit it on a trace of this network",
+            param="policy",
+        )
+    return numbers
+
+
+def _single_tables(policy: SingleNode, numbers: Sequence[int], count: int) -> LossTables:
+    """Return the tables of one exit by itself; an answer without a confidence counts, too."""
+    limits = np.full(numbers[policy.node] + 1, np.nan)
+    limits[[numbers[k] for k in policy.before]] = np.inf
+    return _spread_losses(threshold_tables(limits), range(len(limits)), count)
+
+
+def _step_tables(policy: StepPolicy, classes: Sequence[str]) -> BeliefTables:
+    """Return the tables of a policy that is tables itself, for its own exits."""
+    belief = policy.tables.belief
+    if policy.tables.prior is not None:
+        raise ArgumentError(
+            "the policy reads inputs, and a network has none besides what it answers: fit it on a "
+            "trace without inputs",
+            param="policy",
+        )
+    if belief.classes and not set(belief.classes) & set(classes):
+        raise ArgumentError(
+            f"the policy's classes are {', '.join(belief.classes[:5])} ... and the network's are "
+            f"{', '.join(classes[:5])} ...: name them as in the trace, with classes=",
+            param="classes",
+        )
+    # The last code stands for classes that the fit has not met.
+    codes = [policy.codes.get(name, len(belief.classes)) for name in classes]
+    places: dict[Step, int] = {}
+    edges, onward = list[Floats](), list[list[Step | None]]()
+    starts = policy.after((), ())
+    nets = [
+        float(way.base[0] + way.slope[0] * NOTHING)
+        - policy.price * (policy.tables.costs[way.node] + policy.tables.wait[way.node])
+        for way in starts
+    ]
+    waiting: list[Step] = [(starts[int(np.argmax(nets))].node,)]  # of equals the first
+    for step in waiting:
+        places[step] = len(places)
+        cuts, following = _choices(policy, step)
+        edges.append(cuts)
+        onward.append([None if node < 0 else (*step, node) for node in following])
+        waiting += {later for later in onward[-1] if later and later not in {*places, *waiting}}
+    width = max(len(belief.context(step)) for step in places)
+    shape = (len(places), width, width)
+    context, own = np.full(shape[:2], -1), np.zeros((*shape[:2], 3))
+    peers, pair_of = np.zeros((*shape, 5)), np.zeros(shape, np.int32)
+    own[:, :, 0] = np.inf  # padding never answers
+    pairs: dict[tuple[int, int], int] = {}
+    for s, step in enumerate(places):
+        exits = belief.context(step)
+        context[s, : len(exits)] = exits
+        for a, answer in enumerate(exits):
+            if len(exits) == 1:
+                own[s, a] = (0.0, 1.0, 1.0)
+                continue
+            weights = belief.weights_of(exits, answer)
+            own[s, a] = weights[:3]
+            others = [b for b in range(len(exits)) if b != a]
+            peers[s, a, others] = weights[HEAD:].reshape(len(others), PEER)
+            for b in others:
+                if (answer, exits[b]) in belief.pairs:
+                    pair_of[s, a, b] = pairs.setdefault((answer, exits[b]), len(pairs) + 1)
+    tables = np.zeros((len(pairs) + 1, len(classes), len(classes)))
+    for (answer, peer), number in pairs.items():
+        tables[number] = np.pad(belief.pairs[answer, peer], (0, 1))[np.ix_(codes, codes)]
+    numbers = [[STOP if step is None else places[step] for step in row] for row in onward]
+    states = max(map(len, numbers))
+    offsets = [np.append(table, 0.0) if len(table) else None for table in belief.offsets]
+    return BeliefTables(
+        bounds=_padded(belief.bounds),
+        first=0,
+        exit_of=tuple(step[-1] for step in places),
+        levels=_padded(belief.levels, 0.0),
+        leans=np.array([np.zeros(len(classes)) if t is None else t[codes] for t in offsets]),
+        context=context,
+        own=own,
+        peers=peers,
+        pair_of=pair_of,
+        pairs=tables,
+        shared=True,
+        edges=_padded(edges),
+        onward=np.array([row + [STOP] * (states - len(row)) for row in numbers], np.int32),
+        term_bounds=np.zeros((len(belief.levels), 0, 0)),
+        terms=np.zeros((len(belief.levels), 0, 2)),
+        shifts=np.zeros((len(places), len(classes))),
+    )
+
+
+def _choices(policy: StepPolicy, step: Step) -> tuple[Floats, list[int]]:
+    """Return the x at which the choice after a step changes, and the exits chosen between them.
+
+    x is on a grid, and the policy's own arithmetic is done for all of it.
+    """
+    x = np.arange(-NOTHING * GRID, NOTHING * GRID + 1) / GRID
+    best, choice = np.zeros(len(x)), np.full(len(x), STOP)
+    knots, nothing = policy.knots.get(step, np.empty(0)), np.zeros(len(x))
+    for way in policy.after(step, step):
+        piece = np.searchsorted(knots, x, side="right")
+        price = policy.price * (policy.tables.costs[way.node] + policy.tables.wait[way.node])
+        net = way.gain(piece, x, nothing, nothing) - price
+        best, choice = np.where(net > best, net, best), np.where(net > best, way.node, choice)
+    if (choice[choice != STOP] <= max(step)).any():
+        raise ArgumentError(
+            "the policy asks exits in another order than the network has", param="policy"
+        )
+    changes = np.flatnonzero(np.diff(choice)) + 1
+    return x[changes], choice[[0, *changes]].tolist()
 
 
 def _spread(array: NDArray[Any], numbers: Sequence[int], count: int, filling: float) -> Any:
@@ -285,7 +417,7 @@ def _belief_tables(fitted: BeliefModel, policy: WalkPolicy, classes: Sequence[st
     width = max(len(context_of(step)) for step in steps)
     context = np.full((len(steps), width), -1)
     own = np.zeros((len(steps), width, 3))
-    peers = np.zeros((len(steps), width, width, 4))
+    peers = np.zeros((len(steps), width, width, 5))
     own[:, :, 0] = np.inf  # padding never answers
     for s, step in enumerate(steps):
         for a, answer in enumerate(context_of(step)):
@@ -297,7 +429,7 @@ def _belief_tables(fitted: BeliefModel, policy: WalkPolicy, classes: Sequence[st
             own[s, a] = weights[:3]
             columns = [j for j in range(len(context_of(step))) if j != a]
             if belief.has_predictions:
-                peers[s, a, columns] = weights[3:].reshape(len(columns), 4)
+                peers[s, a, columns, :4] = weights[3:].reshape(len(columns), 4)
             else:  # the odds weigh the same in agreement and otherwise
                 peers[s, a, columns, 1] = peers[s, a, columns, 2] = weights[3:]
     edges = _padded(fitted.edges)
@@ -319,6 +451,9 @@ def _belief_tables(fitted: BeliefModel, policy: WalkPolicy, classes: Sequence[st
         context=context,
         own=own,
         peers=peers,
+        pair_of=np.zeros((len(steps), width, width), np.int32),
+        pairs=np.zeros((1, 1, 1)),
+        shared=False,
         edges=edges,
         onward=onward,
         term_bounds=term_bounds,
@@ -345,9 +480,9 @@ def _terms(belief: Belief) -> tuple[Floats, Floats]:
     return bounds, terms
 
 
-def _padded(rows: Sequence[Floats]) -> Floats:
-    """Return rows of different lengths as one array, padded with infinity."""
-    padded = np.full((len(rows), max(1, *(len(row) for row in rows))), np.inf)
+def _padded(rows: Sequence[Floats], filling: float = np.inf) -> Floats:
+    """Return rows of different lengths as one array, padded at their ends."""
+    padded = np.full((len(rows), max([1, *map(len, rows)])), filling)
     for k, row in enumerate(rows):
         padded[k, : len(row)] = row
     return padded
@@ -522,21 +657,38 @@ class HostDecider:
 def _believe(
     tables: BeliefTables, carry: Carry, row: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], Ints]:
-    """Return the owner and the next place of rows, by the belief at each row's place."""
+    """Return the owner and the next place of rows, by the belief at each row's place.
+
+    Numbers are multiples of 2^-12 of limited size: their sums are exact in any order.
+    """
     place = carry.place[row]
     context = tables.context[place]
     line = row[:, np.newaxis]
     odds, lean = carry.odds[line, context], carry.lean[line, context]
     predicted = carry.prediction[line, context]
     own, peers = tables.own[place], tables.peers[place]
-    # Numbers are multiples of 2^-12 of limited size: sums are exact in any order.
     totals = own[:, :, 0] + own[:, :, 1] * odds + own[:, :, 2] * lean
     if context.shape[1] > 1:
         odds, lean = odds[:, np.newaxis], lean[:, np.newaxis]
         agreed = peers[..., 0] + peers[..., 1] * odds
         differed = peers[..., 2] * odds + peers[..., 3] * lean
-        same = predicted[:, :, np.newaxis] == predicted[:, np.newaxis]
+        codes, others = predicted[:, :, np.newaxis], predicted[:, np.newaxis]
+        same = codes == others
+        if tables.shared:
+            same &= codes != NO_ANSWER
         totals += np.where(same, agreed, differed).sum(axis=2)
+        if len(tables.pairs) > 1:
+            known = (codes != NO_ANSWER) & (others != NO_ANSWER)
+            added = tables.pairs[tables.pair_of[place], codes, others]
+            totals += (peers[..., 4] * np.where(known, added, 0.0)).sum(axis=2)
+        if tables.shared:
+            same |= np.eye(context.shape[1], dtype=bool)
+            same &= (context >= 0)[:, np.newaxis]  # padding counts for nothing
+            sums = np.where(same, totals[:, np.newaxis], 0.0).sum(axis=2)
+            totals = sums / np.maximum(same.sum(axis=2), 1)
+    if tables.shared:
+        limited = np.clip(np.rint(totals * GRID) / GRID, -NOTHING, NOTHING)
+        totals = np.where(context >= 0, limited, np.inf)
     best = totals.argmin(axis=1)  # among equals the first
     every = np.arange(len(row))
     answer = predicted[every, best]

@@ -38,6 +38,8 @@ PENDING = -1
 MAX_LOOKS = 20_000
 # Tensors in one piece of memory begin at multiples of this many bytes, as Triton likes them.
 ALIGNMENT = 16
+# Log-odds are multiples of 1 / GRID up to LIMIT; what is added to round them.
+GRID, LIMIT, ROUND = (tl.constexpr(k) for k in (4096.0, 8.0, 1.5 * 2.0**52))
 _give_way = getattr(os, "sched_yield", int)
 
 # Names, types and shapes of tensors that lie in one piece of memory.
@@ -175,17 +177,19 @@ class KernelDecider:
         blocks = (self._exits, block_for(bounds.shape[1], MIN_BOUNDS))
         if isinstance(tables, BeliefTables):
             edges, terms = t["edges"], t["term_bounds"].shape[2] if tables.reads_columns else 0
-            used = (t[name] for name in ("levels", "leans", "context", "peers", "edges",
-                                         "term_bounds", "terms", "shifts"))  # fmt: skip
+            names = ("levels", "leans", "context", "peers", "pair_of", "pairs", "edges",
+                     "term_bounds", "terms", "shifts")  # fmt: skip
             sizes = (bounds.shape[1], t["levels"].shape[1], onward.shape[1], edges.shape[1], terms)
             width = t["context"].shape[1]
-            return (exits, bounds, t["own"], onward, *used, *sizes), (
-                *blocks, block_for(edges.shape[1], MIN_EDGES), width, True, tables.reads_columns,
+            return (exits, bounds, t["own"], onward, *(t[name] for name in names), *sizes), (
+                *blocks, block_for(edges.shape[1], MIN_EDGES), width, block_for(width), True,
+                tables.shared, len(tables.pairs) > 1, tables.reads_columns,
                 block_for(max(terms, 1), MIN_TERMS),
             )  # fmt: skip
         loss = t["loss"]
         sizes = (bounds.shape[1], loss.shape[1], onward.shape[2], 1, 0)
-        return (exits, bounds, loss, onward, *[loss] * 8, *sizes), (*blocks, 1, 1, False, False, 1)
+        constants = (*blocks, 1, 1, 1, False, False, False, False, 1)
+        return (exits, bounds, loss, onward, *[loss] * 10, *sizes), constants
 
     def lists(self, size: int) -> tuple[Tensor, Tensor]:
         """Return the buffers that list the survivors of ``size`` rows: positions, and rows."""
@@ -255,12 +259,13 @@ def _counted(
 def _decide(
     logits, row_stride, class_stride, rows, size, exit_, is_first, first,
     place_, owner_, best_, confidence_, prediction_, odds_, lean_, asked_, logits_, answer_,
-    capacity, exit_of, bounds, own_, onward, levels, leans, context, peers, edges,
+    capacity, exit_of, bounds, own_, onward, levels, leans, context, peers, pair_of, pairs, edges,
     term_bounds, terms, shifts, BOUNDS, BINS, STATES, EDGES, TERMS, word, positions, following,
     arrived,
     CLASSES: tl.constexpr, CLASS_BLOCK: tl.constexpr, EXITS: tl.constexpr,
     BOUND_BLOCK: tl.constexpr, EDGE_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
-    BELIEF: tl.constexpr, COLUMNS: tl.constexpr, TERM_BLOCK: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr, BELIEF: tl.constexpr, SHARED: tl.constexpr, PAIRS: tl.constexpr,
+    COLUMNS: tl.constexpr, TERM_BLOCK: tl.constexpr,
     LIST_BLOCK: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -323,9 +328,9 @@ def _decide(
         tl.store(odds_ + row * EXITS + exit_, odds, mask=due)
         tl.store(lean_ + row * EXITS + exit_, lean, mask=due)
         step = tl.where(due, place, 0)
-        lowest = tl.full((BLOCK,), float("inf"), tl.float64)
-        owner = tl.full((BLOCK,), -1, tl.int64)
-        answered = tl.full((BLOCK,), -1, tl.int32)  # what the owner predicts
+        line = tl.arange(0, WIDTH_BLOCK)  # of the answers that count
+        totals = tl.full((BLOCK, WIDTH_BLOCK), float("inf"), tl.float64)
+        codes = tl.full((BLOCK, WIDTH_BLOCK), -1, tl.int32)
         for a in tl.static_range(WIDTH):
             answer = tl.load(context + step * WIDTH + a)
             mine = answer == exit_  # what was written above is not read back
@@ -352,10 +357,38 @@ def _decide(
                         prediction_ + row * EXITS + peer, mask=loaded, other=-1
                     )
                     peer_prediction = tl.where(same_exit, prediction, peer_prediction)
-                    pair = peers + ((step * WIDTH + a) * WIDTH + j) * 4
+                    pair = peers + ((step * WIDTH + a) * WIDTH + j) * 5
                     agreed = tl.load(pair) + tl.load(pair + 1) * peer_odds
                     differed = tl.load(pair + 2) * peer_odds + tl.load(pair + 3) * peer_lean
-                    total += tl.where(peer_prediction == own_prediction, agreed, differed)
+                    same = peer_prediction == own_prediction
+                    if SHARED:
+                        same = same & (own_prediction >= 0)
+                    total += tl.where(same, agreed, differed)
+                    if PAIRS:
+                        table = tl.load(pair_of + (step * WIDTH + a) * WIDTH + j).to(tl.int64)
+                        both = due & (own_prediction >= 0) & (peer_prediction >= 0)
+                        entry = (table * CLASSES + own_prediction) * CLASSES + peer_prediction
+                        added = tl.load(pairs + entry, mask=both, other=0.0)
+                        total += tl.load(pair + 4) * added
+            totals = tl.where((line == a)[None, :], total[:, None], totals)
+            codes = tl.where((line == a)[None, :], own_prediction[:, None], codes)
+        lowest = tl.full((BLOCK,), float("inf"), tl.float64)
+        owner = tl.full((BLOCK,), -1, tl.int64)
+        answered = tl.full((BLOCK,), -1, tl.int32)  # what the owner predicts
+        for a in tl.static_range(WIDTH):
+            answer = tl.load(context + step * WIDTH + a)
+            mine = (line == a)[None, :]
+            own_prediction = tl.sum(tl.where(mine, codes, 0), axis=1)
+            total = tl.sum(tl.where(mine, totals, 0.0), axis=1)
+            if SHARED:
+                alike = (codes == own_prediction[:, None]) & (own_prediction >= 0)[:, None]
+                alike = (alike | mine) & (totals < float("inf"))  # padding counts for nothing
+                count = tl.sum(alike.to(tl.float64), axis=1)
+                mean = tl.sum(tl.where(alike, totals, 0.0), axis=1) / tl.maximum(count, 1.0)
+                # Adding and taking away rounds to whole numbers, of halves to the even one.
+                mean = ((mean * GRID + ROUND) - ROUND) / GRID
+                mean = tl.minimum(tl.maximum(mean, -LIMIT), LIMIT)
+                total = tl.where(answer >= 0, mean, float("inf"))
             better = total < lowest
             lowest = tl.where(better, total, lowest)
             owner = tl.where(better, answer, owner)

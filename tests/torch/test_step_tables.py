@@ -1,0 +1,130 @@
+"""Policies that are tables themselves: networks decide as their sessions do, bit for bit."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from support.examples import examples
+from support.exit_networks import echo_network
+from support.torch_oracle import Oracle
+from ttamer.errors import ArgumentError
+from ttamer.fitting.crossfit import fit_steps
+from ttamer.fitting.planner import Log, PlanOptions
+from ttamer.fitting.policy import SingleNode
+from ttamer.fitting.regression import BeliefOptions
+from ttamer.torch.cuda.decide_kernel import KernelDecider
+from ttamer.torch.deciding import HostDecider, scores_of, tables_of
+
+CPU = torch.device("cpu")
+# Taking NaN from NaN is no mistake on a GPU, and NumPy warns of it.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")
+
+
+def logits_of(generator, rows, exits, classes, broken=0.0):
+    """Return few different whole numbers, so that equal confidences and agreement are likely."""
+    logits = generator.integers(-2, 3, (exits, rows, classes)).astype(np.float32)
+    logits[generator.random((exits, rows)) < broken] = np.nan
+    return torch.from_numpy(logits)
+
+
+@st.composite
+def policies(draw):
+    """Return a policy, and logits: those of the rows that it was fitted to, and others."""
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    exits, classes, rows = draw(st.integers(1, 4)), draw(st.integers(2, 3)), 150
+    logits = logits_of(generator, rows, exits, classes)
+    label = np.where(generator.random(rows) < 0.2, 0, logits[-1].argmax(dim=1))
+    scores = scores_of(logits)
+    codes = scores.prediction.numpy().T
+    names = echo_network(exits).names
+    known = draw(st.integers(0, classes))  # the last class may be new, or there are no predictions
+    with_classes = {"codes": codes, "classes": tuple(map(str, range(classes)))} if known else {}
+    log = Log(
+        (codes != label[:, None]).astype(float), np.ones((rows, exits)),
+        scores.confidence.numpy().T.astype(float), **with_classes,
+    )  # fmt: skip
+    belief = BeliefOptions(memory=draw(st.integers(1, 3)), pooled=True)
+    fit = fit_steps(names, log, kind="exits", belief=belief, options=PlanOptions(points=8))
+    policy = fit.tables.policy(draw(st.integers(0, len(fit.tables) - 1)))
+    texts = [str(k) for k in range(classes)]
+    if 0 < known < classes:
+        texts[-1] = "new"
+    fresh = logits_of(generator, 40, exits, classes, broken=0.15)
+    return policy, texts, torch.cat([logits[:, :60], fresh], dim=1)
+
+
+def by_sessions(policy, texts, logits):
+    """Return, per row, the exits asked and whose answer a session returns."""
+    scores, decided = scores_of(logits), []
+    for row in range(logits.shape[1]):
+        turn = policy.session()
+        while turn.next is not None:
+            k = policy.names.index(turn.next)
+            code = int(scores.prediction[k, row])
+            text = None if code < 0 else texts[code]
+            turn.observe(confidence=float(scores.confidence[k, row]), prediction=text)
+        decided.append((turn.asked, turn.answer))
+    return decided
+
+
+@examples(40)
+@given(policies(), st.sampled_from(["before", "between", None]))
+def test_all_deciders_decide_as_sessions_do(drawn, passed):
+    policy, texts, logits = drawn
+    names, numbers = list(policy.names), list(range(len(policy.names)))
+    if passed:  # the network has an exit that the policy was not fitted for
+        at = 0 if passed == "before" else len(names) - 1
+        names.insert(at, "other")
+        numbers = [k for k in range(len(names)) if k != at]
+    tables = tables_of(policy, names, texts)
+    expected = by_sessions(policy, texts, logits)
+    rows = torch.arange(logits.shape[1])
+    for decider in (HostDecider(tables, CPU), Oracle(tables, CPU), KernelDecider(tables, CPU)):
+        carry = decider.start(len(rows), logits.shape[2], logits.dtype)
+        first = True
+        for k in tables.reached:
+            decider.observe(carry, k, rows, logits[numbers.index(k)], first=first)
+            first = False
+        _, owner, asked, *_ = decider.collect(carry)
+        decided = [
+            (tuple(name for k, name in enumerate(names) if bits >> k & 1), names[exit_])
+            for bits, exit_ in zip(asked.tolist(), owner.tolist(), strict=True)
+        ]
+        assert decided == expected, type(decider)
+
+
+@pytest.mark.parametrize("before", [(), (0, 1)])
+def test_one_exit_by_itself(before):
+    logits = logits_of(np.random.default_rng(0), 20, 4, 3, broken=0.3)
+    names = echo_network(4).names
+    tables = tables_of(SingleNode(names, np.ones(4), 2, before), names, 3)
+    decider, rows = HostDecider(tables, CPU), torch.arange(20)
+    carry = decider.start(20, 3, logits.dtype)
+    for k in tables.reached:
+        decider.observe(carry, k, rows, logits[k])
+    assert tables.reached == (*before, 2)
+    assert decider.collect(carry)[1].tolist() == [2] * 20
+
+
+def test_what_a_network_cannot_run_is_refused():
+    generator = np.random.default_rng(0)
+    names = ("a", "b", "c")
+    log = Log(
+        (generator.random((200, 3)) < 0.3).astype(float), np.ones((200, 3)),
+        generator.random((200, 3)), generator.integers(0, 2, (200, 3)), ("no", "yes"),
+    )  # fmt: skip
+    fit = fit_steps(names, log, kind="exits", options=PlanOptions(points=4))
+    policy = fit.tables.policy(1)
+    with pytest.raises(
+        ArgumentError, match=r"classes are no, yes .* network's are 0, 1 .*classes="
+    ):
+        tables_of(policy, names, 2)
+    with pytest.raises(ArgumentError, match=r"3 exits \(a, b, c\) and the network has 2 \(a, b\)"):
+        tables_of(policy, names[:2], ["no", "yes"])
+    backwards = dataclasses.replace(fit.tables, node=np.zeros_like(fit.tables.node))
+    price = next(k for k in range(4) if len(fit.tables.policy(k).ways) > 1)
+    with pytest.raises(ArgumentError, match="in another order than the network has"):
+        tables_of(backwards.policy(price), names, ["no", "yes"])
