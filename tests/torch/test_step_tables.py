@@ -48,12 +48,27 @@ def policies(draw):
     )  # fmt: skip
     belief = BeliefOptions(memory=draw(st.integers(1, 3)), pooled=True)
     fit = fit_steps(names, log, kind="exits", belief=belief, options=PlanOptions(points=8))
-    policy = fit.tables.policy(draw(st.integers(0, len(fit.tables) - 1)))
+    tables = fit.tables
+    if draw(st.booleans()):
+        tables = dataclasses.replace(tables, belief=shaken(tables.belief, generator))
+    policy = tables.policy(draw(st.integers(0, len(tables) - 1)))
     texts = [str(k) for k in range(classes)]
     if 0 < known < classes:
         texts[-1] = "new"
     fresh = logits_of(generator, 40, exits, classes, broken=0.15)
     return policy, texts, torch.cat([logits[:, :60], fresh], dim=1)
+
+
+def shaken(belief, generator):
+    """Return a belief whose weights are all random: a fit leaves some near 0."""
+
+    def some(*shape):
+        return generator.integers(-4096, 4097, shape) / 4096
+
+    weights = {key: some(*own.shape) for key, own in belief.weights.items()}
+    pairs = {key: some(*table.shape) for key, table in belief.pairs.items()}
+    masked = some(*belief.masked.shape)
+    return dataclasses.replace(belief, weights=weights, pairs=pairs, masked=masked)
 
 
 def by_sessions(policy, texts, logits):
