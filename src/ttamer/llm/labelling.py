@@ -104,7 +104,7 @@ def read_answers(path: str | os.PathLike[str], names: Sequence[str]) -> list[Kep
         except (ValueError, KeyError, TypeError, AttributeError):
             raise TraceError(
                 f"{path}: line {number} lacks the prompt or an answer of a node; collect the trace "
-                "again (its journal keeps the answers)"
+                "again (its responses are kept)"
             ) from None
     return rows
 
