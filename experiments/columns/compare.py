@@ -91,7 +91,7 @@ def areas(case: str, rows: int, number: int) -> tuple[float, float, float]:
     trace = trace_of(case, number)
     some, test = split(trace, number, rows)
     both, read = [], 0
-    for rows_to_fit in (dataclasses.replace(some, extras={}), some):
+    for rows_to_fit in (dataclasses.replace(some, margin=None, entropy=None, latency=None), some):
         ladder = fit(rows_to_fit)
         found = frontier(rows_to_fit, test, ladder=ladder, families=["ttamer"], resamples=0)
         both.append(found.area("ttamer"))
@@ -111,11 +111,15 @@ def trace_of(case: str, number: int) -> Trace:
         trace = llms(name) if name == "small-models" else load(name)
         rng = np.random.default_rng([number, 5])
         noise = {each: rng.normal(size=trace.confidence.shape) for each in ("margin", "entropy")}
-        return dataclasses.replace(trace, extras=noise)
+        return dataclasses.replace(
+            trace, **{"margin": None, "entropy": None, "latency": None} | noise
+        )
     one, two = llms("small-models-mean"), llms("small-models")
     if case == "whole answer, and mean":
         one, two = two, one
-    return dataclasses.replace(one, extras={"margin": two.confidence})
+    return dataclasses.replace(
+        one, **{"margin": None, "entropy": None, "latency": None} | {"margin": two.confidence}
+    )
 
 
 def llms(name: str) -> Trace:
@@ -133,7 +137,7 @@ def rounded(rows: int, seed: int) -> Trace:
         CascadeSpec.of({"small": 1.0, "medium": 4.0, "large": 20.0}),
         np.round(sigmoid(noisy), 1),
         correct=right,
-        extras={"margin": skill + 0.5 * rng.normal(size=skill.shape)},
+        margin=skill + 0.5 * rng.normal(size=skill.shape),
     )
 
 

@@ -87,7 +87,7 @@ def ask(rows: list[Text]) -> Trace:
         prediction=np.column_stack(prediction),
         label=labels,
         cost=np.column_stack(cost),
-        signals={"letters": np.array([letters(text) for text in inputs], dtype=float)},
+        inputs={"letters": np.array([letters(text) for text in inputs], dtype=float)},
     )
 
 

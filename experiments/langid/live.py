@@ -318,7 +318,7 @@ def _at_speed(trace: Trace, slower: Mapping[str, float]) -> Trace:
         trace,
         spec=trace.spec.with_costs(costs),
         cost=np.asfortranarray(trace.costs * times),
-        signals={},
+        inputs={},
     )
 
 

@@ -108,7 +108,7 @@ def friedman() -> Trace:
         CascadeSpec.of({"line": 1.0, "neighbours": 3.0, "process": 20.0}, order="any"),
         confidence=-spreads,
         loss=np.abs(answers - target[:, np.newaxis]),
-        signals={f"x{k}": features[:, k] for k in range(features.shape[1])},
+        inputs={f"x{k}": features[:, k] for k in range(features.shape[1])},
     )
 
 

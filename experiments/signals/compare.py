@@ -77,7 +77,7 @@ def area(name: str, rows: int, number: int, kind: str, folder: str | None) -> fl
         signals = {"length": np.log(trace.costs[:, cheapest])}
     elif kind == "useful":
         signals = {"difficulty": wrong + wrong.std() * rng.normal(size=len(trace))}
-    fit, test = split(dataclasses.replace(trace, signals=signals), number, rows)
+    fit, test = split(dataclasses.replace(trace, inputs=signals), number, rows)
     return frontier(fit, test, families=["ttamer"], resamples=0).area("ttamer")
 
 

@@ -107,7 +107,11 @@ def test_one_threshold_per_exit_does_what_one_for_all_cannot():
 def test_entropy_stops_when_it_is_low_and_margin_when_it_is_high():
     values = np.array(SURE)
     trace = make(np.ones((4, 3)), RIGHT, order="fixed")
-    trace = dataclasses.replace(trace, extras={"entropy": 1 - values, "margin": values})
+    trace = dataclasses.replace(
+        trace,
+        **{"margin": None, "entropy": None, "latency": None}
+        | {"entropy": 1 - values, "margin": values},
+    )
     plain = fit("threshold", make(SURE, RIGHT, order="fixed"))
     for name in ("entropy", "margin"):
         settings = fit(name, trace)

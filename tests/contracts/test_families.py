@@ -56,7 +56,7 @@ def traces(draw, *, least: int = 1, most: int = 14) -> Trace:
         label=None if only_correct else rng.integers(0, 3, rows).astype(np.int32),
         correct=rng.random(shape) < 0.6 if only_correct else None,
         cost=rng.choice([0.0, 1.0, 2.5], shape) if draw(st.booleans()) else None,
-        extras=extras,
+        **extras,
         classes=("a", "b", "c"),
     )
 
@@ -95,7 +95,9 @@ def scrambled(trace: Trace, asked: np.ndarray, seed: int) -> Trace:
     for name, values in trace.extras.items():
         silent = np.isnan(values).all(axis=0)
         extras[name] = np.where(silent, np.nan, mix(values, rng.random(shape)))
-    return dataclasses.replace(trace, **changed, extras=extras)
+    return dataclasses.replace(
+        trace, **changed, **{"margin": None, "entropy": None, "latency": None} | extras
+    )
 
 
 def same(one, other) -> bool:

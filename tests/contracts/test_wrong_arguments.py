@@ -158,7 +158,7 @@ def test_the_message_names_what_was_received_and_what_to_do():
     with pytest.raises(tt.TraceError, match="confidence: must be numbers, in rows of equal length"):
         tt.Trace.from_arrays({"small": 1.0}, [["high"]])
     with pytest.raises(tt.ArgumentError, match=r"signals must be a mapping of arrays, not list"):
-        tt.Trace.from_arrays({"small": 1.0}, [[0.5]], signals=[1.0])
+        tt.Trace.from_arrays({"small": 1.0}, [[0.5]], inputs=[1.0])
     with pytest.raises(tt.ArgumentError, match="restrict takes a list of names: write"):
         ROWS.restrict("small")
     with pytest.raises(tt.ArgumentError, match=r"families must be a list of names: write \['pap"):

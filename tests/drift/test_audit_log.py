@@ -188,7 +188,7 @@ def test_rows_joined_have_the_columns_that_all_of_them_have():
     rows = [trace_of_rows(SPEC, [with_margins(k, entropy=k or None)], {"length": [k]})
             for k in range(3)]  # fmt: skip
     assert list(rows[1].extras) == ["margin", "entropy"]
-    whole = joined([*rows, dataclasses.replace(rows[1], signals={})])
+    whole = joined([*rows, dataclasses.replace(rows[1], inputs={})])
     assert (list(whole.extras), list(whole.signals), len(whole)) == (["margin"], [], 4)
     assert joined(rows[1:]).extras["entropy"][:, 1].tolist() == [1.0, 2.0]
     assert joined([rows[1]]) is rows[1]

@@ -46,15 +46,13 @@ def rounded_trace(rows: int, *, seed: int = 0, order: str = "any", noise: bool =
         prediction=np.where(wrong, other, label[:, np.newaxis]).astype(np.int32),
         label=label.astype(np.int32),
         classes=CLASSES,
-        extras={
-            "margin": generator.normal(size=skill.shape) if noise else margin,
-            "entropy": generator.normal(size=skill.shape),
-        },
+        margin=generator.normal(size=skill.shape) if noise else margin,
+        entropy=generator.normal(size=skill.shape),
     )
 
 
 def without_columns(trace: tt.Trace) -> tt.Trace:
-    return dataclasses.replace(trace, extras={})
+    return dataclasses.replace(trace, margin=None, entropy=None, latency=None)
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +98,26 @@ def test_noise_changes_nothing(new):
 def test_a_column_that_repeats_the_confidence_is_not_read():
     trace = answering_trace(2000)
     repeated = {"margin": trace.confidence**3, "entropy": -np.log(trace.confidence + 0.1)}
-    assert useful_extras(dataclasses.replace(trace, extras=repeated), trace.wrong()) == {}
+    assert (
+        useful_extras(
+            dataclasses.replace(
+                trace, **{"margin": None, "entropy": None, "latency": None} | repeated
+            ),
+            trace.wrong(),
+        )
+        == {}
+    )
 
 
 def test_latencies_and_columns_of_nodes_without_them_are_not_read():
     trace = rounded_trace(2000)
     margin = trace.extras["margin"].copy()
     margin[:, 1] = np.nan
-    partly = dataclasses.replace(trace, extras={"margin": margin, "latency": -margin[:, [0, 0, 2]]})
+    partly = dataclasses.replace(
+        trace,
+        **{"margin": None, "entropy": None, "latency": None}
+        | {"margin": margin, "latency": -margin[:, [0, 0, 2]]},
+    )
     assert useful_extras(partly, trace.wrong()) == {0: ("margin",), 2: ("margin",)}
 
 
@@ -138,7 +148,10 @@ def test_a_margin_that_is_missing_leaves_the_confidence_alone(ladder, new):
     policy = ladder.at(0.9)
     played = policy.play(few)
     np.testing.assert_array_equal(
-        played.asked, policy.play(dataclasses.replace(few, extras=unknown)).asked
+        played.asked,
+        policy.play(
+            dataclasses.replace(few, **{"margin": None, "entropy": None, "latency": None} | unknown)
+        ).asked,
     )
     for row in range(len(few)):
         turn = policy.session(max_cost=1000.0)
@@ -157,7 +170,11 @@ def test_a_measurement_on_rows_without_the_columns_warns(ladder, new):
     with pytest.warns(TraceWarning, match=r"reads small\.margin, medium\.margin, large"):
         tt.evaluate(ladder.for_budget(6.0), bare, resamples=0)
     with pytest.warns(TraceWarning, match=r"the policy reads medium\.margin, and the trace lacks"):
-        ladder.with_holdout(dataclasses.replace(new, extras={"margin": partly}))
+        ladder.with_holdout(
+            dataclasses.replace(
+                new, **{"margin": None, "entropy": None, "latency": None} | {"margin": partly}
+            )
+        )
     tt.evaluate(ladder.at(0.9), new, resamples=0)  # warnings are errors here
 
 
@@ -234,7 +251,7 @@ def test_many_models_read_columns_too():
         tt.CascadeSpec.of(names),
         trace.confidence[:, places],
         correct=~trace.wrong()[:, places],
-        extras={"margin": trace.extras["margin"][:, places]},
+        margin=trace.extras["margin"][:, places],
     )
     assert set(tt.fit(wide, tradeoffs=[0.5, 0.9]).fitted.reads) == set(names)
 
@@ -284,17 +301,24 @@ def exits():
 def test_exits_are_judged_by_their_margins_where_that_gives_a_better_frontier(exits):
     ladder = build_belief(exits, np.array(TRADEOFFS))
     assert ladder.fitted.reads == dict.fromkeys(exits.names, ("margin",))
-    by_margin = dataclasses.replace(exits, confidence=exits.extras["margin"], extras={})
+    by_margin = dataclasses.replace(
+        exits, confidence=exits.extras["margin"], margin=None, entropy=None, latency=None
+    )
     same = build_belief(by_margin, np.array(TRADEOFFS))
     test = experiment_traces.load("vgg11-cifar10", "test").take(slice(500)).restrict(exits.names)
-    shown = dataclasses.replace(test, confidence=test.extras["margin"], extras={})
+    shown = dataclasses.replace(
+        test, confidence=test.extras["margin"], margin=None, entropy=None, latency=None
+    )
     for one, two in zip(ladder.play_all(test), same.play_all(shown), strict=True):
         np.testing.assert_array_equal(one.asked, two.asked)
         np.testing.assert_array_equal(one.answer, two.answer)
 
 
 def test_margins_that_repeat_the_confidence_do_not_replace_it(exits):
-    repeated = dataclasses.replace(exits, extras={"margin": 2 * exits.confidence - 1})
+    repeated = dataclasses.replace(
+        exits,
+        **{"margin": None, "entropy": None, "latency": None} | {"margin": 2 * exits.confidence - 1},
+    )
     fits = [build_belief(each, np.array(TRADEOFFS)) for each in (repeated, without_columns(exits))]
     assert fits[0].fitted.reads == {}
     for one, two in zip(*(each.play_all(exits) for each in fits), strict=True):

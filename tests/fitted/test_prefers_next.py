@@ -30,12 +30,12 @@ def column_trace(rows: int = 1500) -> tt.Trace:
         prediction=np.where(wrong, other, label[:, np.newaxis]).astype(np.int32),
         label=label.astype(np.int32),
         classes=("x", "y", "z"),
-        extras={"margin": skill + 0.5 * generator.normal(size=skill.shape)},
+        margin=skill + 0.5 * generator.normal(size=skill.shape),
     )
 
 
 COLUMNS = column_trace()
-PLAIN = dataclasses.replace(COLUMNS, extras={})
+PLAIN = dataclasses.replace(COLUMNS, margin=None, entropy=None, latency=None)
 FITS = {
     "full": (PLAIN, {"belief": "full"}),
     "columns": (COLUMNS, {"belief": "full"}),

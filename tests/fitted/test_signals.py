@@ -31,12 +31,12 @@ def expert_trace(rows: int, *, seed: int = 0, order: str = "any") -> tt.Trace:
         prediction=np.where(right, label[:, np.newaxis], wrong).astype(np.int32),
         label=label.astype(np.int32),
         classes=("a", "b", "c"),
-        signals={"length": length, "noise": other},
+        inputs={"length": length, "noise": other},
     )
 
 
 def deaf(trace: tt.Trace) -> tt.Trace:
-    return dataclasses.replace(trace, signals={})
+    return dataclasses.replace(trace, inputs={})
 
 
 @pytest.fixture(scope="module")
@@ -187,13 +187,13 @@ def test_forged_signals_are_refused(ladder, change, says):
 def test_what_a_log_of_audits_keeps_beside_its_rows_is_no_signal():
     trace = expert_trace(600)
     columns = {f"audit_{name}": np.arange(600.0) for name in ("number", "time", "chance")}
-    logged = dataclasses.replace(trace, signals=trace.signals | columns)
+    logged = dataclasses.replace(trace, inputs=trace.signals | columns)
     with_it, without = (tt.fit(each, tradeoffs=TRADEOFFS) for each in (logged, trace))
     assert with_it.fitted.belief.signals.names == ("length",)
     new = expert_trace(300, seed=1)
     for one, two in zip(with_it.play_all(new), without.play_all(new), strict=True):
         assert (one.asked == two.asked).all()
-    only_columns = tt.fit(dataclasses.replace(trace, signals=columns), tradeoffs=TRADEOFFS)
+    only_columns = tt.fit(dataclasses.replace(trace, inputs=columns), tradeoffs=TRADEOFFS)
     assert only_columns.fitted.steps[0] != ROUTER
     assert only_columns.fitted.belief.signals is None
 
@@ -204,7 +204,7 @@ def test_signals_that_say_nothing_are_left_out():
         trace = expert_trace(400, seed=seed)
         noise = np.random.default_rng([seed, 1]).normal(size=(7, 400))
         useless = {f"noise{k}": own for k, own in enumerate(noise)}
-        names = useful_signals(dataclasses.replace(trace, signals=useless), trace.wrong())
+        names = useful_signals(dataclasses.replace(trace, inputs=useless), trace.wrong())
         kept += len(names)
         assert "length" in useful_signals(trace, trace.wrong())
     assert kept <= 10  # of 140
@@ -215,7 +215,7 @@ def test_useless_signals_change_no_decision():
 
     def with_signals(rows, seed):
         noise = np.random.default_rng(seed).normal(size=(7, len(rows)))
-        return dataclasses.replace(rows, signals={f"n{k}": own for k, own in enumerate(noise)})
+        return dataclasses.replace(rows, inputs={f"n{k}": own for k, own in enumerate(noise)})
 
     fitted = tt.fit(with_signals(trace, 0), tradeoffs=TRADEOFFS)
     without = tt.fit(deaf(trace), tradeoffs=TRADEOFFS)

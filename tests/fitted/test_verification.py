@@ -51,7 +51,7 @@ def test_costs_and_columns_by_row_follow():
     trace = verified_trace(5)
     cost = np.arange(1.0, 11.0).reshape(5, 2)
     extras = {"margin": trace.confidence, "latency": cost}
-    split = tt.Trace(SPEC, trace.confidence, correct=~trace.wrong(), cost=cost, extras=extras)
+    split = tt.Trace(SPEC, trace.confidence, correct=~trace.wrong(), cost=cost, **extras)
     split = split.with_verification()
     np.testing.assert_array_equal(split.cost[:, [0, 2]], cost)
     np.testing.assert_array_equal(split.cost[:, [1, 3]], [[0.5, 5.0]] * 5)

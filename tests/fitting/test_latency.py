@@ -20,7 +20,11 @@ def timed_trace(rows: int, seed: int = 0) -> tt.Trace:
     """Return rows of three models whose latencies vary; the middle one is slow."""
     trace = answering_trace(rows, seed=seed)
     spread = np.random.default_rng([seed, 3]).exponential(size=(rows, 3))
-    return dataclasses.replace(trace, extras={"latency": spread * [1.0, 50.0, 5.0]})
+    return dataclasses.replace(
+        trace,
+        **{"margin": None, "entropy": None, "latency": None}
+        | {"latency": spread * [1.0, 50.0, 5.0]},
+    )
 
 
 @pytest.fixture(scope="module")

@@ -37,12 +37,12 @@ def with_hopeless_inputs(rows, seed, nodes=3):
         np.abs(unsure) + 0.5 * rng.normal(size=(rows, nodes)),
         prediction=np.where(right, label[:, np.newaxis], other).astype(str),
         label=label.astype(str),
-        signals={"hint": hopeless + 0.4 * rng.normal(size=rows)},
+        inputs={"hint": hopeless + 0.4 * rng.normal(size=rows)},
     )
 
 
 def without_signals(trace):
-    return dataclasses.replace(trace, signals={})
+    return dataclasses.replace(trace, inputs={})
 
 
 def area(ladder, trace):
@@ -88,7 +88,7 @@ def test_where_all_errors_can_be_corrected_the_shift_is_small():
         CascadeSpec.of({"small": 1.0, "large": 9.0}),
         rng.random((3000, 2)),
         correct=correct,
-        signals={"hint": hint},
+        inputs={"hint": hint},
     )
     signals = fit_belief(trace, trace.wrong(), [(0,), (1,), (0, 1)]).signals
     assert signals is not None
@@ -122,7 +122,7 @@ def telling_trace(rows, seed=0):
         rng.random((rows, 3)),
         prediction=np.where(right, label[:, np.newaxis], other).astype(str),
         label=label.astype(str),
-        signals={"hint": first + 0.5 * rng.normal(size=rows)},
+        inputs={"hint": first + 0.5 * rng.normal(size=rows)},
     )
 
 

@@ -36,7 +36,7 @@ def models(rows, *, nodes=7, seed=0, signals=None, costs=None, order="auto"):
         np.abs(margin) + 0.5 * rng.normal(size=(rows, nodes)),
         prediction=np.where(right, label[:, np.newaxis], other).astype(str),
         label=label.astype(str),
-        **({} if signals is None else {"signals": signals(difficulty)}),
+        **({} if signals is None else {"inputs": signals(difficulty)}),
     )
 
 

@@ -24,7 +24,7 @@ def make_trace(order="auto", seed=0, signals=None, **options):
     right = rng.random((ROWS, 3)) < 0.4 + 0.6 * sure
     prediction = np.where(right, label[:, np.newaxis], (label[:, np.newaxis] + 1) % 3)
     spec = CascadeSpec.of(dict(zip(NAMES, (1.0, 2.0, 4.0), strict=True)), order=order, **options)
-    return Trace.from_arrays(spec, sure, prediction=prediction, label=label, signals=signals or {})
+    return Trace.from_arrays(spec, sure, prediction=prediction, label=label, inputs=signals or {})
 
 
 @cache
@@ -354,7 +354,7 @@ def test_missing_signals_are_unknown_as_in_a_session():
         [np.where(length < 0.5, 0.95, 0.35), np.full(3000, 0.9)], axis=1
     )
     spec = CascadeSpec.of({"a": 1.0, "b": 10.0}, order="fixed")
-    trace = Trace(spec, rng.random((3000, 2)), correct=right, signals={"length": length})
+    trace = Trace(spec, rng.random((3000, 2)), correct=right, inputs={"length": length})
 
     def together(rows):
         return np.zeros(len(rows), int), np.zeros(len(rows))

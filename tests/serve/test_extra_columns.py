@@ -124,7 +124,7 @@ def replayed(policy, trace):
 def replayed_alone(policy, trace):
     """A replay without the margins, which warns."""
     with pytest.warns(TraceWarning, match=r"the policy reads small\.margin"):
-        return replayed(policy, dataclasses.replace(trace, extras={}))
+        return replayed(policy, dataclasses.replace(trace, margin=None, entropy=None, latency=None))
 
 
 def test_served_decisions_are_those_of_a_replay(fitted, write):
@@ -175,7 +175,7 @@ def test_without_the_setting_a_check_warns_and_the_confidence_alone_decides(fitt
 def test_a_policy_that_is_reloaded_warns_too(fitted, write, tmp_path):
     trace, _, reading = fitted
     artefact = tmp_path / "policy.ttamer"
-    plain = dataclasses.replace(trace, extras={})
+    plain = dataclasses.replace(trace, margin=None, entropy=None, latency=None)
     tt.save(tt.fit(plain, tradeoffs=[0.5, 0.9], belief="full", order="any"), artefact)
     with running(write("watch = 0", extras=""), artefact) as gateway:
         warned = [line for line in gateway.log if "reads margin" in str(line)]

@@ -59,12 +59,12 @@ def traces(draw) -> Trace:
     if draw(st.booleans()):
         fields["cost"] = np.array(grid(st.floats(0, 1e300)))
     if draw(st.booleans()):
-        fields["signals"] = {"of.length, x": [row[0] for row in grid(finite)]}
+        fields["inputs"] = {"of.length, x": [row[0] for row in grid(finite)]}
     if draw(st.booleans()):
         margin = np.array(grid(finite))
         margin[:, draw(st.integers(0, len(names) - 1))] = np.nan
         if not np.isnan(margin).all():
-            fields["extras"] = {"margin": margin}
+            fields["margin"] = margin
     return Trace.from_arrays(spec, grid(finite), **fields)
 
 
@@ -103,7 +103,7 @@ def test_scores_are_read_as_losses(tmp_path, suffix):
         pa.csv.write_csv(pa.table(columns), pa.CompressedOutputStream(path, "gzip")
                          if suffix == "csv.gz" else path)  # fmt: skip
     trace = Trace.read(path)
-    assert trace.loss.tolist() == [[0.0], [0.75]]
+    assert trace.raw_loss.tolist() == trace.loss.tolist() == [[0.0], [0.75]]
     assert trace.loss_scale == 1
     assert trace.spec.max_loss == 1
 
@@ -241,7 +241,7 @@ def test_a_cascade_given_goes_before_the_one_in_the_file(tmp_path):
 def test_a_node_may_be_called_signal_if_the_cascade_has_it(tmp_path):
     write(tmp_path / "t.parquet", {"signal.confidence": [0.5], "signal.length": [3.0]})
     trace = Trace.read(tmp_path / "t.parquet", CascadeSpec.of({"signal": 1.0}))
-    assert (trace.names, list(trace.signals)) == (("signal",), ["length"])
+    assert (trace.names, list(trace.inputs)) == (("signal",), ["length"])
     with pytest.raises(TraceError, match=r"no column <node>.confidence"):
         Trace.read(tmp_path / "t.parquet")
 
@@ -490,7 +490,7 @@ def test_rows_left_out_are_counted_once(tmp_path, suffix):
     trace = Trace.read(path, AB, on_bad="skip")
     assert trace.left_out == {"a.confidence is missing, NaN or infinite": 2}
     assert trace.confidence.tolist() == [[0.2, 0.5]]
-    assert trace.signals["s"].tolist() == [2.0]
+    assert trace.inputs["s"].tolist() == [2.0]
     assert trace.cost.tolist() == [[2.0, 2.0]]
     parts = list(read_batches(path, AB, rows=1, on_bad="skip"))
     assert [len(part) for part in parts] == [0, 1, 0]

@@ -72,7 +72,7 @@ def expected() -> Trace:
         np.column_stack([COLUMNS["small.confidence"], COLUMNS["large.v2.confidence"]]),
         prediction=np.column_stack([COLUMNS["small.prediction"], COLUMNS["large.v2.prediction"]]),
         label=COLUMNS["label"],
-        signals={"length": COLUMNS["signal.length"]},
+        inputs={"length": COLUMNS["signal.length"]},
     )
 
 

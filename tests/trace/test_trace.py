@@ -23,7 +23,7 @@ def pair(**fields) -> Trace:
 
 
 def test_arrays_are_as_described():
-    trace = pair(signals={"length": [1, 2, 3]})
+    trace = pair(inputs={"length": [1, 2, 3]})
     assert (len(trace), trace.names) == (3, ("a", "b"))
     assert trace.confidence.dtype == np.float64
     assert trace.prediction.dtype == trace.label.dtype == np.int32
@@ -31,7 +31,7 @@ def test_arrays_are_as_described():
     assert trace.prediction.tolist() == [[0, 0], [1, 0], [-1, 1]]
     assert trace.cost.tolist() == [1.0, 4.0]
     assert trace.costs.shape == (3, 2)
-    assert trace.signals["length"].dtype == np.float64
+    assert trace.inputs["length"].dtype == np.float64
     for array in (trace.confidence, trace.prediction, trace.label, trace.cost, trace.costs):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
@@ -80,7 +80,11 @@ def test_the_cascade_sets_which_target():
         ({}, "label", "no prediction and label: add columns <node>.correct, or"),
         ({"prediction": [["x", "x"]]}, "label", 'no label: .* or set target = "last"'),
         ({"label": ["x"]}, "label", "no prediction"),
-        ({"prediction": [["x", "x"]], "label": [None]}, "label", "1 row without a label.*row 0"),
+        (
+            {"prediction": [["x", "x"]], "label": [None]},
+            "label",
+            "row 0 .* the loss of 'a' is not known .no label",
+        ),
         ({}, "last", "add columns <node>.prediction$"),
         ({"correct": np.array([[True, True]])}, "last", 'agreement .* set target = "label"'),
     ],
@@ -102,7 +106,11 @@ def test_unknown_target():
         ({"confidence": [0.1, 0.2]}, r"shape \(2,\)"),
         ({"confidence": 0.5}, "shape"),
         ({"confidence": [["a", "b"]]}, "must be numbers"),
-        ({"confidence": [[0.1, np.nan]]}, "confidence of 'b': row 0 .* is nan .*not finite: 1"),
+        (
+            {"confidence": [[0.1, np.nan]], "correct": [[True, True]]},
+            "confidence of 'b': row 0 .* is nan; and correct has a value there: .* has none .1 of",
+        ),
+        ({"confidence": [[0.1, np.nan]], "margin": [[0.1, 0.2]]}, "and margin has a value there"),
         ({"confidence": [[np.inf, 0.1]]}, "confidence of 'a': row 0 .* is inf"),
         ({"cost": [1.0, 5.0]}, "the cascade's own"),
         ({"cost": [[1.0, -5.0]]}, "cost of 'b': row 0 .* is -5.0"),
@@ -113,15 +121,20 @@ def test_unknown_target():
         ({"label": [[0, 0]]}, "label: has shape"),
         ({"label": np.array([2**32])}, "codes"),
         ({"correct": [[1, 0]]}, r"truth values, not int64; write .astype\(bool\)"),
+        ({"correct": [[1.0, 0.5]]}, r"truth values, not float64; write .astype\(bool\)"),
+        ({"chance": [[0.5, 1.5]]}, "chance of 'b': row 0 .* is 1.5; a chance is at most 1"),
+        ({"raw_loss": [[0.5, -1]]}, "loss of 'b': row 0 .* is -1.0; a loss is not negative"),
+        ({"prompt": [3]}, "prompt: row 0 .* holds 3; text is needed"),
+        ({"prompt": ["x", "y"]}, "prompt: has shape"),
+        ({"group": [0]}, "group: codes run from -1"),
         (
             {"correct": [["yes", "no"]]},
             'truth values, not <U3; compare it, as with values == "yes"',
         ),
-        ({"signals": {"": [1.0]}}, "signal ''"),
-        ({"signals": {"s": [np.nan]}}, "signal 's': row 0"),
-        ({"signals": {"s": [1.0, 2.0]}}, "signal 's': has shape"),
-        ({"extras": {"sharpness": [[1.0, 1.0]]}}, "'sharpness' is not one of margin, entropy"),
-        ({"extras": {"margin": [[np.inf, 1.0]]}}, "margin of 'a'"),
+        ({"inputs": {"": [1.0]}}, "input ''"),
+        ({"inputs": {"s": [np.nan]}}, "input 's': row 0"),
+        ({"inputs": {"s": [1.0, 2.0]}}, "input 's': has shape"),
+        ({"margin": [[np.inf, 1.0]]}, "margin of 'a'"),
     ],
 )
 def test_arrays_that_do_not_fit(fields, says):
@@ -129,22 +142,22 @@ def test_arrays_that_do_not_fit(fields, says):
         Trace(**{"spec": PAIR, "confidence": [[0.1, 0.2]], **fields})
 
 
-def test_a_signal_cannot_take_a_nodes_column():
-    spec = CascadeSpec.of({"signal": 1.0})
+def test_an_input_cannot_take_a_nodes_column():
+    spec = CascadeSpec.of({"input": 1.0})
     with pytest.raises(TraceError, match="taken by a node"):
-        Trace(spec, [[0.5]], signals={"confidence": [1.0]})
+        Trace(spec, [[0.5]], inputs={"confidence": [1.0]})
 
 
 def test_a_node_without_an_extra_is_all_nan():
-    trace = Trace(PAIR, [[0.1, 0.2]], extras={"margin": [[0.5, np.nan]]})
-    assert np.isnan(trace.extras["margin"][0, 1])
+    trace = Trace(PAIR, [[0.1, 0.2]], margin=[[0.5, np.nan]])
+    assert np.isnan(trace.margin[0, 1])
 
 
 def test_take():
     trace = pair(
         cost=np.arange(6.0).reshape(3, 2),
-        signals={"s": [1, 2, 3]},
-        extras={"entropy": [[1, np.nan], [2, np.nan], [3, np.nan]]},
+        inputs={"s": [1, 2, 3]},
+        entropy=[[1, np.nan], [2, np.nan], [3, np.nan]],
         left_out={"gap": 4},
         notes=("said",),
     )
@@ -154,8 +167,8 @@ def test_take():
         assert (part.confidence == trace.confidence[index]).all()
         assert (part.cost == trace.cost[index]).all()
         assert (part.label == trace.label[index]).all()
-        assert (part.signals["s"] == trace.signals["s"][index]).all()
-        assert (part.extras["entropy"][:, 0] == trace.extras["entropy"][index, 0]).all()
+        assert (part.inputs["s"] == trace.inputs["s"][index]).all()
+        assert (part.entropy[:, 0] == trace.entropy[index, 0]).all()
         assert not part.confidence.flags.writeable
         assert (part.left_out, part.notes, part.classes) == ({}, ("said",), trace.classes)
     assert trace.take(slice(1, None)).digest == trace.take([1, 2]).digest
@@ -202,7 +215,7 @@ def test_require_rows():
 
 
 def test_concat_is_the_inverse_of_taking_apart():
-    trace = pair(signals={"s": [1, 2, 3]}, cost=np.ones((3, 2)))
+    trace = pair(inputs={"s": [1, 2, 3]}, cost=np.ones((3, 2)))
     parts = [trace.take([0]), trace.take([]), trace.take([1, 2])]
     assert Trace.concat(parts).digest == trace.digest
     assert Trace.concat([trace]) is trace
@@ -255,10 +268,10 @@ def test_the_digest_is_of_the_content():
     [
         pair().take([1, 0, 2]),
         pair().take([0, 1]),
-        pair(signals={"s": [1, 2, 3]}),
+        pair(inputs={"s": [1, 2, 3]}),
         pair(correct=np.ones((3, 2), bool)),
         pair(cost=np.ones((3, 2))),
-        pair(extras={"margin": np.ones((3, 2))}),
+        pair(margin=np.ones((3, 2))),
         Trace.from_arrays(PAIR, pair().confidence),
         Trace.from_arrays(PAIR.with_costs({"a": 2}), pair().confidence),
     ],
@@ -289,7 +302,7 @@ def test_arrays_of_numbers_have_the_codes_of_their_numbers(kind, values):
 
 @pytest.mark.parametrize(
     ("score", "says"),
-    [("x", "score: must be numbers"), (np.nan, "score: 1 are not from 0 to 1, the first is nan")],
+    [("x", "score: must be numbers"), (1.5, "score: 1 are not from 0 to 1, the first is 1.5")],
 )
 def test_scores_that_are_none(score, says):
     with pytest.raises(TraceError, match=says):
@@ -313,7 +326,7 @@ def test_values_that_are_no_class():
 
 
 def test_repr_reports_what_is_known():
-    trace = pair(cost=np.ones((3, 2)), signals={"s": [1, 2, 3]}, correct=np.ones((3, 2), bool))
+    trace = pair(cost=np.ones((3, 2)), inputs={"s": [1, 2, 3]}, correct=np.ones((3, 2), bool))
     assert repr(trace) == (
-        "Trace(3 rows, 2 nodes, prediction, label, correct, cost per row, signal.s)"
+        "Trace(3 rows, 2 nodes, prediction, label, correct, cost per row, input.s)"
     )

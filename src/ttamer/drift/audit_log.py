@@ -471,7 +471,7 @@ def joined(parts: Sequence[Trace]) -> Trace:
 
     >>> from ttamer.datasets import load
     >>> rows = load("minilm-imdb").take(slice(2))
-    >>> joined([rows, dataclasses.replace(rows, extras={}, signals={})]).extras
+    >>> joined([rows, dataclasses.replace(rows, margin=None, inputs={})]).extras
     {}
 
     Args:
@@ -500,7 +500,11 @@ def _with_columns(
         return part
     extras = {name: np.where(nodes, part.extras[name], math.nan) for name, nodes in known.items()}
     return dataclasses.replace(
-        part, signals={name: part.signals[name] for name in signals}, extras=extras
+        part,
+        inputs={name: part.signals[name] for name in signals},
+        margin=extras.get("margin"),
+        entropy=extras.get("entropy"),
+        latency=extras.get("latency"),
     )
 
 
@@ -580,8 +584,10 @@ def trace_of_rows(
         prediction=codes.encode([[each.prediction for each in row] for row in answers]),
         label=label,
         cost=np.array([[each.cost for each in row] for row in answers], np.float64),
-        signals=of_inputs | dict(signals),
-        extras=extras,
+        inputs=of_inputs | dict(signals),
+        margin=extras.get("margin"),
+        entropy=extras.get("entropy"),
+        latency=extras.get("latency"),
         classes=codes.classes,
     )
 

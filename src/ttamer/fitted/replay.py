@@ -166,7 +166,7 @@ def latency_of(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64] | 
     >>> from ttamer.trace.spec import CascadeSpec
     >>> from ttamer.trace.trace import Trace
     >>> spec = CascadeSpec.of({"a": 1.0, "b": 2.0})
-    >>> trace = Trace(spec, np.zeros((2, 2)), extras={"latency": np.array([[1.0, 5.0]] * 2)})
+    >>> trace = Trace(spec, np.zeros((2, 2)), latency=np.array([[1.0, 5.0]] * 2))
     >>> latency_of(np.array([[True, False], [True, True]]), trace).tolist()
     [1.0, 6.0]
     """

@@ -144,7 +144,9 @@ def _build_on_steps(
     """Fit beliefs after each step, by confidences or by margins, and policies on them."""
     trace = given
     if by_margin:
-        trace = dataclasses.replace(given, confidence=given.extras["margin"], extras={})
+        trace = dataclasses.replace(
+            given, confidence=given.extras["margin"], margin=None, entropy=None, latency=None
+        )
     names = useful_signals(trace, trace.loss_shares())
     extras = useful_extras(trace, trace.loss_shares())
     steps, ways = steps_of(trace, order, router=bool(names))

@@ -180,7 +180,7 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
         off = np.abs(np.stack([each.answer for each in replies], axis=1) - target[:, np.newaxis])
         lost = off if self.loss == "absolute_error" else off**2
         confidence = np.stack([each.confidence for each in replies], axis=1)
-        return Trace(spec, confidence, loss=lost), lost.mean(axis=0)
+        return Trace(spec, confidence, raw_loss=lost), lost.mean(axis=0)
 
 
 def _joined(rows: Any, prediction: NDArray[np.float64]) -> Any:

@@ -106,10 +106,8 @@ def trace_of(
         confidence[complete].astype(np.float64),
         prediction=prediction[complete].astype(np.int32),
         label=correct[complete].astype(np.int32),
-        extras={
-            "margin": margin[complete].astype(np.float64),
-            "entropy": entropy[complete].astype(np.float64),
-        },
+        margin=margin[complete].astype(np.float64),
+        entropy=entropy[complete].astype(np.float64),
         classes=names,
         left_out={} if complete.all() else left_out,
     )

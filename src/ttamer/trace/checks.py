@@ -84,7 +84,7 @@ def check_classes(trace: Trace, place: str) -> None:
     Raises:
         TraceError: If no label is ever predicted by any node and ``correct`` is not given.
     """
-    if trace.correct is None and trace.loss is None:
+    if trace.correct is None and trace.raw_loss is None:
         agreement = Agreement()
         agreement.add(trace)
         agreement.check(trace.classes, place)
@@ -219,7 +219,7 @@ def label_warnings(trace: Trace) -> tuple[str, ...]:
     if len(trace) < MIN_COMPARED_ROWS:
         return ()
     found = []
-    if trace.prediction is not None and len(trace.spec) > 1 and trace.loss is None:
+    if trace.prediction is not None and len(trace.spec) > 1 and trace.raw_loss is None:
         answers = trace.prediction
         agreement, one, two = max(
             (float(np.mean((answers[:, i] == answers[:, j]) & (answers[:, i] >= 0))), i, j)

@@ -208,7 +208,7 @@ def infer_spec(
 def columns_of(trace: Trace, rows: slice) -> dict[str, NDArray[Any]]:
     """Return some rows of a trace as named columns; predictions and label as codes.
 
-    >>> trace = Trace(CascadeSpec.of({"a": 1.0}), [[0.5]], signals={"length": [3.0]})
+    >>> trace = Trace(CascadeSpec.of({"a": 1.0}), [[0.5]], inputs={"length": [3.0]})
     >>> columns_of(trace, slice(None))
     {'a.confidence': array([0.5]), 'signal.length': array([3.])}
     """
@@ -218,9 +218,9 @@ def columns_of(trace: Trace, rows: slice) -> dict[str, NDArray[Any]]:
         if trace.prediction is not None:
             columns[f"{name}.prediction"] = trace.prediction[rows, node]
         if trace.correct is not None:
-            columns[f"{name}.correct"] = trace.correct[rows, node]
-        if trace.loss is not None:
-            columns[f"{name}.loss"] = trace.loss[rows, node]
+            columns[f"{name}.correct"] = trace.correct[rows, node].view(np.bool_)
+        if trace.raw_loss is not None:
+            columns[f"{name}.loss"] = trace.raw_loss[rows, node]
         if trace.cost.ndim == 2:
             columns[f"{name}.cost"] = trace.cost[rows, node]
         for extra, values in trace.extras.items():

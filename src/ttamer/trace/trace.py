@@ -1,11 +1,8 @@
-"""A trace: the reply of each node to each input, as arrays.
+"""A trace: what each node answered on each input, as arrays.
 
-T inputs by n nodes: confidence, and where known prediction, correctness or loss, and cost, with
-the label and signals of each input. No scale of confidence is assumed.
-:mod:`ttamer.trace.files` reads and writes files.
-
-An answer is right or wrong, or it has a loss: ``loss`` in any unit, or unequal mistakes of the
-cascade (:mod:`ttamer.trace.mistakes`). :meth:`Trace.losses` returns either.
+T inputs by n nodes. :mod:`ttamer.trace.schema` is the table of its columns: most of what a trace
+does is a loop over it. :mod:`ttamer.trace.losses` says what each answer loses, and
+:mod:`ttamer.trace.io` reads and writes files.
 """
 
 from __future__ import annotations
@@ -14,11 +11,11 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,129 +27,171 @@ from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.trace.checks import check_classes, require_trace
 from ttamer.trace.classes import ClassCodes
-from ttamer.trace.mistakes import largest_mistake, mistake_table
+from ttamer.trace.losses import losses_of
+from ttamer.trace.old import (
+    BELIEF_FIELDS as BELIEF_FIELDS,
+    EXTRA_FIELDS as EXTRA_FIELDS,
+    Losses as Losses,
+    OldTrace,
+)
+from ttamer.trace.schema import INPUT, SCHEMA, Column, input_array, numbers_of, read_only
 from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target
 from ttamer.trace.verification import split_nodes
 
 if TYPE_CHECKING:
     from ttamer.trace.frames import FrameLibrary
 
-
 OnBad = Literal["refuse", "skip"]
 Measure = Literal["error", "mean loss"]
-# Losses of answers: truth values where they are right or wrong, else numbers.
-Losses: TypeAlias = "NDArray[np.bool_] | NDArray[np.float64]"
 
 _PLOT_PARTS = 20
-# Columns of a node that a belief may read beside its confidence.
-BELIEF_FIELDS = ("margin", "entropy")
-# Columns that a node may have besides its confidence, prediction, correctness and cost.
-EXTRA_FIELDS = (*BELIEF_FIELDS, "latency")
+_DIGEST_ROWS = 1 << 17  # rows hashed at a time: no second copy of the trace is made
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
-    """The replies of n nodes to T inputs. Arrays are read-only, and are not copied.
+class Trace(OldTrace):
+    """The answers of n nodes to T inputs. Arrays are read-only, and are not copied.
+
+    A node that was not asked on a row, or failed, has NaN as its confidence there, and no other
+    value of an answer: a gap.
 
     >>> from ttamer.trace.spec import CascadeSpec
     >>> trace = Trace.from_arrays(
     ...     CascadeSpec.of({"small": 1.0, "large": 10.0}),
-    ...     confidence=[[0.9, 0.8], [0.4, 0.7]],
-    ...     prediction=[["cat", "cat"], ["dog", "cat"]],
+    ...     confidence=[[0.9, 0.8], [0.4, float("nan")]],
+    ...     prediction=[["cat", "cat"], ["dog", None]],
     ...     label=["cat", "cat"],
     ... )
     >>> trace
     Trace(2 rows, 2 nodes, prediction, label)
-    >>> trace.wrong().tolist()
-    [[False, False], [True, False]]
+    >>> trace.loss.tolist()
+    [[0.0, 0.0], [1.0, nan]]
+    >>> trace.coverage
+    "2 rows; 'large' answered on 1 (50%); a label on all; the loss of every answer is known"
     """
 
     spec: CascadeSpec
     confidence: NDArray[np.float64]
-    """Shape (T, n), finite. Any number that grows with the node's certainty."""
+    """Shape (T, n): any number that grows with the node's certainty; NaN: no answer."""
     _: KW_ONLY
-    prediction: NDArray[np.int32] | None = None
-    """Shape (T, n): codes into ``classes``; -1 where the node gave no answer."""
-    label: NDArray[np.int32] | None = None
-    """Shape (T,): codes into ``classes``; -1 where the label is not known."""
-    correct: NDArray[np.bool_] | None = None
-    """Shape (T, n): whether the node was right, where the log has it."""
-    loss: NDArray[np.float64] | None = None
-    """Shape (T, n), finite and not negative: what the node's answer loses. It takes the place of
-    ``correct``; its unit is the user's."""
-    largest_loss: float | None = None
-    """The largest ``loss``: the unit of loss of a fit, where the cascade has none. Rows taken from
-    a trace keep it."""
     cost: NDArray[np.float64] = None  # type: ignore[assignment]  # the cascade's, if not given
     """Shape (n,), the cascade's own, or (T, n) where the log has one per row. Not negative."""
-    signals: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    """Shape (T,) each: what is known of the input before a node is asked."""
-    extras: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    """Shape (T, n) each, named as in ``EXTRA_FIELDS``; all NaN for a node without it."""
+    prediction: NDArray[np.int32] | None = None
+    """Shape (T, n): codes into ``classes``; -1: no answer."""
+    label: NDArray[np.int32] | None = None
+    """Shape (T,): codes into ``classes``; -1: not known."""
+    correct: NDArray[np.int8] | None = None
+    """Shape (T, n): 1 where the answer is right, 0 where it is wrong, -1 where it is not known."""
+    raw_loss: NDArray[np.float64] | None = None
+    """Shape (T, n): what the answer loses in the log's own unit (:attr:`unit`), not negative; it
+    takes the place of ``correct``. NaN: not known."""
+    chance: NDArray[np.float64] | None = None
+    """Shape (T, n): the chance with which the node was asked; NaN: not known."""
+    entropy: NDArray[np.float64] | None = None
+    """Shape (T, n): the entropy of the answer's distribution; all NaN for a node without it."""
+    latency: NDArray[np.float64] | None = None
+    """Shape (T, n): how long the call took; all NaN for a node without it."""
+    margin: NDArray[np.float64] | None = None
+    """Shape (T, n): by how much the first class leads; all NaN for a node without it."""
+    group: NDArray[np.int32] | None = None
+    """Shape (T,): codes into ``groups``; rows of one group are never split. -1: a row alone."""
+    prompt: NDArray[Any] | None = None
+    """Shape (T,): the text of each input; ``None``: not known."""
+    inputs: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """What else is known of an input before a node is asked: numbers (T,), categories (T,) as text,
+    vectors (T, d)."""
     classes: tuple[str, ...] = ()
     """The text of each class; predictions and labels share it."""
+    groups: tuple[str, ...] = ()
+    """The text of each group."""
+    largest_loss: float | None = None
+    """The largest ``raw_loss``; rows taken from a trace keep it."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """How many rows were left out in reading, by reason; no row is counted twice."""
     notes: tuple[str, ...] = ()
     """What reading decided by default, in sentences for the user."""
 
     def __post_init__(self) -> None:
-        spec, rows, count = self.spec, len(np.atleast_1d(self.confidence)), len(self.spec)
+        rows, count = len(np.atleast_1d(self.confidence)), len(self.spec)
         put = object.__setattr__
-        put(self, "classes", tuple(self.classes))
-        put(self, "notes", tuple(self.notes))
-        put(self, "confidence", _array(self.confidence, np.float64, (rows, count), "confidence"))
-        _check_finite(self.confidence, "confidence", spec.names)
         cost: object = self.cost
-        if cost is None:
-            put(self, "cost", spec.costs)
-        elif np.ndim(self.cost) == 1:
-            put(self, "cost", _array(cost, np.float64, (count,), "cost"))
-            if not np.array_equal(self.cost, spec.costs):
-                raise TraceError(
-                    "cost: one cost per node must be the cascade's own; give the cascade these "
-                    "costs (CascadeSpec.with_costs), or one cost per row and node"
-                )
-        else:
-            put(self, "cost", _array(cost, np.float64, (rows, count), "cost"))
-            _check_finite(self.cost, "cost", spec.names)
-            _check_not_negative(self.cost, spec.names, "cost")
-        for name, shape in (("prediction", (rows, count)), ("label", (rows,))):
-            if getattr(self, name) is not None:
-                codes = np.asarray(getattr(self, name))
-                put(self, name, _array(codes, np.int32, shape, name))
-                if rows and not -1 <= codes.min() <= codes.max() < len(self.classes):
-                    raise TraceError(
-                        f"{name}: codes run from -1 (no answer) to {len(self.classes) - 1}, the "
-                        f"last of the classes; there are codes from {codes.min()} to {codes.max()}"
-                    )
-        if self.correct is not None:
-            put(self, "correct", _array(self.correct, np.bool_, (rows, count), "correct"))
-        if self.loss is not None:
-            put(self, "loss", _array(self.loss, np.float64, (rows, count), "loss"))
-            _check_finite(self.loss, "loss", spec.names)
-            _check_not_negative(self.loss, spec.names, "loss")
-            _check_max_loss(self.loss, spec)
-            largest = float(self.loss.max(initial=0.0))
-            put(self, "largest_loss", max(largest, self.largest_loss or 0.0))
-        columns = {f"{n}.{f}" for n in spec.names for f in (*_NODE_FIELDS, *EXTRA_FIELDS)}
-        signals = {}
-        remedy = "write {name: values}"
-        require_kind(self.signals, Mapping, "signals must be a mapping of arrays", remedy)
-        for name, values in self.signals.items():
-            if not name or f"signal.{name}" in columns:
-                raise TraceError(f"signal {name!r}: this name is taken by a node; choose another")
-            signals[name] = _array(values, np.float64, (rows,), f"signal {name!r}")
-            _check_finite(signals[name], f"signal {name!r}", ())
-        put(self, "signals", signals)
-        extras = {}
-        for name, values in self.extras.items():
-            if name not in EXTRA_FIELDS:
-                raise TraceError(f"extras: {name!r} is not one of {', '.join(EXTRA_FIELDS)}")
-            extras[name] = _array(values, np.float64, (rows, count), name)
-            _check_finite(extras[name], name, spec.names, whole_column=True)
-        put(self, "extras", extras)
+        for name in ("classes", "groups", "notes"):
+            put(self, name, tuple(getattr(self, name)))
         put(self, "left_out", dict(self.left_out))
+        if cost is None:
+            put(self, "cost", self.spec.costs)
+        for column in SCHEMA:
+            values = getattr(self, column.field)
+            if values is None:
+                continue
+            if column.field == "cost" and np.ndim(values) == 1:
+                self._check_cascade_costs(values)
+                continue
+            shape = (rows, count) if column.by == "node" else (rows,)
+            array = column.array(values, shape)
+            put(self, column.field, array)
+            self._check(column, array)
+        if self.raw_loss is not None:
+            _check_max_loss(self.raw_loss, self.spec)
+            largest = float(np.nanmax(self.raw_loss, initial=0.0))
+            put(self, "largest_loss", max(largest, self.largest_loss or 0.0))
+        require_kind(self.inputs, Mapping, "inputs must be a mapping of arrays", "{name: values}")
+        taken = {f"{node}.{column.name}" for node in self.names for column in SCHEMA}
+        for name in self.inputs:
+            if not name or INPUT + name in taken:
+                raise TraceError(f"input {name!r}: this name is taken by a node; choose another")
+        put(self, "inputs", {k: input_array(v, rows, k) for k, v in self.inputs.items()})
+
+    def _check_cascade_costs(self, values: Any) -> None:
+        costs = numbers_of(values, np.float64, (len(self.spec),), "cost")
+        if not np.array_equal(costs, self.spec.costs):
+            raise TraceError(
+                "cost: one cost per node must be the cascade's own; give the cascade these "
+                "costs (CascadeSpec.with_costs), or one cost per row and node"
+            )
+        object.__setattr__(self, "cost", costs)
+
+    def _check(self, column: Column, array: NDArray[Any]) -> None:
+        """Refuse codes without a text, numbers out of range, and values where no answer is."""
+        name = column.name
+        if column.kind == "class":
+            texts = getattr(self, column.texts)
+            if array.size and not -1 <= array.min() <= array.max() < len(texts):
+                raise TraceError(
+                    f"{name}: codes run from -1 (no answer) to {len(texts) - 1}, the last of the "
+                    f"{column.texts}; there are codes from {array.min()} to {array.max()}"
+                )
+        if column.by == "row" or not len(array):
+            return
+        for node, values, answered in zip(self.names, array.T, self.answered.T, strict=True):
+            known = column.known(values)
+            if column.kind == "number":
+                missing = answered & ~known if column.each_answer else np.zeros_like(known)
+                if name in EXTRA_FIELDS and not known.any():  # the node has no such column
+                    missing[:] = False
+                self._refuse(
+                    missing | np.isinf(values), values, f"{name} of {node!r}",
+                    "a value is needed at each answer, and it must be finite",
+                )  # fmt: skip
+                self._refuse(values < column.low, values, f"{name} of {node!r}",
+                             f"a {name} is not negative")  # fmt: skip
+                self._refuse(values > column.high, values, f"{name} of {node!r}",
+                             f"a {name} is at most {column.high:g}")  # fmt: skip
+            if column.of_answer and column.field != "confidence":
+                confidence = self.confidence[:, self.names.index(node)]
+                self._refuse(
+                    known & ~answered, confidence, f"confidence of {node!r}",
+                    f"and {name} has a value there: a node that was not asked has none",
+                )  # fmt: skip
+
+    @staticmethod
+    def _refuse(bad: NDArray[np.bool_], values: NDArray[Any], what: str, why: str) -> None:
+        if bad.any():
+            row = int(bad.argmax())
+            raise TraceError(
+                f"{what}: row {row} (counting from 0) is {values[row]}; {why} ({int(bad.sum())} of "
+                f"{len(bad)} rows); correct the log, or leave these rows out"
+            )
 
     @classmethod
     def from_arrays(
@@ -162,18 +201,22 @@ class Trace:
         *,
         prediction: Sequence[Sequence[object]] | NDArray[Any] | None = None,
         label: Sequence[object] | NDArray[Any] | None = None,
+        loss: ArrayLike | None = None,
         score: ArrayLike | None = None,
+        group: Sequence[object] | NDArray[Any] | None = None,
         **fields: Any,
     ) -> Trace:
-        """Build a trace from predictions and labels as they are: text, numbers, ``None``.
+        """Build a trace from predictions, labels and groups as they are: text, numbers, ``None``.
 
         Args:
             spec: The cascade, or the cost of each node by name.
-            confidence: Shape (T, n).
+            confidence: Shape (T, n); NaN where a node was not asked, or failed.
             prediction: Shape (T, n): the class that each node predicts; ``None`` is no answer.
             label: Shape (T,): the right class; ``None`` where it is not known.
+            loss: Shape (T, n): what each answer loses, in any unit; NaN where it is not known.
             score: Shape (T, n): a grade of each answer from 0 to 1; its loss is 1 minus the score.
-            **fields: Further fields of the class, such as ``loss``, ``correct`` and ``cost``.
+            group: Shape (T,): the user, the document or whatever rows have in common.
+            **fields: Further fields of the class, such as ``inputs``, ``correct`` and ``cost``.
 
         Returns:
             The trace; ``classes`` lists every label and prediction once.
@@ -190,17 +233,18 @@ class Trace:
         """
         if not isinstance(spec, CascadeSpec):
             spec = CascadeSpec.of(spec)
-        codes = ClassCodes()
-        coded = None if label is None else codes.encode(label)
-        predicted = None if prediction is None else codes.encode(prediction)
+        codes, groups = ClassCodes(), ClassCodes()
+        fields["label"] = None if label is None else codes.encode(label)
+        fields["prediction"] = None if prediction is None else codes.encode(prediction)
+        fields["group"] = None if group is None else groups.encode(group)
         values: Any = _numbers(confidence, "confidence")
-        if score is not None:
-            if fields.get("loss") is not None:
+        if loss is not None:
+            if score is not None:
                 raise TraceError("give losses or scores, not both")
-            spec, fields["loss"] = graded(spec, _numbers(score, "score"))
-        trace = cls(
-            spec, values, prediction=predicted, label=coded, classes=codes.classes, **fields
-        )
+            fields["raw_loss"] = loss
+        if score is not None:
+            spec, fields["raw_loss"] = graded(spec, _numbers(score, "score"))
+        trace = cls(spec, values, classes=codes.classes, groups=groups.classes, **fields)
         check_classes(trace, "the arrays")
         return trace
 
@@ -279,35 +323,110 @@ class Trace:
 
     @property
     def costs(self) -> NDArray[np.float64]:
-        """Shape (T, n): what asking each node costs on each row; a view."""
+        """Shape (T, n): what asking each node costs on each row, NaN where not known; a view."""
         return np.broadcast_to(self.cost, self.confidence.shape)
+
+    @cached_property
+    def answered(self) -> NDArray[np.bool_]:
+        """Shape (T, n): where a node answered; read-only."""
+        return read_only(~np.isnan(self.confidence))
+
+    @cached_property
+    def loss(self) -> NDArray[np.float64]:
+        """Shape (T, n): what each answer loses, from 0 to 1; NaN where it is not known; read-only.
+
+        It is 0 or 1 where answers are right or wrong. Other losses are divided by :attr:`unit`.
+
+        Raises:
+            TraceError: If the trace has no column that losses come from.
+
+        >>> trace = Trace.from_arrays({"small": 1.0, "large": 9.0}, [[0.4, 0.9]], loss=[[5, 2]])
+        >>> trace.loss.tolist(), trace.unit
+        ([[1.0, 0.4]], 5.0)
+        """
+        return read_only(losses_of(self) / self.unit)
+
+    @property
+    def unit(self) -> float:
+        """What a loss of 1 is in the log's own unit: the largest loss. For printing alone."""
+        if not self.is_graded:
+            return 1.0
+        return self.spec.loss_bound or self.largest_loss or 1.0
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether answers have losses of their own: ``loss``, or mistakes that cost unequally."""
+        return self.raw_loss is not None or bool(self.spec.mistakes)
+
+    @property
+    def measure(self) -> Measure:
+        """What policies are measured by: the error, or the mean loss where answers have losses."""
+        return "mean loss" if self.is_graded else "error"
+
+    @property
+    def coverage(self) -> str:
+        """How complete the trace is, in one line.
+
+        >>> Trace(CascadeSpec.of({"a": 1.0}), [[0.5], [0.6]]).coverage
+        '2 rows, each with an answer of every node; no losses are known'
+        """
+        rows = len(self)
+        parts = [
+            f"{name!r} answered on {_share(int(answers), rows)}"
+            for name, answers in zip(self.names, self.answered.sum(axis=0), strict=True)
+            if answers < rows
+        ]
+        head = counted(rows, "row", ",")
+        if not parts:
+            head += ", each with an answer of every node"
+        if self.label is not None:
+            parts.append(f"a label on {_share(int((self.label >= 0).sum()), rows)}")
+        if self.chance is not None:
+            parts.append(f"the chance of {_share(int((self.chance >= 0).sum()), self.chance.size)}")
+        if self.group is not None:
+            parts.append(counted(len(np.unique(self.group)), "group", ","))
+        try:
+            known, answers = int((self.loss >= 0).sum()), int(self.answered.sum())
+        except TraceError:
+            parts.append("no losses are known")
+        else:
+            every = "the loss of every answer is known"
+            share = f"the loss of {_share(known, answers)} of the answers is known"
+            parts.append(every if known == answers else share)
+        return "; ".join([head, *parts])
 
     def __len__(self) -> int:
         return len(self.confidence)
 
     def __repr__(self) -> str:
-        known = [n for n in _OUTCOMES if getattr(self, n) is not None]
+        sizes = [counted(len(self), "row"), counted(len(self.spec), "node")]
+        return f"Trace({', '.join([*sizes, *self._present()])})"
+
+    def _present(self) -> list[str]:
+        """Return the columns that the trace has beside the confidences."""
+        names = {c.field: c.name for c in SCHEMA if c.field not in ("confidence", "cost")}
+        known = [name for key, name in names.items() if getattr(self, key) is not None]
         if self.cost.ndim == 2:
             known.append("cost per row")
-        known += [*self.extras, *(f"signal.{name}" for name in self.signals)]
-        sizes = [counted(len(self), "row"), counted(len(self.spec), "node")]
-        return f"Trace({', '.join([*sizes, *known])})"
+        return [*known, *(INPUT + name for name in self.inputs)]
 
     def _repr_html_(self) -> str:
-        means = [self.costs.mean(axis=0), self.confidence.mean(axis=0)] if len(self) else []
-        head = ["node", "cost", "mean confidence"]
-        columns = [[number(value) for value in mean.tolist()] for mean in means]
+        head = ["node", "answers", "cost", "mean confidence"]
+        columns = [
+            [percent(share) for share in self.answered.mean(axis=0).tolist()],
+            [number(value) for value in _means(self.costs)],
+            [number(value) for value in _means(self.confidence)],
+        ]
         try:
-            lost = np.asarray(self.losses(), np.float64)
+            losses = _means(self.loss * self.unit)
         except TraceError:  # it does not have which answers are right
-            lost = np.empty((0, len(self.names)))
-        if len(lost):
-            mean = lost.mean(axis=0).tolist()
+            pass
+        else:
             graded = self.is_graded
             head.append(self.measure if graded else "right")
-            columns.append([number(x) if graded else percent(1 - x, digits=1) for x in mean])
-        rows = [list(row) for row in zip(self.names, *columns, strict=True)]
-        return card(repr(self), notes=self.notes, head=head[: len(columns) + 1], rows=rows)
+            columns.append([number(x) if graded else percent(1 - x, digits=1) for x in losses])
+        rows = [list(row) for row in zip(self.names, *columns, strict=True)] if len(self) else []
+        return card(repr(self), notes=[*self.notes, self.coverage], head=head, rows=rows)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
         """Draw how often each node is right (or what it loses), by how certain it is.
@@ -325,164 +444,18 @@ class Trace:
         >>> datasets.load("langid", "fit").plot().startswith("<svg")
         True
         """
-        losses = np.asarray(self.losses(), np.float64)
-        shown = losses if self.is_graded else 1 - losses
+        shown = self.loss * self.unit if self.is_graded else 1 - self.loss
         curves = {}
-        for place, name in enumerate(self.names):
-            order = np.argsort(self.confidence[:, place], kind="stable")
+        for node, name in enumerate(self.names):
+            known = np.flatnonzero(~np.isnan(shown[:, node]))
+            order = known[np.argsort(self.confidence[known, node], kind="stable")]
             parts = [part for part in np.array_split(order, _PLOT_PARTS) if len(part)]
-            means = [float(shown[part, place].mean()) for part in parts]
+            means = [float(shown[part, node].mean()) for part in parts]
             curves[name] = ([(k + 0.5) / len(parts) for k in range(len(parts))], means)
         what = self.measure if self.is_graded else "right"
         axis = "rows, from the least certain to the most certain"
         percents = not self.is_graded
         return draw_curves(curves, axis, what, x_percent=True, y_percent=percents).written(path)
-
-    def wrong(self, target: Target | None = None) -> NDArray[np.bool_]:
-        """Return, shape (T, n), where each node is wrong; no answer is a wrong answer.
-
-        Args:
-            target: ``"label"``: wrong where ``correct`` is false or, without it, where prediction
-                and label differ. ``"last"``: wrong where the prediction differs from the last
-                node's, which is right by definition. By default the cascade's own target.
-
-        Returns:
-            Shape (T, n): true where the node is wrong.
-
-        Raises:
-            ArgumentError: If the target is neither of these.
-            TraceError: If the trace lacks what the target needs.
-        """
-        target = self.spec.target if target is None else target
-        if target == "last":
-            return self._wrong_against_last()
-        if target != "label":
-            raise ArgumentError(f'target is {target!r}; it must be "label" or "last"')
-        if self.correct is not None:
-            return ~self.correct
-        if self.prediction is None or self.label is None:
-            lacks = " and ".join(n for n in ("prediction", "label") if getattr(self, n) is None)
-            unused = [note for note in self.notes if note.startswith("columns not used")]
-            raise TraceError(
-                f'target "label" needs to know which answers are right; the trace has no {lacks}: '
-                "add columns <node>.correct, or <node>.prediction and label"
-                + ("" if self.prediction is None else ', or set target = "last"')
-                + "".join(f" ({note})" for note in unused)
-            )
-        unknown = np.flatnonzero(self.label < 0)
-        if unknown.size:
-            raise TraceError(
-                f'target "label": {counted(unknown.size, "row")} without a label, the first is row '
-                f"{unknown[0]} (counting from 0); leave them out, or add <node>.correct"
-            )
-        # A prediction of -1 is no label's code, so no answer is wrong.
-        return np.asarray(self.prediction != self.label[:, np.newaxis])
-
-    def _wrong_against_last(self) -> NDArray[np.bool_]:
-        if self.prediction is None:
-            more = (
-                ""
-                if self.correct is None
-                else '; if correct already means agreement with the last node, set target = "label"'
-            )
-            raise TraceError(
-                'target "last" compares predictions with the last node\'s, and the trace has none: '
-                f"add columns <node>.prediction{more}"
-            )
-        wrong = self.prediction != self.prediction[:, -1:]
-        wrong |= self.prediction < 0
-        wrong[:, -1] = False
-        return np.asarray(wrong)
-
-    @property
-    def is_graded(self) -> bool:
-        """Whether answers have losses of their own: ``loss``, or mistakes that cost unequally."""
-        return self.loss is not None or bool(self.spec.mistakes)
-
-    @property
-    def measure(self) -> Measure:
-        """What policies are measured by: the error, or the mean loss where answers have losses."""
-        return "mean loss" if self.is_graded else "error"
-
-    def losses(self, target: Target | None = None) -> Losses:
-        """Return, shape (T, n), what each answer loses.
-
-        Where answers are right or wrong this is :meth:`wrong`: truth values, and true is a loss
-        of 1.
-
-        Args:
-            target: ``"label"``: the losses of the trace, or what the mistakes cost. ``"last"``: by
-                how much an answer loses more than the last node's, and 0 where it loses less; with
-                a table of mistakes, what they cost if the last node is right, and the largest of
-                them where it has no answer. By default the cascade's own target.
-
-        Returns:
-            Shape (T, n): truth values, or finite numbers that are not negative.
-
-        Raises:
-            ArgumentError: If the target is neither of these.
-            TraceError: If the trace lacks what the target needs.
-
-        >>> from ttamer.trace.spec import CascadeSpec
-        >>> spec = CascadeSpec.of({"small": 1.0, "large": 10.0})
-        >>> trace = Trace(spec, [[0.9, 0.8]], loss=[[0.5, 0.25]])
-        >>> trace.losses().tolist(), trace.losses("last").tolist()
-        ([[0.5, 0.25]], [[0.25, 0.0]])
-        """
-        target = self.spec.target if target is None else target
-        if not self.is_graded:
-            return self.wrong(target)
-        if target not in ("label", "last"):
-            raise ArgumentError(f'target is {target!r}; it must be "label" or "last"')
-        if self.loss is not None:
-            if target == "label":
-                return self.loss
-            return np.maximum(self.loss - self.loss[:, -1:], 0.0)
-        if self.prediction is None:
-            raise TraceError(
-                "[cascade] has a table of mistakes, which needs predictions: add columns "
-                "<node>.prediction"
-            )
-        right = self.prediction[:, -1] if target == "last" else self.label
-        if right is None:
-            raise TraceError(
-                "[cascade] has a table of mistakes, which needs labels: add a column label, or "
-                'set target = "last"'
-            )
-        unknown = np.flatnonzero(right < 0)
-        if unknown.size and target == "label":
-            raise TraceError(
-                f"mistakes: {counted(unknown.size, 'row')} without a label, the first is row "
-                f"{unknown[0]} (counting from 0); leave them out"
-            )
-        table = mistake_table(self.spec.mistakes, self.classes)
-        costs = np.asarray(table[right[:, np.newaxis], self.prediction])
-        if target == "last":
-            costs[unknown] = largest_mistake(self.spec.mistakes)  # no answer equals no answer
-            costs[:, -1] = 0.0
-        return costs
-
-    @property
-    def loss_scale(self) -> float:
-        """The unit of loss of a fit: the largest loss there can be, or that the rows have.
-
-        It is 1 where answers are right or wrong, and for scores.
-        """
-        if not self.is_graded:
-            return 1.0
-        return self.spec.loss_bound or self.largest_loss or 1.0
-
-    def loss_shares(self, target: Target | None = None) -> Losses:
-        """Return, shape (T, n), the losses as shares of ``loss_scale``: from 0 to 1.
-
-        Args:
-            target: As for :meth:`losses`.
-
-        Returns:
-            Shape (T, n): truth values, or numbers from 0 to 1.
-        """
-        losses = self.losses(target)
-        return losses if losses.dtype == np.bool_ else losses / self.loss_scale
 
     def with_spec(self, spec: CascadeSpec) -> Trace:
         """Return the same rows for a cascade of the same nodes with other costs, order or target.
@@ -532,30 +505,27 @@ class Trace:
         source = split_nodes(self.spec.nodes)[1]
         unseen = [k for k, (one, two) in enumerate(pairwise(source)) if one == two]
         verified = [k + 1 for k in unseen]
-
         fields = self._fields_for(spec, source)
-        fields["confidence"][:, unseen] = 0.0
+        confidence = fields["confidence"]
+        confidence[:, unseen] = np.where(np.isnan(confidence[:, unseen]), np.nan, 0.0)
         if self.cost.ndim == 2:
             fields["cost"][:, verified] = spec.costs[verified]
-        for name, values in fields["extras"].items():
-            values[:, verified if name == "latency" else unseen] = np.nan
+        for name in EXTRA_FIELDS:
+            if name in fields:
+                fields[name][:, verified if name == "latency" else unseen] = np.nan
         return dataclasses.replace(self, **fields)
 
     def _fields_for(self, spec: CascadeSpec, nodes: Sequence[int]) -> dict[str, Any]:
         """Return the fields of a trace for another cascade, whose columns are those of nodes."""
-
-        def columns(values: NDArray[Any] | None) -> NDArray[Any] | None:
-            return None if values is None else np.asfortranarray(values[:, nodes])
-
-        return {
-            "spec": spec,
-            "confidence": columns(self.confidence),
-            "prediction": columns(self.prediction),
-            "correct": columns(self.correct),
-            "loss": columns(self.loss),
-            "cost": spec.costs if self.cost.ndim == 1 else columns(self.cost),
-            "extras": {name: columns(values) for name, values in self.extras.items()},
-        }
+        fields: dict[str, Any] = {"spec": spec}
+        for column in SCHEMA:
+            values = getattr(self, column.field)
+            if column.by == "node" and values is not None:
+                by_cascade = values.ndim == 1  # costs
+                fields[column.field] = (
+                    spec.costs if by_cascade else np.asfortranarray(values[:, nodes])
+                )
+        return fields
 
     def take(self, rows: ArrayLike | slice) -> Trace:
         """Return the trace of some rows: positions, a mask or a slice.
@@ -587,23 +557,22 @@ class Trace:
                 raise ArgumentError(
                     f"rows run from 0 to {len(self) - 1}; asked for {index.min()} to {index.max()}"
                 )
-        return self._with_rows(lambda array: None if array is None else _rows(array, index))
-
-    def _with_rows(self, pick: Any) -> Trace:
-        """Return a trace whose arrays are picked from checked ones, without checking again."""
-        part = object.__new__(Trace)
-        for each in dataclasses.fields(self):
-            value = getattr(self, each.name)
-            if each.name in ("confidence", *_OUTCOMES) or (
-                each.name == "cost" and self.cost.ndim == 2
-            ):
-                value = pick(value)
-            elif each.name in ("signals", "extras"):
-                value = {name: pick(array) for name, array in value.items()}
-            elif each.name == "left_out":
-                value = {}
-            object.__setattr__(part, each.name, value)
+        part = object.__new__(Trace)  # its arrays are rows of checked ones: no check again
+        for item in dataclasses.fields(self):
+            object.__setattr__(part, item.name, getattr(self, item.name))
+        for column, values in self._columns():
+            object.__setattr__(part, column.field, _rows(values, index))
+        inputs = {name: read_only(values[index]) for name, values in self.inputs.items()}
+        object.__setattr__(part, "inputs", inputs)
+        object.__setattr__(part, "left_out", {})
         return part
+
+    def _columns(self) -> Iterator[tuple[Column, NDArray[Any]]]:
+        """Yield the columns of the schema that have a value for each row."""
+        for column in SCHEMA:
+            values = getattr(self, column.field)
+            if values is not None and not (column.field == "cost" and values.ndim == 1):
+                yield column, values
 
     def split(self, fraction: float, seed: int) -> tuple[Trace, Trace]:
         """Split at random: a share of the rows to fit on, and the others to test on.
@@ -663,40 +632,37 @@ class Trace:
             _check_alike(first, trace, position)
         if len(traces) == 1:
             return first
-        codes = ClassCodes(first.classes)
-        recode = [np.array([*map(codes.code, trace.classes), -1], np.int32) for trace in traces]
-
-        def stack(arrays: list[NDArray[Any]]) -> NDArray[Any]:
-            out = np.empty(
-                (sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype, order="F"
-            )
-            np.concatenate(arrays, out=out)
-            return out
-
-        def coded(name: str) -> NDArray[np.int32] | None:
-            arrays = [getattr(trace, name) for trace in traces]
+        texts = {name: ClassCodes(getattr(first, name)) for name in ("classes", "groups")}
+        fields: dict[str, Any] = {}
+        for column in SCHEMA:
+            arrays = [getattr(trace, column.field) for trace in traces]
             if arrays[0] is None:
-                return None
-            # Code -1 picks the last entry of each table, which is -1.
-            return stack([table[array] for table, array in zip(recode, arrays, strict=True)])
-
-        same_cost = all(t.cost.ndim == 1 and np.array_equal(t.cost, first.cost) for t in traces)
+                continue
+            if column.kind == "class":
+                # Code -1 picks the last entry of each table, which is -1.
+                codes = texts[column.texts]
+                tables = [
+                    np.array([*map(codes.code, getattr(trace, column.texts)), -1], np.int32)
+                    for trace in traces
+                ]
+                arrays = [table[array] for table, array in zip(tables, arrays, strict=True)]
+            if column.field == "cost":
+                if all(a.ndim == 1 and np.array_equal(a, first.cost) for a in arrays):
+                    continue
+                arrays = [trace.costs for trace in traces]
+            fields[column.field] = _stack(arrays, "F")
         left_out: dict[str, int] = {}
         for trace in traces:
             for reason, count in trace.left_out.items():
                 left_out[reason] = left_out.get(reason, 0) + count
+        if first.raw_loss is not None:
+            fields["largest_loss"] = max(trace.largest_loss or 0.0 for trace in traces)
         return dataclasses.replace(
             first,
-            confidence=stack([trace.confidence for trace in traces]),
-            prediction=coded("prediction"),
-            label=coded("label"),
-            correct=None if first.correct is None else stack([t.correct for t in traces]),  # type: ignore[misc]
-            loss=None if first.loss is None else stack([t.loss for t in traces]),  # type: ignore[misc]
-            largest_loss=None if first.loss is None else max(t.largest_loss or 0.0 for t in traces),
-            cost=first.cost if same_cost else stack([trace.costs for trace in traces]),
-            signals={name: stack([t.signals[name] for t in traces]) for name in first.signals},
-            extras={name: stack([t.extras[name] for t in traces]) for name in first.extras},
-            classes=codes.classes,
+            **fields,
+            classes=texts["classes"].classes,
+            groups=texts["groups"].classes,
+            inputs={name: _stack([t.inputs[name] for t in traces], "C") for name in first.inputs},
             left_out=left_out,
             notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
         )
@@ -765,46 +731,43 @@ class Trace:
     def digest(self) -> str:
         """SHA-256 of the content: the same whatever the file format or the order of classes.
 
-        It covers the node names, their costs, and every row; not ``order``, ``target`` or notes.
+        It covers the node names, their costs, and every row; not ``kind``, ``target`` or notes.
         """
-        used = np.zeros(len(self.classes) + 1, bool)  # the last entry stands for code -1
-        for codes in (self.label, self.prediction):
-            for column in [] if codes is None else _columns(codes):
-                used[column] = True
-        met = np.flatnonzero(used[:-1])
-        ranked = sorted(met.tolist(), key=lambda code: self.classes[code])
-        rank = np.full(len(used), -1, np.int32)
-        rank[ranked] = np.arange(len(ranked), dtype=np.int32)
-
+        ranks = {}
+        used: dict[str, list[str]] = {}
+        for name in ("classes", "groups"):
+            codes = [array for column, array in self._columns() if column.texts == name]
+            ranks[name], used[name] = _ranks(codes, getattr(self, name))
         head = {
             "rows": len(self),
             "nodes": self.names,
-            "classes": [self.classes[code] for code in ranked],
+            "classes": used["classes"],
             "cost": self.cost.ndim,
         }
+        if used["groups"]:
+            head["groups"] = used["groups"]
         if self.spec.has_passing:  # a cost like the others, though no column
             head["passing"] = self.spec.passing.tolist()
         sha = hashlib.sha256(json.dumps(head).encode())
-        parts: list[tuple[str, NDArray[Any] | None]] = [
-            ("confidence", self.confidence),
-            ("cost", self.cost),
-            ("prediction", self.prediction),
-            ("label", self.label),
-            ("correct", self.correct),
-            ("loss", self.loss),
-            *((f"signal.{name}", self.signals[name]) for name in sorted(self.signals)),
-            *((f"extra.{name}", self.extras[name]) for name in sorted(self.extras)),
+        # Names and order are those of 0.2: policy files hold digests.
+        parts = [
+            (f"extra.{column.name}" if column.name in EXTRA_FIELDS else column.name, values, column)
+            for column in SCHEMA
+            if (values := getattr(self, column.field)) is not None
         ]
-        for name, part in parts:
-            if part is None:
-                continue
+        parts += [(f"signal.{name}", self.inputs[name], None) for name in sorted(self.inputs)]
+        parts.sort(key=lambda part: part[0].startswith("extra."))
+        for name, part, schema in parts:
             sha.update(f"\n{name}\n".encode())
-            for column in _columns(part):
+            for column in [part] if part.ndim == 1 else part.T:
                 for start in range(0, len(column), _DIGEST_ROWS):
                     values = column[start : start + _DIGEST_ROWS]
-                    if values.dtype == np.int32:
-                        values = rank[values].astype("<i4")
-                    elif values.dtype != np.bool_:
+                    if schema is not None and schema.texts:
+                        values = ranks[schema.texts][values].astype("<i4")
+                    elif values.dtype == object:
+                        sha.update(json.dumps(values.tolist()).encode())
+                        continue
+                    elif values.dtype != np.int8:
                         values = _plain(values)
                     sha.update(np.ascontiguousarray(values).data)
         return sha.hexdigest()
@@ -865,12 +828,6 @@ class Trace:
         write_trace(self, path)
 
 
-_DIGEST_ROWS = 1 << 17  # rows hashed at a time: no second copy of the trace is made
-_NODE_FIELDS = ("confidence", "prediction", "correct", "loss", "score", "cost")
-# Arrays by row that a trace may lack.
-_OUTCOMES = ("prediction", "label", "correct", "loss")
-
-
 def require_rows(trace: Sized, least: int, what_for: str) -> None:
     """Refuse a trace too short for what is asked.
 
@@ -889,7 +846,7 @@ def graded(
     spec: CascadeSpec, score: NDArray[np.float64]
 ) -> tuple[CascadeSpec, NDArray[np.float64]]:
     """Return the losses of scores, and the cascade with 1 as the largest loss."""
-    outside = ~((score >= 0) & (score <= 1))  # NaN is outside too
+    outside = ~((score >= 0) & (score <= 1) | np.isnan(score))
     if outside.any():
         raise TraceError(
             f"score: {int(outside.sum())} are not from 0 to 1, the first is "
@@ -907,24 +864,6 @@ def _numbers(values: Any, what: str) -> NDArray[np.float64]:
         raise TraceError(f"{what}: must be numbers, in rows of equal length: {error}") from None
 
 
-def _array(values: Any, kind: type, shape: tuple[int, ...], what: str) -> NDArray[Any]:
-    """Return a read-only view of the values in the right type; refuse what does not fit."""
-    array = np.asarray(values)
-    if kind is np.bool_ and array.dtype != np.bool_:
-        is_number = array.dtype.kind in "iuf"  # of text, astype(bool) is true throughout
-        remedy = "write .astype(bool)" if is_number else 'compare it, as with values == "yes"'
-        raise TraceError(f"{what}: must be truth values, not {array.dtype}; {remedy}")
-    if array.dtype.kind not in ("biu" if kind is np.int32 else "biuf"):
-        raise TraceError(f"{what}: must be numbers, not {array.dtype}")
-    if array.shape != shape:
-        raise TraceError(
-            f"{what}: has shape {array.shape}, and {shape} is needed ((rows, nodes) or (rows,))"
-        )
-    view: NDArray[Any] = array.astype(kind, copy=False).view()
-    view.setflags(write=False)
-    return view
-
-
 def _rows(array: NDArray[Any], index: Any) -> NDArray[Any]:
     """Return rows of an array, columns contiguous: most work goes node by node."""
     picked: NDArray[Any]
@@ -938,41 +877,14 @@ def _rows(array: NDArray[Any], index: Any) -> NDArray[Any]:
     return picked
 
 
-def _check_finite(
-    array: NDArray[np.float64], what: str, names: tuple[str, ...], *, whole_column: bool = False
-) -> None:
-    columns = array[:, np.newaxis] if array.ndim == 1 else array
-    for column in range(columns.shape[1] if len(array) else 0):
-        bad = ~np.isfinite(columns[:, column])
-        if not bad.any() or (whole_column and np.isnan(columns[:, column]).all()):
-            continue
-        first = int(bad.argmax())
-        place = f"{what} of {names[column]!r}" if names else what
-        raise TraceError(
-            f"{place}: row {first} (counting from 0) is {columns[first, column]} (values that are "
-            f"not finite: {int(bad.sum())}); fix them, or leave the rows out"
-        )
-
-
-def _check_not_negative(values: NDArray[np.float64], names: tuple[str, ...], what: str) -> None:
-    for column, name in enumerate(names):
-        bad = values[:, column] < 0
-        if bad.any():
-            first = int(bad.argmax())
-            raise TraceError(
-                f"{what} of {name!r}: row {first} (counting from 0) is {values[first, column]}; "
-                f"a {what} is not negative"
-            )
-
-
 def _check_max_loss(loss: NDArray[np.float64], spec: CascadeSpec) -> None:
     if spec.mistakes:
         raise TraceError(
             "the trace has losses, and the cascade a table of mistakes, which are losses too: "
             "remove the columns <node>.loss, or mistakes from [cascade]"
         )
-    if spec.max_loss is not None and loss.size and loss.max() > spec.max_loss:
-        row, node = np.unravel_index(int(loss.argmax()), loss.shape)
+    if spec.max_loss is not None and np.nanmax(loss, initial=0.0) > spec.max_loss:
+        row, node = np.unravel_index(int(np.nanargmax(loss)), loss.shape)
         raise TraceError(
             f"loss of {spec.names[node]!r}: row {row} (counting from 0) is {loss[row, node]}, and "
             f"[cascade] has max_loss = {spec.max_loss:g}: correct one of them"
@@ -992,7 +904,9 @@ def _check_alike(first: Trace, trace: Trace, position: int) -> None:
             f"concat: trace {position} passes its nodes at other costs than trace 0, and passing "
             "has one cost for all rows; read them with one cascade.toml"
         )
-    mine, other = _parts(first), _parts(trace)
+    mine, other = set(first._present()), set(trace._present())
+    for names in (mine, other):
+        names.discard("cost per row")
     if mine != other:
         odd = ", ".join(sorted(mine ^ other))
         raise TraceError(
@@ -1001,18 +915,44 @@ def _check_alike(first: Trace, trace: Trace, position: int) -> None:
         )
 
 
-def _parts(trace: Trace) -> set[str]:
-    known = {n for n in _OUTCOMES if getattr(trace, n) is not None}
-    return known | set(trace.extras) | {f"signal.{name}" for name in trace.signals}
-
-
 def _passing_more(node: CascadeNode, more: float) -> CascadeNode:
     passing = None if node.passing is None else node.passing + more
     return dataclasses.replace(node, cost=node.cost + more, passing=passing)
 
 
-def _columns(array: NDArray[Any]) -> list[NDArray[Any]]:
-    return [array] if array.ndim == 1 else list(array.T)
+def _ranks(
+    arrays: Sequence[NDArray[np.int32]], texts: Sequence[str]
+) -> tuple[NDArray[np.int32], list[str]]:
+    """Return the place of each code among the texts that are used, in order, and these texts."""
+    used = np.zeros(len(texts) + 1, bool)  # the last entry stands for code -1
+    for codes in arrays:
+        for column in [codes] if codes.ndim == 1 else codes.T:
+            used[column] = True
+    ranked = sorted(np.flatnonzero(used[:-1]).tolist(), key=lambda code: texts[code])
+    rank = np.full(len(used), -1, np.int32)
+    rank[ranked] = np.arange(len(ranked), dtype=np.int32)
+    return rank, [texts[code] for code in ranked]
+
+
+def _stack(arrays: Sequence[NDArray[Any]], order: Literal["C", "F"]) -> NDArray[Any]:
+    """Return arrays of rows one after another."""
+    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+    return np.concatenate(arrays, out=np.empty(shape, arrays[0].dtype, order=order))
+
+
+def _means(values: NDArray[np.float64]) -> list[float]:
+    """Return the mean of each column over the rows where it is known; NaN where none is."""
+    known = ~np.isnan(values)
+    total = np.where(known, values, 0.0).sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        means: list[float] = (total / known.sum(axis=0)).tolist()
+    return means
+
+
+def _share(count: int, total: int) -> str:
+    if count == total:
+        return "all"
+    return f"{count:,} ({percent(count / total)})"
 
 
 def _plain(values: NDArray[Any]) -> NDArray[Any]:

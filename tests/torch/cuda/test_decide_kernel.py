@@ -174,7 +174,8 @@ def reading_columns(*, all_margins):
         CascadeSpec.of(dict.fromkeys(NAMES, 0.2), order="fixed"),
         (scores.confidence + 0.3 * shuffled).T.double().numpy(),
         correct=(torch.from_numpy(rng.random((EXITS, 3000))) < chance).T.numpy(),
-        extras={"margin": margin, "entropy": scores.entropy.T.double().numpy()},
+        margin=margin,
+        entropy=scores.entropy.T.double().numpy(),
     )
     return fit(trace, belief="full", states=6, tradeoffs=[0.6, 0.8, 0.95])
 
