@@ -387,6 +387,25 @@ class CascadeSpec:
         """Whether the nodes are exits of one network, asked on the way or passed."""
         return self.order == "fixed" or self.has_passing
 
+    @property
+    def kind(self) -> Literal["models", "exits"]:
+        """Whether nodes are separate models, or exits of one network.
+
+        Models are asked in any order that ``after`` allows. Each exit is passed on the way to the
+        next.
+
+        >>> CascadeSpec.of({"small": 1.0, "large": 12.5}).kind
+        'models'
+        """
+        return "exits" if self.is_network else "models"
+
+    @cached_property
+    def reach(self) -> NDArray[np.float64]:
+        """Shape (n,): of exits, the cost of going past each without asking it; 0 of models."""
+        if self.kind == "models":
+            return _read_only(np.zeros(len(self)))
+        return self.passing if self.has_passing else self.costs
+
     def passed(self, source: int, target: int) -> float:
         """Return the cost of passing all nodes between two without asking them; -1 is the start.
 

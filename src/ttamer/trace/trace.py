@@ -750,7 +750,7 @@ class Trace(OldTrace):
             head["passing"] = self.spec.passing.tolist()
         sha = hashlib.sha256(json.dumps(head).encode())
         # Names and order are those of 0.2: policy files hold digests.
-        parts = [
+        parts: list[tuple[str, NDArray[Any], Column | None]] = [
             (f"extra.{column.name}" if column.name in EXTRA_FIELDS else column.name, values, column)
             for column in SCHEMA
             if (values := getattr(self, column.field)) is not None
