@@ -75,7 +75,7 @@ def compared(path: str, number: int) -> list[float]:
 def right_or_wrong(trace: Trace) -> Trace:
     """Return the same rows with answers that are right or wrong."""
     spec = dataclasses.replace(trace.spec, mistakes={}, max_loss=None)
-    plain = dataclasses.replace(trace, spec=spec, loss=None)
+    plain = dataclasses.replace(trace, spec=spec, raw_loss=None)
     if trace.label is not None:
         return plain
     losses = trace.losses()

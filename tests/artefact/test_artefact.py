@@ -66,7 +66,7 @@ def with_losses():
         spec=dataclasses.replace(trace.spec, max_loss=2.0),
         correct=None,
         label=None,
-        loss=2.0 * trace.wrong() * trace.confidence,
+        raw_loss=2.0 * trace.wrong() * trace.confidence,
     )
 
 

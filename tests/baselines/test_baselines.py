@@ -123,12 +123,12 @@ def test_entropy_stops_when_it_is_low_and_margin_when_it_is_high():
 def test_a_node_that_never_reports_its_margin_is_passed():
     values = np.array(SURE)
     values[:, 0] = np.nan
-    trace = dataclasses.replace(make(SURE, RIGHT, order="fixed"), extras={"margin": values})
+    trace = dataclasses.replace(make(SURE, RIGHT, order="fixed"), margin=values)
     assert asked(fit("margin", trace)[0], trace) == ["ab"] * 4
 
 
 def test_a_rule_on_what_a_trace_does_not_say_is_refused_there_too():
-    trace = dataclasses.replace(make(SURE, RIGHT), extras={"margin": np.array(SURE)})
+    trace = dataclasses.replace(make(SURE, RIGHT), margin=np.array(SURE))
     rule = fit("margin", trace)[0].rule
     with pytest.raises(Unsuitable, match="margin"):
         rule.play(make(SURE, RIGHT))

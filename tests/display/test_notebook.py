@@ -141,7 +141,7 @@ def test_a_plot_without_points_is_empty():
 
 def test_losses_are_shown_where_answers_have_them(trace):
     lost = np.random.default_rng(1).random((400, 2)) * 3
-    graded = tt.Trace(trace.spec, trace.confidence, loss=lost)
+    graded = tt.Trace(trace.spec, trace.confidence, raw_loss=lost)
     assert "mean loss" in graded._repr_html_()
     assert "mean loss" in graded.plot()
     ladder = tt.fit(graded, belief="calibrated", states=4)

@@ -142,7 +142,7 @@ def graded(rows: int, seed: int, *, worse: float = 1.0):
     loss = np.stack([4 * hard, hard], axis=1) * generator.random((rows, 2)) * 2 * worse
     spec = CascadeSpec.of({"small": 1.0, "large": 8.0}, order="fixed", max_loss=10.0)
     confidence = np.stack([1 - hard, 1 - hard], axis=1)
-    return Trace(spec, confidence, loss=np.minimum(loss, 10.0))
+    return Trace(spec, confidence, raw_loss=np.minimum(loss, 10.0))
 
 
 def test_a_rise_of_the_mean_loss_is_found_and_named_in_its_unit():

@@ -118,11 +118,13 @@ def test_costs_by_row_and_losses_count():
     rng = np.random.default_rng(0)
     spec = CascadeSpec.of({"a": 1.0, "b": 3.0}, order="fixed", max_loss=2.0)
     loss, cost = 2 * rng.random((800, 2)) ** 4, rng.uniform(0.5, 1.5, (800, 2)) * [1.0, 3.0]
-    trace = tt.Trace(spec, 1 - loss / 2, loss=loss, cost=cost)
+    trace = tt.Trace(spec, 1 - loss / 2, raw_loss=loss, cost=cost)
     ladder = tt.fit(trace.take(slice(400)), tradeoffs=[0.5], belief="calibrated", states=4)
     gap = ladder.gap(tradeoff=0.5, on=trace.take(slice(400, 800)))
     assert 0 < gap.lower < gap.observed < gap.upper
-    free = tt.Trace(CascadeSpec.of({"a": 1.0, "b": 3.0}, order="fixed"), 1 - loss / 2, loss=loss)
+    free = tt.Trace(
+        CascadeSpec.of({"a": 1.0, "b": 3.0}, order="fixed"), 1 - loss / 2, raw_loss=loss
+    )
     unbounded = tt.fit(free.take(slice(400)), tradeoffs=[0.5], belief="calibrated", states=4)
     with pytest.raises(ArgumentError, match="max_loss"):
         unbounded.gap(tradeoff=0.5, on=free.take(slice(400, 800)))

@@ -350,7 +350,7 @@ def test_rows_held_out_by_another_seed_are_known_as_part_of_the_log(tmp_path):
 def test_a_log_with_many_losses_is_known_too():
     spec = CascadeSpec.of({"only": 1.0}, max_loss=1.0)
     rows = np.random.default_rng(0).random((2 * MAX_HELD_LOSSES, 1))
-    trace = tt.Trace(spec, rows, loss=rows)
+    trace = tt.Trace(spec, rows, raw_loss=rows)
     ladder = tt.fit(trace, belief="calibrated", states=1, tradeoffs=[0.9], hold_out=0.9)
     assert ladder.held.rows == MAX_HELD_LOSSES < 0.9 * len(trace)
     with pytest.raises(ArgumentError, match="a promise needs"):
@@ -394,7 +394,7 @@ def graded_rows(rows: int, seed: int) -> tt.Trace:
     hard = generator.random(rows)
     loss = 4 * np.stack([hard, 0.25 * hard], axis=1) * generator.random((rows, 2))
     spec = tt.CascadeSpec.of({"small": 1.0, "large": 8.0}, order="fixed", max_loss=4.0)
-    return tt.Trace(spec, np.stack([1 - hard, 1 - hard], axis=1), loss=loss)
+    return tt.Trace(spec, np.stack([1 - hard, 1 - hard], axis=1), raw_loss=loss)
 
 
 @pytest.fixture(scope="module")
@@ -422,7 +422,7 @@ def test_a_promise_about_losses_holds_on_new_rows(graded_ladder, tmp_path):
     assert str(again.promises[0]) == str(kept.promise)
     assert again.for_drop(0.25).promise == drop.promise
     assert not check_promise(kept.promise, HeldOut.of(ladder, new)).refuted
-    worse = dataclasses.replace(new, loss=np.minimum(3 * new.loss, 4.0))
+    worse = dataclasses.replace(new, raw_loss=np.minimum(3 * new.raw_loss, 4.0))
     assert check_promise(kept.promise, HeldOut.of(ladder, worse)).refuted
 
 

@@ -346,7 +346,7 @@ def test_intervals_of_rare_losses_are_as_wide_as_their_standard_error_says():
     generator = np.random.default_rng(0)
     lost = generator.random((20_000, 1)) < 0.1
     loss = np.where(lost, np.exp(generator.normal(size=lost.shape)), 0.0)
-    trace = Trace(CascadeSpec.of({"only": 1.0}), np.zeros(lost.shape), loss=loss)
+    trace = Trace(CascadeSpec.of({"only": 1.0}), np.zeros(lost.shape), raw_loss=loss)
     low, high = evaluate(fit(trace, states=1, tradeoffs=[0.5])[0], trace).error_interval
     assert high - low == pytest.approx(2 * 1.96 * loss.std() / np.sqrt(len(loss)), rel=0.1)
 

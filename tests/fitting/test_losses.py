@@ -26,11 +26,11 @@ def graded_chain(rows: int, *, seed: int = 0, unit: float = 1.0) -> Trace:
     plain = chain_trace(rows, seed=seed)
     means = LEVELS[np.rint((plain.confidence - 0.3) / 0.3).astype(int)]
     noise = np.random.default_rng([seed, 7]).exponential(size=means.shape).clip(0, 8)
-    return Trace(plain.spec, plain.confidence, loss=unit * means * noise)
+    return Trace(plain.spec, plain.confidence, raw_loss=unit * means * noise)
 
 
 def with_losses(trace: Trace, losses) -> Trace:
-    return dataclasses.replace(trace, correct=None, label=None, loss=losses)
+    return dataclasses.replace(trace, correct=None, label=None, raw_loss=losses)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,9 @@ def test_a_file_keeps_what_answers_lose(belief, losses, tmp_path):
     trace, held = answering_trace(120, classes=3), answering_trace(100, seed=1, classes=3)
     spec = CascadeSpec.of(dict(zip(trace.names, trace.spec.costs, strict=True)), **losses)
     if "max_loss" in losses:
-        trace, held = (dataclasses.replace(each, loss=5.0 * each.wrong()) for each in (trace, held))
+        trace, held = (
+            dataclasses.replace(each, raw_loss=5.0 * each.wrong()) for each in (trace, held)
+        )
     ladder = tt.fit(trace.with_spec(spec), belief=belief, states=4, tradeoffs=[0.0, 0.5, 1.0])
     tt.save(ladder, tmp_path / "fit.ttamer")
     again = tt.load(tmp_path / "fit.ttamer")
@@ -132,7 +134,7 @@ def test_a_file_keeps_what_answers_lose(belief, losses, tmp_path):
         rows.losses()[np.arange(100), again.at(0.5).play(rows).answer].mean()
     )
     assert again.for_error(0.9 * spec.loss_bound, on=rows).promise.certified
-    plain = dataclasses.replace(held, loss=None).with_spec(trace.spec)
+    plain = dataclasses.replace(held, raw_loss=None).with_spec(trace.spec)
     with pytest.raises(ArgumentError, match="fitted to the mean loss"):
         again.for_error(0.5, on=plain)
 
@@ -151,7 +153,7 @@ def test_a_file_keeps_the_mistakes_of_many_classes(tmp_path):
 def test_of_many_rows_a_promise_is_about_all_and_not_about_the_first():
     spec = CascadeSpec.of({"only": 1.0}, max_loss=1.0)
     loss = np.repeat([0.1, 0.9], MAX_HELD_LOSSES)[:, np.newaxis]  # the first rows are the easy ones
-    later = Trace(spec, np.zeros_like(loss), loss=loss)
+    later = Trace(spec, np.zeros_like(loss), raw_loss=loss)
     ladder = tt.fit(later.take(slice(None, None, 100)), belief="calibrated", states=1)
     promise = ladder.for_error(0.3, on=later).promise
     assert not promise.certified
@@ -170,7 +172,7 @@ def test_rows_are_not_held_out_for_promises_that_cannot_be_made(graded):
 def test_target_last_counts_what_is_lost_beyond_the_last_node(graded):
     spec = dataclasses.replace(graded.spec, target="last")
     trace = graded.with_spec(spec)
-    more = np.maximum(graded.loss - graded.loss[:, -1:], 0)
+    more = np.maximum(graded.raw_loss - graded.raw_loss[:, -1:], 0)
     assert (trace.losses() == more).all()
     ladder = tt.fit(trace)
     assert ladder.rungs.node_errors[-1] == 0
@@ -188,7 +190,7 @@ def test_every_baseline_is_measured_in_mean_loss():
         assert low <= point.result.error <= high
         assert point.result.measure == "mean loss"
     oracle = min(found.curve("oracle")[1])
-    assert oracle == pytest.approx(test.loss.min(axis=1).mean())
+    assert oracle == pytest.approx(test.raw_loss.min(axis=1).mean())
 
 
 def test_unequal_mistakes_change_what_is_asked():
@@ -209,9 +211,9 @@ def test_unequal_mistakes_change_what_is_asked():
 def test_losses_that_cannot_be_are_refused():
     spec = CascadeSpec.of({"a": 1.0, "b": 2.0}, max_loss=3.0)
     with pytest.raises(TraceError, match="a loss is not negative"):
-        Trace(spec, [[0.1, 0.2]], loss=[[0.0, -1.0]])
+        Trace(spec, [[0.1, 0.2]], raw_loss=[[0.0, -1.0]])
     with pytest.raises(TraceError, match="max_loss = 3"):
-        Trace(spec, [[0.1, 0.2]], loss=[[0.0, 4.0]])
+        Trace(spec, [[0.1, 0.2]], raw_loss=[[0.0, 4.0]])
     with pytest.raises(TraceError, match="not both"):
         Trace.from_arrays(spec, [[0.1, 0.2]], loss=[[0.0, 4.0]], score=[[1, 1]])
 
@@ -219,7 +221,7 @@ def test_losses_that_cannot_be_are_refused():
 def test_rare_large_losses_leave_room_for_policies_between(graded):
     """The tradeoffs span what a usual loss is worth, not only what the largest one is."""
     generator = np.random.default_rng(3)
-    heavy = graded.loss * np.where(generator.random(graded.loss.shape) < 0.0005, 200.0, 1.0)
+    heavy = graded.raw_loss * np.where(generator.random(graded.raw_loss.shape) < 0.0005, 200.0, 1.0)
     ladder = tt.fit(with_losses(graded, heavy), belief="calibrated", states=3)
     full, unit = ladder.fitted.full_cost, ladder.fitted.loss_unit
     assert unit > 50 * heavy.mean()

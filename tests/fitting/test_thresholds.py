@@ -51,7 +51,13 @@ def test_the_first_node_that_reaches_the_threshold_answers(make):
 @given(st.integers(0, 63), st.lists(st.floats(0, 1), min_size=6, max_size=6))
 def test_a_session_decides_as_a_replay(ladder, trace, rung, confidences):
     policy = ladder[rung]
-    row = dataclasses.replace(trace.take(slice(1)), confidence=np.array([confidences]), extras={})
+    row = dataclasses.replace(
+        trace.take(slice(1)),
+        confidence=np.array([confidences]),
+        margin=None,
+        entropy=None,
+        latency=None,
+    )
     turn = policy.session()
     for confidence in confidences:
         if turn.next is None:
@@ -154,7 +160,7 @@ def test_losses_need_a_bound_only_for_promises():
     confidence = np.stack([1 - hard, 1 - hard], axis=1)
     costs = {"small": 1.0, "large": 8.0}
     bounded = tt.CascadeSpec.of(costs, order="fixed", max_loss=4.0)
-    rows = tt.Trace(bounded, confidence, loss=loss)
+    rows = tt.Trace(bounded, confidence, raw_loss=loss)
     promise = tt.fit(rows, belief="threshold").for_error(1.2).promise
     assert promise.certified
     assert promise.measure == "mean loss"

@@ -163,7 +163,7 @@ def test_what_a_local_fit_refuses_is_refused_in_the_same_words(fit_parquet, tmp_
     write(
         label=label + 4,
         classes=(*trace.classes, "w", "x", "y", "z"),
-        loss=trace.wrong().astype(float),
+        raw_loss=trace.wrong().astype(float),
     )
     options = {"belief": "calibrated", "states": 4}
     assert fit_parquet(path, trace.spec, **options).fitted.rows == 3000

@@ -433,7 +433,7 @@ def test_costs_far_below_the_reference_are_drawn_on_a_logarithmic_scale(case):
 def test_a_report_on_losses_is_in_mean_loss(tmp_path, capsys):
     trace = answering_trace(700)
     losses = np.where(trace.wrong(), np.random.default_rng(0).uniform(20, 90, (700, 3)), 0.0)
-    graded = dataclasses.replace(trace, label=None, loss=losses)
+    graded = dataclasses.replace(trace, label=None, raw_loss=losses)
     fitted, test = graded.split(0.5, 0)
     ladder = fit(fitted, belief="calibrated", states=4, order="fixed")
     found = frontier(fitted, test, families=["ttamer", "threshold"], ladder=ladder, resamples=20)

@@ -413,7 +413,7 @@ class Trace(OldTrace):
     def _repr_html_(self) -> str:
         head = ["node", "answers", "cost", "mean confidence"]
         columns = [
-            [percent(share) for share in self.answered.mean(axis=0).tolist()],
+            [percent(share) for share in (self.answered.sum(axis=0) / max(len(self), 1)).tolist()],
             [number(value) for value in _means(self.costs)],
             [number(value) for value in _means(self.confidence)],
         ]
