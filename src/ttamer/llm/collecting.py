@@ -604,8 +604,8 @@ class _Collection:
             correct=correct,
             score=score,
             cost=None if (cost == spec.costs).all() else cost,
-            extras=columns,
-            signals=signals,
+            **columns,
+            inputs=signals,
             left_out=self.left_out,
             notes=(*notes, *lacking),
         )
