@@ -359,8 +359,9 @@ def trace_of_rows(
         prediction=codes.encode([[answer.prediction for answer in row] for row in answers]),
         label=None if all(label is None for label in labels) else codes.encode(labels),
         cost=np.array([[answer.cost for answer in row] for row in answers], np.float64),
-        signals=of_rows | dict(inputs),
-        extras=extras,
+        inputs=of_rows | dict(inputs),
+        margin=extras.get("margin"),
+        entropy=extras.get("entropy"),
         classes=codes.classes,
     )
 
