@@ -1,0 +1,344 @@
+"""The policy artefact, a ``.ttamer`` file: save, load, inspect (docs/format.md).
+
+It is a safetensors file: named arrays, and one JSON record (:class:`Record`) in its metadata. The
+record holds a SHA-256 over the arrays and the record without it.
+
+It is safe to open a stranger's: nothing in it is executed or decompressed, no size is believed, and
+every table is checked before a policy is made of it. A file must be, byte for byte, what saving its
+contents gives: nothing can be hidden in it. The checksum finds damage. It does not tell who wrote
+the file: a forger can compute it as well, and what he can do is to make a policy that decides
+badly. The same policy gives the same bytes: there are no timestamps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import safetensors
+from numpy.typing import NDArray
+from safetensors import numpy as safetensors_numpy
+
+from ttamer import __version__
+from ttamer._arguments import require_path
+from ttamer._files import atomic_write
+from ttamer.artefact.fit import (
+    FittedRecord,
+    Savable,
+    describe_fitted,
+    facts_of,
+    restore_fitted,
+)
+from ttamer.artefact.problem import Arrays, SolvedRecord, describe_solved, restore_solved
+from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError, ArtefactTooNew
+from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
+from ttamer.policy.base import Ladder, Policy
+
+FORMAT = 1
+KEY = "ttamer"  # of the metadata
+MAX_BYTES = 2**31
+MAX_HEADER = 32 * 2**20
+DTYPES = ("float64", "float32", "int64", "int32", "int16", "int8")
+MAX_SHOWN = 300  # characters of a message that may quote a stranger's text
+REMEDY = "copy the file again from where it came, or save the policy again"
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a file says beside its arrays."""
+
+    format: int = FORMAT
+    library: str = __version__
+    kind: Literal["policy", "ladder", "mixture"]
+    notes: dict[str, str] = {}
+    solved: SolvedRecord | None = None
+    fitted: FittedRecord | None = None
+    sha256: str = ""
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+@dataclass(frozen=True, eq=False)
+class Artefact:
+    """A ``.ttamer`` file, read and checked once. Made by :func:`open_artefact`."""
+
+    policy: Policy | Ladder | Savable
+    """What was saved."""
+    facts: dict[str, Any]
+    """Its description, as :func:`inspect` gives it."""
+
+
+def save(
+    policy: Policy | Ladder | Savable,
+    path: str | os.PathLike[str],
+    *,
+    notes: Mapping[str, str] | None = None,
+) -> None:
+    """Write a policy, a ladder or a mixture, solved or fitted, to a ``.ttamer`` file.
+
+    The file appears whole or not at all.
+
+    Args:
+        policy: What to save.
+        path: Where to; an existing file is replaced.
+        notes: Text to keep with it, such as where the trace came from.
+
+    Raises:
+        ArgumentError: It cannot be saved.
+        ArtefactError: The file cannot be written.
+
+    >>> import tempfile
+    >>> from ttamer import Problem, solve
+    >>> policy = solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(policy, Path(folder, "small.ttamer"), notes={"trace": "july"})
+    ...     inspect(Path(folder, "small.ttamer"))["notes"]
+    {'trace': 'july'}
+    """
+    require_path(path, "saving a policy")
+    with _about(path):
+        data = pack(policy, dict(notes or {}))
+        try:
+            target = Path(os.path.realpath(path))  # a link stays a link
+            if target.exists() and not target.is_file():
+                raise ArtefactError("is not a regular file: give another path to write to")
+            with atomic_write(target, durable=True) as part, part.open("xb") as file:
+                file.write(data)
+        except OSError as error:
+            raise ArtefactError(f"cannot be written: {error.strerror or error}") from None
+        except ValueError as error:
+            raise ArtefactError(f"is not the name of a file: {error}") from None
+
+
+def load(path: str | os.PathLike[str]) -> Policy | Ladder | Savable:
+    """Read what :func:`save` wrote.
+
+    Args:
+        path: A ``.ttamer`` file.
+
+    Returns:
+        The policy, the ladder or the mixture.
+
+    Raises:
+        ArtefactDamaged: The file is not one, or was altered.
+        ArtefactTooNew: It is in a later version of the format.
+        ArtefactError: It cannot be read.
+
+    >>> load("no-such.ttamer")
+    Traceback (most recent call last):
+        ...
+    ttamer.errors.ArtefactError: no-such.ttamer: cannot be read: No such file or directory
+    """
+    return open_artefact(path).policy
+
+
+def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Describe a file, once all of it is checked.
+
+    Args:
+        path: A ``.ttamer`` file.
+
+    Returns:
+        Plain values: what it is, how it was fitted, its nodes, tradeoffs and promises.
+
+    Raises:
+        ArtefactError: As for :func:`load`.
+
+    >>> import tempfile
+    >>> from ttamer import Problem, solve
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "small.ttamer")
+    ...     save(solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5), path)
+    ...     facts = inspect(path)
+    >>> facts["kind"], facts["nodes"], facts["states"], facts["tradeoffs"]
+    ('policy', ['m1'], [2], [0.5])
+    """
+    return open_artefact(path).facts
+
+
+def open_artefact(path: str | os.PathLike[str]) -> Artefact:
+    """Read and check a file once; return what was saved and its description.
+
+    Args:
+        path: A ``.ttamer`` file.
+
+    Returns:
+        The policy and the facts of the same bytes.
+
+    Raises:
+        ArtefactError: As for :func:`load`.
+    """
+    with _about(path):
+        data = _bytes_of(path)
+        record, arrays = unpack(data)
+        facts: dict[str, Any] = {
+            "kind": record.kind,
+            "format_version": record.format,
+            "library_version": record.library,
+            "notes": dict(record.notes),
+            "bytes": len(data),
+            "sha256": record.sha256,
+        }
+        policy: Policy | Ladder | Savable
+        if record.fitted is not None:
+            policy = restore_fitted(record.kind, record.fitted, arrays)
+            return Artefact(policy, facts | facts_of(policy))
+        assert record.solved is not None  # noqa: S101 - unpack has looked
+        policies = restore_solved(record.solved, arrays)
+        if record.kind == "policy" and len(policies) != 1:
+            raise ArtefactDamaged(f"it holds {len(policies)} tradeoffs, and a policy has one")
+        problem = policies[0].problem
+        facts |= {
+            "moves": problem.moves,
+            "recall": policies[0].recall,
+            "nodes": list(problem.names),
+            "states": [len(node.losses) for node in problem.nodes],
+            "edges": len(problem.edges),
+            "tradeoffs": [policy.tradeoff for policy in policies],
+            "values": [policy.value for policy in policies],
+        }
+        return Artefact(Ladder(policies) if record.kind == "ladder" else policies[0], facts)
+
+
+def pack(policy: Policy | Ladder | Savable, notes: dict[str, str]) -> bytes:
+    """Return the bytes of a file, having checked that they can be read back."""
+    for word in (*notes, *notes.values()):
+        if not isinstance(word, str):
+            raise ArgumentError(f"notes must map strings to strings, and one of them is {word!r}")
+    kind: Literal["policy", "ladder", "mixture"] = "policy"
+    if isinstance(policy, FittedPolicy | FittedLadder | Mixture):
+        if not isinstance(policy, FittedPolicy):
+            kind = "ladder" if isinstance(policy, FittedLadder) else "mixture"
+        fitted, arrays = describe_fitted(policy)
+        record = Record(kind=kind, notes=notes, fitted=fitted)
+    elif isinstance(policy, Policy | Ladder):
+        kind = "ladder" if isinstance(policy, Ladder) else "policy"
+        policies = policy.policies if isinstance(policy, Ladder) else (policy,)
+        solved, arrays = describe_solved(policies)
+        record = Record(kind=kind, notes=notes, solved=solved)
+    else:
+        raise ArgumentError(
+            f"a policy, a ladder or a mixture can be saved, not a {type(policy).__name__}"
+        )
+    data = _written(record, arrays)
+    if len(data) > MAX_BYTES or int.from_bytes(data[:8], "little") > MAX_HEADER:
+        raise ArgumentError(f"it is too large for a file: {len(data)} bytes, at most {MAX_BYTES}")
+    return data
+
+
+def _written(record: Record, arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return a record and arrays as bytes, with their checksum."""
+    record = msgspec.structs.replace(record, sha256="")
+    checksum = hashlib.sha256(_json(record))
+    for name in sorted(arrays):
+        array = arrays[name]
+        checksum.update(f"\n{name} {array.dtype.str} {array.shape}\n".encode())
+        checksum.update(np.ascontiguousarray(array).tobytes())
+    record = msgspec.structs.replace(record, sha256=checksum.hexdigest())
+    try:
+        return safetensors_numpy.save(dict(arrays), metadata={KEY: _json(record).decode()})
+    except UnicodeError:
+        raise ArgumentError("a name or a note holds half a character (a lone surrogate)") from None
+
+
+def _json(record: Record) -> bytes:
+    try:
+        return msgspec.json.encode(record, order="sorted")
+    except UnicodeEncodeError:
+        raise ArgumentError("a name or a note holds half a character (a lone surrogate)") from None
+
+
+def unpack(data: bytes) -> tuple[Record, Arrays]:
+    """Check the container of a file; return its record and its read-only arrays."""
+    start = int.from_bytes(data[:8], "little")
+    if len(data) < 10 or data[8:9] != b"{" or start < 2:
+        raise ArtefactDamaged("is not a ttamer file, which ttamer fit and ttamer.save write")
+    if start > MAX_HEADER:
+        raise ArtefactDamaged(f"the header is too long: {start} bytes, at most {MAX_HEADER}")
+    if 8 + start > len(data):
+        raise ArtefactDamaged(f"is cut short: the header alone has {start} bytes")
+    try:
+        header = msgspec.json.decode(data[8 : 8 + start])
+        text = header["__metadata__"][KEY]
+        stated = msgspec.json.decode(text, type=_Format).format
+    except (msgspec.DecodeError, ValueError, KeyError, TypeError, RecursionError):
+        raise ArtefactDamaged(
+            "is not a ttamer file: its record is missing or cannot be read"
+        ) from None
+    if stated > FORMAT:
+        raise ArtefactTooNew(
+            f"is in version {stated} of the format, and ttamer {__version__} reads up to version "
+            f"{FORMAT}: upgrade ttamer"
+        )
+    try:
+        record = msgspec.json.decode(text, type=Record)
+        arrays = safetensors_numpy.load(data)
+    except msgspec.DecodeError as error:
+        raise ArtefactDamaged(f"its record cannot be: {error}") from None
+    except RecursionError:
+        raise ArtefactDamaged("its record is nested too deeply") from None
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise ArtefactDamaged(f"its arrays cannot be: {error}") from None
+    if record.format != FORMAT or (record.solved is None) == (record.fitted is None):
+        raise ArtefactDamaged("a file holds either solved policies or fitted ones")
+    if record.kind == "mixture" and record.fitted is None:
+        raise ArtefactDamaged("a mixture is one of fitted policies")
+    for name, array in arrays.items():
+        if array.dtype.name not in DTYPES:
+            raise ArtefactDamaged(f"array {name!r} cannot hold numbers of type {array.dtype.name}")
+    try:
+        again = _written(record, arrays)
+    except ArgumentError as error:
+        raise ArtefactDamaged(str(error)) from None
+    if again != data:
+        raise ArtefactDamaged("was altered: its checksum is not that of its contents")
+    for array in arrays.values():
+        array.setflags(write=False)
+    return record, arrays
+
+
+def _bytes_of(path: str | os.PathLike[str]) -> bytes:
+    require_path(path, "opening a policy")
+    try:
+        status = Path(path).stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+            raise ArtefactError("is not a regular file: give the path of a .ttamer file")
+        if status.st_size > MAX_BYTES:
+            raise ArtefactDamaged(
+                f"is too large: {status.st_size} bytes, and at most {MAX_BYTES} are read"
+            )
+        with Path(path).open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ArtefactError(f"cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ArtefactError(f"is not the name of a file: {error}") from None
+
+
+@contextmanager
+def _about(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Put the file's name before, and the remedy after, what is raised."""
+    try:
+        yield
+    except ArtefactDamaged as error:
+        raise ArtefactDamaged(f"{path}: {_shown(error)}; {REMEDY}") from None
+    except ArtefactError as error:
+        raise type(error)(f"{path}: {error}") from None
+    except MemoryError:
+        raise ArtefactError(f"{path}: does not fit into the memory of this machine") from None
+
+
+def _shown(error: Exception) -> str:
+    """Cut a message, and escape what does not print: a stranger's names may stand in it."""
+    text = str(error)
+    text = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,0 +1,1030 @@
+"""A fitted ladder: the policies of all tradeoffs, what each does on new rows, and choices.
+
+``FittedLadder(fitted, points, ...)`` is the only way to make one. Choices by cost or error are made
+in :mod:`ttamer.fitting.points`, certified ones in :mod:`ttamer.fitting.promises`.
+
+The tradeoff t of a policy and its price, in losses per unit of cost, are two names of one number:
+``price = (1 - t) / t / full_cost``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from math import isfinite, log
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ttamer import __version__
+from ttamer._display.drawing import Drawing, draw_curves
+from ttamer._display.notebook import card
+from ttamer._extras import require
+from ttamer._numbers import counted, is_number, number, percent
+from ttamer.errors import ArgumentError
+from ttamer.fitting.belief import Floats, Seen
+from ttamer.fitting.points import Mix, OperatingPoints
+from ttamer.fitting.policy import SingleNode, StepPolicy, StepTables, play
+from ttamer.fitting.promises import Held, Kind, Measure, Promise, make_promise
+from ttamer.fitting.replay import Played, alone_paid, paid
+from ttamer.fitting.session import FittedSession
+from ttamer.fitting.states import StatePolicy, StateTables
+from ttamer.problem.tradeoff import check_tradeoff
+from ttamer.stats.envelope import lower_envelope
+from ttamer.trace.checks import require_trace
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace
+
+Tables = StepTables | StateTables
+PolicyRule = StepPolicy | StatePolicy | SingleNode
+BeliefKind = Literal["answers", "markov", "threshold"]
+
+GOLDEN_RATIO = (5**0.5 - 1) / 2  # fractional parts of its multiples are spread evenly over [0, 1)
+MAX_NUMBER = 2**32  # larger keys are hashed: their multiples have no fraction left
+MAX_HELD_ROWS = 20_000  # rows that a file keeps for promises: a uniform sample of more
+MAX_SHOWN = 12  # rows of a table in a notebook
+LAST_DROP = 0.01  # the drop that default() allows where the target is the last node's answer
+
+
+class FitRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How a ladder was fitted. Nothing reads it in order to decide."""
+
+    belief: BeliefKind
+    rows: int
+    """The rows of the log, held-out ones left out."""
+    complete: int
+    """Those on which every node answered and every loss is known."""
+    trace_digest: str
+    seed: int = 0
+    folds: int = 5
+    held_out: int = 0
+    sampled: int | None = None
+    """The rows that policies were found on, where there were more than fit into memory."""
+    weighting: Literal["none", "raked", "chance"] = "none"
+    """How complete rows stand for all rows."""
+    latency_weight: float = 0.0
+    without: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    """What policies read of an input."""
+    version: str = __version__
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """What all policies of a ladder share: all that is needed to decide."""
+
+    spec: CascadeSpec
+    tables: Tables
+    tradeoffs: Floats
+    """Shape (P,), rising; of thresholds, the thresholds."""
+    full_cost: float
+    """What the full model costs per input, in the cascade's unit."""
+    record: FitRecord
+    measure: Measure = "error"
+    unit: float = 1.0
+    """What a loss of 1 is in the trace's unit."""
+    thresholds: bool = False
+    """Whether policies are thresholds on the confidence, set before any row was seen."""
+    compare: Mapping[str, str] = field(default_factory=dict)
+    """How answers are compared and where confidences come from: serving by another rule is refused.
+    """
+
+    def rule(self, number: int) -> StepPolicy | StatePolicy:
+        """Return what decides at a place of the ladder; prices of tables rise."""
+        return self.tables.policy(len(self.tables) - 1 - number)
+
+    def read(self, trace: Trace) -> Rows:
+        """Return rows as policies see them."""
+        require_trace(trace, "a replay")
+        if trace.names != self.spec.names:
+            raise ArgumentError(
+                f"the policy was fitted for {', '.join(self.spec.names)}, and the trace has "
+                f"{', '.join(trace.names)}: use the same cascade.toml for both"
+                + ("; trace.with_verification()" if trace.spec.has_verify_costs else "")
+            )
+        if not isinstance(self.tables, StepTables):
+            return Rows(self, Seen(trace.confidence))
+        prior, costs = None, None
+        if self.tables.prior is not None and (spec := self.tables.prior.spec) is not None:
+            prompts = None if trace.prompt is None else trace.prompt.tolist()
+            inputs = {name: list(values) for name, values in trace.inputs.items()}
+            if prompts is None and not inputs:
+                prompts = [None] * len(trace)
+            prior, costs = self.tables.prior(spec.rows(prompts, inputs))
+        return Rows(self, Seen(trace.confidence, self._codes(trace), prior), costs)
+
+    def _codes(self, trace: Trace) -> NDArray[np.intp] | None:
+        """Return predictions in the belief's codes; new classes get new ones."""
+        classes = self.tables.belief.classes if isinstance(self.tables, StepTables) else ()
+        if self.thresholds or not classes:
+            return None
+        if trace.prediction is None:
+            return np.full(trace.confidence.shape, -1, np.intp)
+        known = {text: code for code, text in enumerate(classes)}
+        codes = [known.get(text, len(known) + new) for new, text in enumerate(trace.classes)]
+        return np.array([*codes, -1], np.intp)[trace.prediction]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of a trace as the policies of a fit see them; several policies share the work."""
+
+    fitted: Fitted
+    seen: Seen
+    costs: Floats | None = None
+    """Shape (T, n): what inputs predict."""
+
+    def play(self, rule: PolicyRule) -> Played:
+        """Return what a rule does."""
+        if isinstance(rule, StepPolicy):
+            decisions = play(rule, self._view, self.costs)
+        else:
+            decisions = rule.play(self.seen)
+        return Played(decisions.answer, decisions.asked, decisions.last)
+
+    @cached_property
+    def _view(self) -> Any:
+        assert isinstance(self.fitted.tables, StepTables)  # noqa: S101 - its policies are
+        return self.fitted.tables.belief.view(self.seen)
+
+
+class Described:
+    """What a policy and a mixture say of themselves."""
+
+    fitted: Fitted
+    error: float | None
+    cost: float | None
+
+    @property
+    def spec(self) -> CascadeSpec:
+        """The cascade it was fitted for."""
+        return self.fitted.spec
+
+    @property
+    def record(self) -> FitRecord:
+        """How it was fitted."""
+        return self.fitted.record
+
+    @property
+    def described(self) -> str:
+        """What it costs and how often it errs, in words."""
+        return described(self.cost, self.error, self.fitted.measure)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FittedPolicy(Described):
+    """One policy of a fit, or one node by itself.
+
+    >>> from ttamer import datasets
+    >>> from ttamer.fitting.fits import fit
+    >>> trace = datasets.load("minilm-imdb").take(slice(500))
+    >>> policy = fit(trace, belief="threshold").at(0.9)
+    >>> policy.spec.names, len(policy.play(trace).answer)
+    (('layer1', 'layer2', 'layer3', 'layer4', 'layer5', 'full'), 500)
+    """
+
+    fitted: Fitted
+    rule: PolicyRule
+    """What decides, on plain numbers."""
+    number: int
+    """Its place in the ladder; nodes by themselves come after all policies."""
+    error: float | None = None
+    """The expected loss on new rows, in the trace's unit, by cross-fitting."""
+    cost: float | None = None
+    """The expected cost per input on new rows, in the cascade's unit."""
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.spec.names)
+        return f"FittedPolicy({names}; {self.described}, {self.setting})"
+
+    def _repr_html_(self) -> str:
+        return policy_card("Policy", self)
+
+    @property
+    def tradeoff(self) -> float | None:
+        """Its tradeoff, or its threshold; ``None`` of a node by itself."""
+        alone = isinstance(self.rule, SingleNode)
+        return None if alone else float(self.fitted.tradeoffs[self.number])
+
+    @property
+    def setting(self) -> str:
+        """Its tradeoff, its threshold, or its node, in words."""
+        if self.tradeoff is None:
+            return f"{self.single_node} alone"
+        kind = "threshold" if self.fitted.thresholds else "tradeoff"
+        return f"{kind} {self.tradeoff:.{6 if self.fitted.thresholds else 3}g}"
+
+    @cached_property
+    def single_node(self) -> str | None:
+        """The only node that is ever asked; ``None`` where a second node may be asked."""
+        rule = self.rule
+        if isinstance(rule, SingleNode):
+            return None if rule.before else self.spec.names[rule.node]
+        if not isinstance(rule, StepPolicy):
+            return None
+        first = {way.node for way in rule.ways[()]}
+        if len(first) != 1 or any(rule.ahead((node,)) for node in first):
+            return None
+        return self.spec.names[first.pop()]
+
+    def play(self, trace: Trace) -> Played:
+        """Decide for every row of a trace.
+
+        Args:
+            trace: Rows of the same cascade.
+
+        Returns:
+            The nodes asked and the node that answers, row by row.
+        """
+        return self.fitted.read(trace).play(self.rule)
+
+    def session(
+        self,
+        *,
+        max_cost: float | None = None,
+        key: str | int | None = None,
+        prompt: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> FittedSession:
+        """Start deciding for one input.
+
+        Args:
+            max_cost: No node is asked that would take the cost above this.
+            key: Only mixtures use it.
+            prompt: The text of the input, where the policy reads it.
+            inputs: What else is known of the input, by name.
+
+        Returns:
+            A session that takes confidences and predictions.
+        """
+        del key
+        tables = self.fitted.tables
+        if isinstance(self.rule, SingleNode):
+            return self.rule.session(max_cost)
+        if isinstance(tables, StepTables) and tables.prior is not None:
+            spec = tables.prior.spec
+            if spec is not None and (prompt is not None or inputs):
+                prior, costs = tables.prior(spec.one(prompt, inputs or {}))
+                return self.rule.session(prior[0], costs[0], max_cost)
+        return self.rule.session(max_cost=max_cost)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Mixture(Described):
+    """Two policies of a ladder, and the share of inputs that the more expensive one decides.
+
+    The draw is fixed by the seed and the input's key, so a repeated request is decided alike.
+
+    >>> from ttamer import datasets
+    >>> from ttamer.fitting.fits import fit
+    >>> trace = datasets.load("minilm-imdb").take(slice(500))
+    >>> mixture = fit(trace, belief="threshold").for_budget(0.5)
+    >>> mixture.cost <= 0.5 * (1 + 1e-9)
+    True
+    """
+
+    cheap: FittedPolicy
+    expensive: FittedPolicy
+    share: float
+    seed: int = 0
+    promise: Promise | None = None
+    """What is promised of it, where it was chosen by a promise, and whether that holds."""
+
+    def __repr__(self) -> str:
+        return f"Mixture({', '.join(self.spec.names)}; {self.described})"
+
+    def _repr_html_(self) -> str:
+        return policy_card("Mixture of two policies", self)
+
+    @property
+    def fitted(self) -> Fitted:  # type: ignore[override]
+        """What both policies share."""
+        return self.cheap.fitted
+
+    @property
+    def error(self) -> float | None:  # type: ignore[override]
+        """The expected loss on new rows, in the trace's unit."""
+        return self._mean(self.cheap.error, self.expensive.error)
+
+    @property
+    def cost(self) -> float | None:  # type: ignore[override]
+        """The expected cost per input on new rows, in the cascade's unit."""
+        return self._mean(self.cheap.cost, self.expensive.cost)
+
+    def _mean(self, one: float | None, two: float | None) -> float | None:
+        return None if one is None or two is None else (1 - self.share) * one + self.share * two
+
+    @property
+    def mix(self) -> Mix:
+        """Its points in the ladder, and its share."""
+        return Mix(self.cheap.number, self.expensive.number, self.share)
+
+    @property
+    def single_node(self) -> str | None:
+        """The only node that is ever asked; ``None`` where a second node may be asked."""
+        used = {1.0: (self.expensive,), 0.0: (self.cheap,)}
+        policies = used.get(self.share, (self.cheap, self.expensive))
+        nodes = {policy.single_node for policy in policies}
+        return nodes.pop() if len(nodes) == 1 else None
+
+    def drawn(self, key: str | int) -> FittedPolicy:
+        """Return the policy that decides the input of this key.
+
+        Args:
+            key: The key of the input; the same key always draws the same policy. Whole numbers
+                below 2**32 are numbers of inputs, drawn in turn; all others are drawn by a hash.
+
+        Returns:
+            ``cheap`` or ``expensive``.
+        """
+        return self.expensive if self._draw(key) < self.share else self.cheap
+
+    def session(
+        self,
+        *,
+        max_cost: float | None = None,
+        key: str | int | None = None,
+        prompt: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> FittedSession:
+        """Start deciding for one input, by the policy that its key draws.
+
+        Args:
+            max_cost: No node is asked that would take the cost above this.
+            key: The key of the input; by default inputs are numbered from 0 in the order of the
+                calls.
+            prompt: The text of the input, where the policy reads it.
+            inputs: What else is known of the input, by name.
+
+        Returns:
+            A session that takes confidences and predictions.
+        """
+        policy = self.drawn(next(self._count) if key is None else key)
+        return policy.session(max_cost=max_cost, prompt=prompt, inputs=inputs)
+
+    def play(self, trace: Trace) -> Played:
+        """Decide for every row of a trace; rows are numbered from 0.
+
+        Args:
+            trace: Rows of the same cascade.
+
+        Returns:
+            The nodes asked and the node that answers, row by row.
+        """
+        rows = self.fitted.read(trace)
+        one, two = rows.play(self.cheap.rule), rows.play(self.expensive.rule)
+        drawn = self.draws(len(trace))
+        return Played(
+            np.where(drawn, two.answer, one.answer),
+            np.where(drawn[:, np.newaxis], two.asked, one.asked),
+            np.where(drawn, two.last, one.last),
+        )
+
+    def draws(self, rows: int) -> NDArray[np.bool_]:
+        """Return, shape (rows,), which inputs the expensive policy decides, numbered from 0."""
+        return np.asarray((self._start + GOLDEN_RATIO * np.arange(rows)) % 1.0 < self.share)
+
+    def _draw(self, key: str | int) -> float:
+        if isinstance(key, int | np.integer) and abs(int(key)) < MAX_NUMBER:
+            return (self._start + GOLDEN_RATIO * int(key)) % 1.0
+        return _uniform(f"{self.seed}:{key}")
+
+    @cached_property
+    def _start(self) -> float:
+        return _uniform(f"{self.seed}")
+
+    @cached_property
+    def _count(self) -> Iterator[int]:
+        return itertools.count()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FittedLadder:
+    """The policies of a fit, in increasing order of tradeoff.
+
+    >>> from ttamer import datasets
+    >>> from ttamer.fitting.fits import fit
+    >>> ladder = fit(datasets.load("minilm-imdb").take(slice(500)), belief="threshold")
+    >>> len(ladder), ladder.at(0.9) is ladder[ladder.tradeoffs.index(ladder.at(0.9).tradeoff)]
+    (64, True)
+    """
+
+    fitted: Fitted
+    points: OperatingPoints
+    """What each policy, and each node by itself, does on rows it was not fitted to."""
+    held: Held | None = None
+    """What they do on rows held out, on which promises are tested."""
+    promises: tuple[Promise, ...] = ()
+    """The promises made so far: they are saved with the ladder."""
+
+    @property
+    def spec(self) -> CascadeSpec:
+        """The cascade it was fitted for."""
+        return self.fitted.spec
+
+    @property
+    def record(self) -> FitRecord:
+        """How it was fitted."""
+        return self.fitted.record
+
+    @property
+    def tradeoffs(self) -> tuple[float, ...]:
+        """The tradeoff of each policy; of thresholds, the thresholds."""
+        return tuple(self.fitted.tradeoffs.tolist())
+
+    @cached_property
+    def policies(self) -> tuple[FittedPolicy, ...]:
+        """The policies, in increasing order of tradeoff."""
+        return tuple(map(self.point, range(len(self))))
+
+    def __len__(self) -> int:
+        return len(self.fitted.tradeoffs)
+
+    def __iter__(self) -> Iterator[FittedPolicy]:
+        return iter(self.policies)
+
+    def __getitem__(self, number: int) -> FittedPolicy:
+        return self.policies[number]
+
+    def point(self, number: int) -> FittedPolicy:
+        """Return a policy by its number: those of the ladder come first, then nodes alone."""
+        error = self.fitted.unit * float(self.points.errors[number])
+        cost = float(self.points.costs[number])
+        if number >= len(self):
+            return FittedPolicy(self.fitted, self._alone(number - len(self)), number, error, cost)
+        return FittedPolicy(self.fitted, self.fitted.rule(number), number, error, cost)
+
+    def _alone(self, node: int) -> SingleNode:
+        spec = self.spec
+        required = spec.required[node]
+        first = tuple(v for v in spec.asking_order() if required[v] and v != node)
+        others = [v for v in spec.asking_order() if not required[v]]
+        if spec.kind == "models" and not spec.is_tree:
+            others.sort(key=lambda v: float(self.points.alone_error[v]))
+        costs = np.asarray(spec.costs, float)
+        return SingleNode(spec.names, costs, node, first, tuple(others))
+
+    def alone(self, node: str) -> FittedPolicy:
+        """Return the policy that returns the answer of one node, whatever it is.
+
+        Nodes that must be asked before it are asked too. Where the node fails, the others are asked
+        until one answers: separate models by their error, the lowest first, others in their order.
+
+        Args:
+            node: The name of a node of the cascade.
+
+        Returns:
+            A policy with the node's error and cost on the rows fitted to.
+
+        Raises:
+            ArgumentError: There is no such node.
+        """
+        return self.point(self.points.alone(self.spec.index_of(node)))
+
+    def __repr__(self) -> str:
+        record = self.record
+        return (
+            f"FittedLadder({counted(len(self), 'policy')}, {', '.join(self.spec.names)}; "
+            f"belief {record.belief}, {counted(record.rows, 'row')})"
+        )
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._cells(MAX_SHOWN)
+        return card(repr(self), head=head, rows=rows, drawing=self.plot())
+
+    def _cells(self, most: int) -> list[list[str]]:
+        corners = self.points.corners
+        shown = corners[:: -(-len(corners) // most)]
+        measure, unit = self.fitted.measure, self.fitted.unit
+        rows = [["cost per input", measure, "standard error", "policy"]]
+        for k in shown:
+            spread = (
+                ""
+                if k >= len(self)
+                else shown_error(unit * float(self.points.standard_error[k]), measure)
+            )
+            policy = self.point(k)
+            cost, error = policy.cost or 0.0, policy.error or 0.0
+            rows.append([number(cost), shown_error(error, measure), spread, policy.setting])
+        return rows
+
+    def table(self) -> str:
+        """Return what the policies of the frontier cost and lose, as text.
+
+        >>> from ttamer import datasets
+        >>> from ttamer.fitting.fits import fit
+        >>> ladder = fit(datasets.load("minilm-imdb").take(slice(500)), belief="threshold")
+        >>> print(ladder.table().splitlines()[0])
+        cost per input   error  standard error  policy
+        """
+        rows = self._cells(len(self) + len(self.spec))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = []
+        for row in rows:
+            cells = [text.rjust(width) for text, width in zip(row[:-1], widths, strict=False)]
+            lines.append("  ".join([*cells, row[-1]]).rstrip())
+        return "\n".join(lines)
+
+    def to_frame(self) -> Any:
+        """Return every policy and every node alone, with cost, error and tradeoff, as a frame."""
+        pandas = require("pandas", "frames")
+        points = [self.point(k) for k in range(len(self.points.costs))]
+        return pandas.DataFrame(
+            {
+                "policy": [point.setting for point in points],
+                "tradeoff": [point.tradeoff for point in points],
+                "cost": self.points.costs,
+                "error": self.fitted.unit * self.points.errors,
+                "on_frontier": np.isin(np.arange(len(points)), self.points.corners),
+            }
+        )
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+        """Draw the error (or mean loss) against the cost of its policies, and of each node alone.
+
+        Args:
+            path: Where to write the drawing, if anywhere.
+
+        Returns:
+            The text of an SVG file; notebooks show it as a picture.
+        """
+        points, unit = self.points, self.fitted.unit
+        corners = lower_envelope(points.cost, points.error)
+        curve = points.cost[corners].tolist(), (unit * points.error[corners]).tolist()
+        marks = {
+            f"{name} alone": (float(cost), unit * float(error))
+            for name, cost, error in zip(
+                self.spec.names, points.alone_cost, points.alone_error, strict=True
+            )
+        }
+        labels = ("cost per input", self.fitted.measure)
+        share = self.fitted.measure == "error"
+        return draw_curves({"policies": curve}, *labels, marks=marks, y_percent=share).written(path)
+
+    def at(self, tradeoff: float) -> FittedPolicy:
+        """Return the policy of the nearest price: ``(1 - t) / t`` losses per full cost.
+
+        Args:
+            tradeoff: From 0, the cheapest answer, to 1, the best answer whatever it costs. With
+                ``belief="threshold"`` it is the threshold.
+
+        Returns:
+            One policy of the ladder.
+
+        Raises:
+            ArgumentError: The tradeoff is not from 0 to 1.
+        """
+        wanted = check_tradeoff(tradeoff)
+        tradeoffs = self.fitted.tradeoffs
+        if self.fitted.thresholds:
+            return self[int(np.abs(tradeoffs - wanted).argmin())]
+        if wanted in (0.0, 1.0):
+            return self[0 if wanted == 0.0 else -1]
+        inside = np.flatnonzero((tradeoffs > 0) & (tradeoffs < 1))
+        if not inside.size:
+            return self[0 if wanted < 0.5 else -1]
+        odds = np.log(tradeoffs[inside]) - np.log1p(-tradeoffs[inside])
+        nearest = np.abs(odds - (log(wanted) - log(1 - wanted))).argmin()
+        return self[int(inside[nearest])]
+
+    def for_mistake_cost(self, cost: float, *, price: float = 1.0) -> FittedPolicy:
+        """Return the policy that minimises ``cost of mistakes + cost of asking``.
+
+        Args:
+            cost: What one wrong answer, or one unit of loss, costs, in the cascade's unit.
+            price: What asking costs on this input, as a multiple of its mean on the rows fitted
+                to: with prices by token, the tokens of the prompt over their mean number.
+
+        Returns:
+            The policy of the nearest price; of thresholds, the one of least cost on the rows.
+
+        Raises:
+            ArgumentError: The cost or the price is not positive and finite.
+        """
+        for name, value in (("mistake_cost", cost), ("price", price)):
+            if not is_number(value) or not (isfinite(value) and value > 0):
+                raise ArgumentError(
+                    f"{name} is {value!r}; it must be a finite number above 0", param=name
+                )
+        worth = cost * self.fitted.unit
+        if self.fitted.thresholds:
+            return self[int((worth * self.points.error + price * self.points.cost).argmin())]
+        return self.at(worth / (worth + price * self.fitted.full_cost))
+
+    def default(self, *, seed: int = 0) -> Mixture:
+        """Return the cheapest mixture that errs no more than the best node.
+
+        The best node is the one with the least error by itself. Estimates are compared with it row
+        by row, with caution by their own standard errors (:mod:`ttamer.fitting.points`); where
+        none stands the comparison the node is used alone. Where the last node is right by
+        definition (``target = "last"``), a drop of one point is allowed.
+
+        Args:
+            seed: The seed of the mixture's draws.
+
+        Returns:
+            A mixture of two policies, or of one, that costs no more than the best node.
+        """
+        allowed = LAST_DROP if self.spec.target == "last" else 0.0
+        return self.mixed(self.points.default(allowed=allowed), seed=seed)
+
+    def for_budget(
+        self,
+        cost: float,
+        *,
+        exceeded_at_most: float | None = None,
+        confidence: float = 0.95,
+        on: Trace | None = None,
+        seed: int = 0,
+    ) -> Mixture:
+        """Return the mixture of least expected error whose expected cost is within a budget.
+
+        What lowers the expected error by less than 0.05 points is not spent.
+
+        Args:
+            cost: The mean cost per input, in the cascade's unit.
+            exceeded_at_most: Instead, the share of inputs that may cost more than ``cost``; it is
+                certified on rows held out, as :meth:`for_error` is.
+            confidence: The chance with which that holds, at least.
+            on: Rows to test it on that the ladder was not fitted to.
+            seed: The seed of the draws.
+
+        Returns:
+            A mixture; with its ``promise`` where a share is given.
+
+        Raises:
+            ArgumentError: No policy is that cheap, or there are no rows to test on.
+        """
+        if not is_number(cost) or cost != cost:
+            raise ArgumentError(f"cost is {cost!r}; it must be a number", param="cost")
+        if exceeded_at_most is None:
+            return self.mixed(self.points.for_budget(cost), seed=seed)
+        return self._promised(
+            "budget", exceeded_at_most, confidence, on, self.points.best, seed, budget=cost
+        )
+
+    def for_latency(self, *, p95: float) -> FittedPolicy:
+        """Return the policy of least expected error that answers within a time on 95% of inputs.
+
+        Nodes are asked one after another, so a row takes the sum of the latencies of the nodes
+        asked. A policy qualifies if an upper bound on the 95% quantile, with confidence 0.95 for
+        each policy, is at most ``p95``. Policies are not mixed: the quantile of a mixture may be
+        that of its slower part.
+
+        Args:
+            p95: The time that 95% of inputs may take, in the unit of ``<node>.latency``.
+
+        Returns:
+            One policy of the ladder, or one node alone; of equal errors, the cheapest.
+
+        Raises:
+            ArgumentError: The rows fitted to have no latencies, or no policy is that fast.
+        """
+        if not is_number(p95):
+            raise ArgumentError(f"p95 is {p95!r}; it must be a number", param="p95")
+        return self.point(self.points.for_latency(p95))
+
+    def for_error(
+        self, at_most: float, *, confidence: float = 0.95, on: Trace | None = None, seed: int = 0
+    ) -> Mixture:
+        """Return the cheapest mixture whose error is certified to be at most this.
+
+        It is tested on the rows held out from the fit (``hold_out``), or on those given. Where
+        nothing passes, the node of least error is returned alone; its ``promise`` says so, and how
+        many rows would be enough. Nothing returned costs more than that node.
+
+        Args:
+            at_most: The error that is promised, in the trace's unit.
+            confidence: The chance with which the promise holds, at least.
+            on: Rows to test on that the ladder was not fitted to.
+            seed: The seed of the mixture's draws.
+
+        Returns:
+            A mixture with its ``promise``.
+
+        Raises:
+            ArgumentError: There are no rows to test on, or a number is out of range.
+        """
+        return self._promised("error", at_most, confidence, on, self.points.best, seed)
+
+    def for_drop(
+        self,
+        at_most: float,
+        *,
+        against: str = "last",
+        confidence: float = 0.95,
+        on: Trace | None = None,
+        seed: int = 0,
+    ) -> Mixture:
+        """Return the cheapest mixture whose error is at most this far above that of one node.
+
+        The node by itself, whose drop is 0, is tested first; so nothing returned costs more than
+        it, and something is always certified.
+
+        Args:
+            at_most: The difference of errors that is promised, in the trace's unit.
+            against: ``"last"``, the last node; ``"best"``, the node with the lowest error by itself
+                on the rows fitted to; or any node's name.
+            confidence: The chance with which the promise holds, at least.
+            on: Rows to test on that the ladder was not fitted to.
+            seed: The seed of the mixture's draws.
+
+        Returns:
+            A mixture with its ``promise``; all else as for :meth:`for_error`.
+
+        Raises:
+            ArgumentError: There are no rows to test on, or a number is out of range.
+        """
+        node, chosen = self._node(against), against == "best" and self.fitted.thresholds
+        return self._promised("drop", at_most, confidence, on, node, seed, chosen=chosen)
+
+    def _promised(
+        self,
+        kind: Kind,
+        at_most: float,
+        confidence: float,
+        on: Trace | None,
+        against: int,
+        seed: int,
+        **more: Any,
+    ) -> Mixture:
+        promise = make_promise(
+            self.held_rows(on),
+            self.points,
+            kind,
+            at_most,
+            confidence,
+            against=against,
+            names=self.spec.names,
+            thresholds=self.fitted.thresholds,
+            **more,
+        )
+        return self.mixture_for(promise, seed=seed)
+
+    def _node(self, against: str) -> int:
+        """Return the number of the node to compare with."""
+        names = self.spec.names
+        if against in names:
+            return names.index(against)
+        if against == "last":
+            return len(names) - 1
+        if against != "best":
+            raise ArgumentError(
+                f"against is {against!r}; it must be 'last', 'best' or one of {', '.join(names)}",
+                param="against",
+            )
+        return self.points.best
+
+    def held_rows(self, on: Trace | None = None) -> Held:
+        """Return what points do on the rows that promises are tested on.
+
+        Args:
+            on: Rows that the ladder was not fitted to; by default those held out by the fit.
+
+        Raises:
+            ArgumentError: There are none.
+        """
+        if on is not None:
+            return held_of(self, on)
+        if self.held is None:
+            raise ArgumentError(
+                "a promise needs rows the ladder was not fitted to: hold some out of the fit "
+                "(hold_out=0.2; ttamer fit --hold-out 0.2), give others (on=trace; ttamer "
+                'certify POLICY TRACE), or fit with belief="threshold", which needs no others',
+                param="on",
+            )
+        return self.held
+
+    def with_holdout(self, trace: Trace) -> FittedLadder:
+        """Return the ladder with what it does on held-out rows, for promises.
+
+        Args:
+            trace: Rows that the ladder was not fitted to.
+
+        Returns:
+            The same ladder.
+
+        Raises:
+            ArgumentError: These are rows fitted to, or no row is evidence.
+        """
+        return dataclasses.replace(self, held=held_of(self, trace))
+
+    def with_promise(self, policy: Mixture) -> FittedLadder:
+        """Return the ladder with a mixture's promise in it, to be saved and checked again.
+
+        Args:
+            policy: A mixture that :meth:`for_error`, :meth:`for_drop` or :meth:`for_budget` gave.
+
+        Returns:
+            The same ladder with one more promise.
+
+        Raises:
+            ArgumentError: The mixture has no promise.
+        """
+        if policy.promise is None:
+            raise ArgumentError("this mixture has no promise: make one with for_error or for_drop")
+        return dataclasses.replace(self, promises=(*self.promises, policy.promise))
+
+    def mixture_for(self, promise: Promise, *, seed: int = 0) -> Mixture:
+        """Return the mixture that a promise is about.
+
+        Args:
+            promise: One of ``promises``.
+            seed: The seed of the draws.
+
+        Returns:
+            The mixture, with the promise.
+        """
+        return dataclasses.replace(self.mixed(promise.mix, seed=seed), promise=promise)
+
+    def mixed(self, mix: Mix, *, seed: int = 0) -> Mixture:
+        """Return two points of the ladder as a mixture.
+
+        Args:
+            mix: The two points, by number, and the share of the more expensive one.
+            seed: The seed of the draws.
+
+        Returns:
+            The mixture, with its expected error and cost.
+        """
+        return Mixture(self.point(mix.cheap), self.point(mix.expensive), mix.share, seed)
+
+    def play_all(self, trace: Trace) -> Iterator[Played]:
+        """Play every policy on a trace, reading it once.
+
+        Args:
+            trace: Rows of the same cascade.
+
+        Returns:
+            What each policy does, in the order of the ladder.
+        """
+        rows = self.fitted.read(trace)
+        return (rows.play(policy.rule) for policy in self)
+
+
+def held_of(ladder: FittedLadder, trace: Trace) -> Held:
+    """Play the policies of the frontier on rows that a ladder was not fitted to.
+
+    Rows count that have every answer and every loss; where the log has the chances with which nodes
+    were asked, all rows with a label do, weighted.
+    """
+    require_trace(trace, "a promise")
+    trace = trace.with_verification() if trace.names != ladder.spec.names else trace
+    fitted, points, digest = ladder.fitted, ladder.points, trace.digest
+    refuse_fitted_rows(ladder, trace, "a promise")
+    if trace.measure != fitted.measure:
+        raise ArgumentError(
+            f"these rows are measured by their {trace.measure}, and the ladder was fitted to "
+            f"the {fitted.measure}: give rows with the same losses, or fit again"
+        )
+    if trace.is_graded and trace.spec.loss_bound is None:
+        raise ArgumentError(
+            "a promise about losses needs the largest loss there can be, known beforehand: set "
+            "max_loss in [cascade], or CascadeSpec.of(..., max_loss=...) (for scores it is 1)"
+        )
+    complete = ~np.isnan(trace.loss).any(axis=1)
+    weighted = trace.chance is not None and not complete.all()
+    evidence = ~np.isnan(trace.loss).all(axis=1) if weighted else complete
+    rows = np.flatnonzero(evidence)
+    if not rows.size:
+        raise ArgumentError(
+            "no row is evidence for a promise: it needs rows on which every node answered and "
+            f"every loss is known ({trace.coverage}), or the chances with which nodes were asked "
+            "(columns <node>.chance)"
+        )
+    if len(rows) > MAX_HELD_ROWS:
+        generator = np.random.default_rng([len(rows), 5])
+        rows = np.sort(generator.permutation(rows)[:MAX_HELD_ROWS])
+    trace = trace.take(rows)
+    policies = lower_envelope(points.cost, points.error).tolist()
+    if fitted.thresholds:  # their order is fixed before any row is seen: all are tested
+        policies = list(range(len(ladder)))
+    loss, every = np.nan_to_num(trace.loss), np.arange(len(trace))
+    lost, costs, asked = [], [], []
+    seen = fitted.read(trace)
+    for number_ in policies:
+        played = seen.play(ladder[number_].rule)
+        lost.append(np.where(played.answer < 0, 1.0, loss[every, played.answer]))
+        costs.append(np.nan_to_num(paid(played.asked, trace)))
+        asked.append(played.asked)
+    weight = None
+    if weighted:
+        nodes = trace.spec.required
+        asked += [np.broadcast_to(row, trace.confidence.shape) for row in nodes]
+        weight = np.stack([_weight(sets, trace) for sets in asked])
+    group = trace.group
+    if group is not None:  # rows without one stand alone
+        group = np.where(group < 0, group.max() + 1 + every, group)
+    return Held(
+        trace_digest=digest,
+        policies=tuple(policies),
+        lost=np.stack(lost),
+        paid=np.stack(costs),
+        alone_lost=loss,
+        alone_paid=np.nan_to_num(alone_paid(trace)),
+        weight=weight,
+        group=None if group is None else group.astype(np.intp),
+        unit=fitted.unit,
+        measure=fitted.measure,
+    )
+
+
+def _weight(asked: NDArray[np.bool_], trace: Trace) -> Floats:
+    """Return one over the least chance of the nodes asked; 0 where the log lacks one of them."""
+    assert trace.chance is not None  # noqa: S101 - the caller has looked
+    chance = np.where(np.isnan(trace.chance), 1.0, trace.chance)
+    least = np.where(asked, chance, 1.0).min(axis=1)
+    known = (~asked | ~np.isnan(trace.loss)).all(axis=1) & (least > 0)
+    return np.where(known, 1 / np.where(least > 0, least, 1.0), 0.0)
+
+
+def rows_split(trace: Trace, count: int, seed: int) -> tuple[Trace, Trace]:
+    """Return the rows to fit and about ``count`` rows to hold out; groups are not split."""
+    generator = np.random.default_rng([seed, 3])
+    if trace.group is None:
+        rows = generator.permutation(len(trace))
+        return trace.take(np.sort(rows[count:])), trace.take(np.sort(rows[:count]))
+    every = np.arange(len(trace))
+    group = np.where(trace.group < 0, trace.group.max() + 1 + every, trace.group)
+    names = generator.permutation(np.unique(group))
+    sizes = np.array([(group == name).sum() for name in names]) if len(names) < 4096 else None
+    if sizes is None:
+        _, inverse, counts = np.unique(group, return_inverse=True, return_counts=True)
+        sizes = counts[np.searchsorted(np.unique(group), names)]
+        del inverse
+    held = np.isin(group, names[np.cumsum(sizes) <= max(count, sizes[0])])
+    return trace.take(every[~held]), trace.take(every[held])
+
+
+def were_fitted_to(ladder: FittedLadder, trace: Trace) -> bool:
+    """Return whether rows are those fitted to, or these and the rows held out of the same log.
+
+    Such a log is recognised by repeating the split of the fit.
+    """
+    record = ladder.record
+    if trace.digest == record.trace_digest:
+        return True
+    count = len(trace) - record.rows
+    if count <= 0 or record.held_out != count:
+        return False
+    rows, _ = rows_split(trace, count, record.seed)
+    return rows.digest == record.trace_digest
+
+
+def refuse_fitted_rows(ladder: FittedLadder, trace: Trace, what: str) -> None:
+    """Refuse rows that a ladder was fitted to, or that hold them."""
+    if ladder.fitted.thresholds or not were_fitted_to(ladder, trace):
+        return
+    if trace.digest == ladder.record.trace_digest:
+        raise ArgumentError(
+            f"these are the rows the ladder was fitted to: {what} needs others; hold some out of "
+            "the fit (hold_out=0.2; ttamer fit --hold-out 0.2), or give other rows"
+        )
+    raise ArgumentError(
+        f"the ladder was fitted to {ladder.record.rows} of these {len(trace)} rows: {what} needs "
+        "others; leave the trace out to use the rows held out of the fit, or give other rows"
+    )
+
+
+def shown_error(value: float, measure: Measure, *, digits: int = 2) -> str:
+    """Return an error as a percentage with these digits, or a mean loss as a number.
+
+    >>> shown_error(0.0412, "error"), shown_error(41.23456, "mean loss")
+    ('4.12%', '41.23')
+    """
+    return percent(value, digits=digits) if measure == "error" else f"{value:.4g}"
+
+
+def described(cost: float | None, error: float | None, measure: Measure = "error") -> str:
+    """Return what a policy costs and how often it errs, or what it loses, in words.
+
+    >>> described(3.25, 0.0412)
+    'cost 3.25 per input, error 4.12%'
+    """
+    if cost is None or error is None:
+        return f"cost and {measure} not estimated"
+    return f"cost {number(cost)} per input, {measure} {shown_error(error, measure)}"
+
+
+def policy_card(kind: str, policy: FittedPolicy | Mixture) -> str:
+    """Return a policy as HTML: what it costs, how often it errs, and its nodes."""
+    notes = [policy.described]
+    if policy.single_node is not None:
+        notes.append(f"it always asks {policy.single_node!r} alone")
+    promise = policy.promise if isinstance(policy, Mixture) else None
+    if promise is not None:
+        notes.append(str(promise))
+    rows = [[node.name, number(node.cost)] for node in policy.spec.nodes]
+    title = f"{kind} over {counted(len(rows), 'node')}"
+    return card(title, notes=notes, head=["node", "cost"], rows=rows)
+
+
+def _uniform(text: str) -> float:
+    return float(int.from_bytes(blake2b(text.encode(), digest_size=6).digest()) / 2**48)

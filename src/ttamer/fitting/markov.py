@@ -1,0 +1,208 @@
+"""The paper's learner: states, counts, transitions, a problem, and its solution.
+
+Confidences of each node are cut into states of equal shares of the rows; how states follow one
+another is counted; a state loses one minus its mean confidence. The problem of these numbers is
+solved for a range of tradeoffs. This is the paper as written: optimal if nodes are a Markov chain
+and confidence is the chance to be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttamer.errors import ArgumentError
+from ttamer.fitting.belief import Floats, Seen
+from ttamer.fitting.policy import Estimates
+from ttamer.fitting.states import MAX_STATES, StateTables
+from ttamer.problem.problem import Edge, Node, Problem
+from ttamer.solvers import solve_ladder
+
+SMOOTHING = 1.0  # rows of a node's own law that are added to each row of transitions
+ROWS_PER_PAIR = 8  # of states: so many rows for each on the mean give the number of states
+RUNGS = 48  # policies of a ladder
+FOLDS = 5
+
+
+def default_tradeoffs() -> Floats:
+    """Return tradeoffs from 0 to 1: the full cost weighs a thousandth of a loss to ten losses."""
+    weight = np.geomspace(1e-3, 1e1, RUNGS - 2)
+    return np.concatenate([[0.0], np.sort(1 / (1 + weight)), [1.0]])
+
+
+def edges_of(values: Floats, states: int) -> Floats:
+    """Return increasing edges that cut confidences into at most this many states of equal shares.
+
+    >>> edges_of(np.array([0.1, 0.2, 0.8, 0.9]), 2).tolist()
+    [0.5]
+    """
+    if not 1 <= states <= MAX_STATES:
+        raise ArgumentError(
+            f"states must be from 1 to {MAX_STATES}, not {states!r}", param="states"
+        )
+    distinct, counts = np.unique(values, return_counts=True)
+    ranks = np.arange(1, states) * len(values) / states
+    cuts = np.unique(np.searchsorted(np.cumsum(counts), ranks) + 1)
+    if len(distinct) <= states:
+        cuts = np.arange(1, len(distinct))
+    cuts = cuts[(cuts > 0) & (cuts < len(distinct))]
+    edges = 0.5 * distinct[cuts - 1] + 0.5 * distinct[cuts]
+    # Two neighbouring floats have no middle: the upper one is the edge then.
+    return np.unique(np.where(edges > distinct[cuts - 1], edges, distinct[cuts]))
+
+
+def transitions(
+    source: NDArray[np.intp], target: NDArray[np.intp], shape: tuple[int, int]
+) -> Floats:
+    """Return the shares of target states by source state, with rows of the target's law added.
+
+    >>> zeros = np.zeros(2, np.intp)
+    >>> transitions(zeros, np.array([0, 1]), (1, 2)).tolist()
+    [[0.5, 0.5]]
+    """
+    table = np.bincount(source * shape[1] + target, minlength=shape[0] * shape[1])
+    table = table.reshape(shape).astype(float)
+    law = table.sum(axis=0) / table.sum()
+    filled = table + SMOOTHING * law
+    return np.asarray(filled / filled.sum(axis=1, keepdims=True))
+
+
+def fit_states(
+    names: Sequence[str],
+    confidence: Floats,
+    cost: Floats,
+    full_cost: float,
+    *,
+    after: Sequence[int] | None = None,
+    kind: str = "models",
+    states: int | None = None,
+    tradeoffs: Floats | None = None,
+) -> StateTables:
+    """Learn a problem from rows and solve it.
+
+    Args:
+        names: Of the nodes.
+        confidence: Shape (T, n), from 0 to 1.
+        cost: Shape (n,): the mean cost of each node.
+        full_cost: The unit of cost of the problem.
+        after: Shape (n,): the parent of each node, -1 for none. Where a node has one the cascade is
+            a forest, whose branches are independent given their parents.
+        kind: ``"models"``: in order of cost, any may be left out; ``"exits"``: one after another.
+        states: How many states a node has; by default by the number of rows.
+        tradeoffs: To solve for.
+
+    Raises:
+        ArgumentError: A confidence is missing or not from 0 to 1.
+    """
+    nodes = len(names)
+    inside = ((confidence >= 0) & (confidence <= 1)).all(axis=0)
+    if not inside.all():
+        raise ArgumentError(
+            'belief="markov" takes one minus the confidence for the loss, so every confidence must '
+            f"be from 0 to 1, and one of {names[int(inside.argmin())]!r} is not: rescale them, or "
+            'use belief="answers", which needs no scale',
+            param="belief",
+        )
+    if states is None:
+        states = int(np.clip(np.sqrt(len(confidence) / ROWS_PER_PAIR), 2, 32))
+    edges = tuple(edges_of(column, states) for column in confidence.T)
+    seen = np.stack(
+        [np.searchsorted(e, c, side="right") for e, c in zip(edges, confidence.T, strict=True)], 1
+    )
+    sizes = [len(e) + 1 for e in edges]
+    parents = [-1] * nodes if after is None else list(after)
+    tree = any(parent >= 0 for parent in parents)
+    order = list(range(nodes))
+    if not tree and kind == "models":
+        order = np.argsort(cost, kind="stable").tolist()
+    if tree:
+        pairs = [(parent, node) for node, parent in enumerate(parents)]
+    elif kind == "exits":
+        pairs = list(pairwise([-1, *order]))
+    else:
+        pairs = [(-1, v) for v in order]
+        pairs += [(u, v) for place, u in enumerate(order) for v in order[place + 1 :]]
+    losses = []
+    for v in range(nodes):
+        rows = np.bincount(seen[:, v], minlength=sizes[v])
+        total = np.bincount(seen[:, v], confidence[:, v], minlength=sizes[v])
+        losses.append(1 - total / np.maximum(rows, 1))
+    start = np.zeros(len(seen), np.intp)
+    problem = Problem(
+        "precedence" if tree else "walk",
+        tuple(Node(names[v], losses[v]) for v in order),
+        tuple(
+            Edge(
+                None if u < 0 else names[u],
+                names[v],
+                cost=float(cost[v]) / full_cost,
+                probabilities=transitions(
+                    start if u < 0 else seen[:, u],
+                    seen[:, v],
+                    (1 if u < 0 else sizes[u], sizes[v]),
+                ),
+            )
+            for u, v in pairs
+        ),
+    )
+    ladder = solve_ladder(problem, default_tradeoffs() if tradeoffs is None else tradeoffs)
+    return StateTables(tuple(names), np.asarray(cost, float), edges, tuple(order), ladder)
+
+
+def estimate_states(
+    tables: StateTables,
+    confidence: Floats,
+    loss: Floats,
+    cost: Floats,
+    full_cost: float,
+    *,
+    alone_cost: Floats,
+    latency: Floats | None = None,
+    folds: NDArray[np.intp],
+    **options: object,
+) -> Estimates:
+    """Return what the policies of the same learner do on rows they were not fitted to.
+
+    Args:
+        tables: Of the fit to all rows.
+        confidence: Shape (T, n).
+        loss: Shape (T, n).
+        cost: Shape (T, n).
+        full_cost: The unit of cost.
+        alone_cost: Shape (T, n): what each node's answer costs by itself.
+        latency: Shape (T, n).
+        folds: Shape (T,): the fold of each row.
+        **options: As for :func:`fit_states`.
+    """
+    count, rows = len(tables), np.arange(len(loss))
+    lost, paid, waited = np.empty((3, count, len(loss)))
+    options["tradeoffs"] = np.array(tables.ladder.tradeoffs)
+    for fold in range(int(folds.max()) + 1):
+        part = rows[folds == fold]
+        others = rows[folds != fold]
+        fitted = fit_states(
+            tables.names,
+            confidence[others],
+            cost[others].mean(axis=0),
+            full_cost,
+            **options,  # type: ignore[arg-type]
+        )
+        for number in range(count):
+            done = fitted.policy(number).play(Seen(confidence[part]))
+            lost[number, part] = loss[part, done.answer]
+            paid[number, part] = (done.asked * cost[part]).sum(axis=1)
+            if latency is not None:
+                waited[number, part] = (done.asked * latency[part]).sum(axis=1)
+    return Estimates(
+        rows,
+        np.ones(len(rows)),
+        lost,
+        paid,
+        None if latency is None else waited,
+        loss,
+        alone_cost,
+        latency,
+    )

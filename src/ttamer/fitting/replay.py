@@ -1,0 +1,191 @@
+"""Replay: what a rule would have done on every row of a trace.
+
+A *rule* is anything that decides row by row from the answers of the nodes: a fitted policy, a
+threshold, an oracle. It reads the trace and returns which nodes it would have asked and whose
+answer it would have returned; evaluation counts what that cost and whether it was right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttamer.errors import ArgumentError
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """What a rule did on each of T rows.
+
+    Raises:
+        ArgumentError: A row returns the answer of a node that was not asked.
+
+    >>> played = Played(np.array([0, 1]), np.array([[True, False], [True, True]]), np.array([0, 1]))
+    >>> played.asked.sum(axis=1).tolist()  # the number of nodes asked, per row
+    [1, 2]
+    """
+
+    answer: NDArray[np.intp]
+    """Shape (T,): the number of the node whose answer is returned; -1 where none came."""
+    asked: NDArray[np.bool_]
+    """Shape (T, n): which nodes it asked."""
+    last: NDArray[np.intp]
+    """Shape (T,): the number of the node it asked last."""
+
+    def __post_init__(self) -> None:
+        rows = np.arange(len(self.answer))
+        was_asked = self.asked[rows, self.answer] | (self.answer < 0)
+        if not was_asked.all():
+            row = int(np.argmin(was_asked))
+            raise ArgumentError(
+                f"row {row}: the rule returns the answer of node {self.answer[row]}, "
+                "which it did not ask"
+            )
+
+
+class Rule(Protocol):
+    """A rule that decides row by row.
+
+    A rule that asks the first node only::
+
+        class FirstNode:
+            def play(self, trace: Trace) -> Played:
+                first = np.zeros(len(trace), np.intp)
+                return Played(first, asked_up_to(first, len(trace.names)), first)
+    """
+
+    def play(self, trace: Trace) -> Played:
+        """Decide for every row of a trace.
+
+        Args:
+            trace: T rows of the cascade.
+
+        Returns:
+            The nodes asked and the node that answers, row by row.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """One rule of a family, and the knob that gave it.
+
+    >>> from ttamer import datasets
+    >>> from ttamer.baselines import AlwaysFirst
+    >>> setting = AlwaysFirst().fit(datasets.load("minilm-imdb").take(slice(100)))[0]
+    >>> setting.knob
+    {'node': 'layer1'}
+    """
+
+    knob: dict[str, Any]
+    """Plain values, for people and for JSON."""
+    rule: Rule
+
+
+class Family(Protocol):
+    """A kind of rule with a knob that trades error against cost.
+
+    A family with one setting::
+
+        class First:
+            name = "first"
+
+            def fit(self, trace: Trace) -> list[Setting]:
+                return [Setting({"node": trace.names[0]}, FirstNode())]
+    """
+
+    name: str
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Return the settings worth having, every knob chosen on this trace alone.
+
+        Args:
+            trace: The rows to fit to.
+
+        Returns:
+            The settings, each with its rule.
+        """
+        ...
+
+
+def asked_up_to(last: NDArray[np.intp], nodes: int) -> NDArray[np.bool_]:
+    """Return, shape (T, nodes), who was asked when nodes are asked in order up to ``last``.
+
+    >>> asked_up_to(np.array([0, 2]), 3).tolist()
+    [[True, False, False], [True, True, True]]
+    """
+    return np.less_equal(np.arange(nodes), last[:, np.newaxis])
+
+
+def paid(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64]:
+    """Return, shape (T,), what each row paid, given the nodes asked, shape (T, n).
+
+    Every node asked costs what the row records; a node before the last one asked that was not asked
+    itself was passed, and costs what the cascade gives for that.
+
+    >>> from ttamer.trace.spec import CascadeSpec
+    >>> from ttamer.trace.trace import Trace
+    >>> spec = CascadeSpec.of({"a": 3.0, "b": 5.0}, order="skip", passing={"a": 2.0})
+    >>> trace = Trace(spec, np.zeros((3, 2)))
+    >>> paid(np.array([[True, False], [True, True], [False, True]]), trace).tolist()
+    [3.0, 8.0, 7.0]
+    """
+    if trace.cost.ndim == 1:
+        cost = asked @ trace.cost
+    else:  # NaN where a node asked has no cost
+        cost = np.where(asked, trace.cost, 0.0).sum(axis=1)
+    if trace.spec.has_passing:
+        reached = np.logical_or.accumulate(asked[:, ::-1], axis=1)[:, ::-1]
+        cost = cost + (reached & ~asked) @ trace.spec.passing
+    return np.asarray(cost, np.float64)
+
+
+def latency_of(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64] | None:
+    """Return, shape (T,), how long each row took: nodes are asked one after another.
+
+    ``None`` where the trace has no latency of a node that was asked.
+
+    >>> from ttamer.trace.spec import CascadeSpec
+    >>> from ttamer.trace.trace import Trace
+    >>> spec = CascadeSpec.of({"a": 1.0, "b": 2.0})
+    >>> trace = Trace(spec, np.zeros((2, 2)), latency=np.array([[1.0, 5.0]] * 2))
+    >>> latency_of(np.array([[True, False], [True, True]]), trace).tolist()
+    [1.0, 6.0]
+    """
+    known = trace.latency
+    if known is None:
+        return None
+    total = np.where(asked, known, 0.0).sum(axis=1)
+    return None if np.isnan(total).any() else total
+
+
+def alone_paid(trace: Trace) -> NDArray[np.float64]:
+    """Return, shape (T, n), what each node's answer costs by itself, row by row.
+
+    >>> spec = CascadeSpec.of({"e1": 1.0, "e2": 2.0}, order="fixed")
+    >>> alone_paid(Trace(spec, np.zeros((1, 2)))).tolist()
+    [[1.0, 3.0]]
+    """
+    shape = trace.confidence.shape
+    return np.stack(
+        [paid(np.broadcast_to(asked, shape), trace) for asked in trace.spec.required], axis=1
+    )
+
+
+def full_cost(spec: CascadeSpec, trace: Trace) -> float:
+    """Return what the full model costs per row of a trace; see :meth:`CascadeSpec.full_cost`."""
+    return spec.full_cost(np.nanmean(trace.costs, axis=0))
+
+
+def nodes_alone(trace: Trace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return, shape (n,) each, the mean loss and the mean cost of each node's answer by itself.
+
+    Means are over the rows on which they are known.
+    """
+    costs = trace.spec.answer_costs(np.nanmean(trace.costs, axis=0))
+    return np.asarray(np.nanmean(trace.loss, axis=0), np.float64), costs

@@ -1,0 +1,194 @@
+"""The paper's policies, learnt: each node is seen in a state, and a solved problem decides.
+
+A state is a range of the node's confidence. The policy is that of a solver (dynamic indices, or a
+walk with recall), so it has what the paper's has: :meth:`StatePolicy.solved`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttamer.fitting.belief import Floats, Seen
+from ttamer.fitting.policy import Decisions
+from ttamer.fitting.session import FittedSession
+from ttamer.policy.base import Ladder, Policy
+from ttamer.policy.session import Explanation, StateSession
+
+MAX_STATES = 256
+
+
+@dataclass(frozen=True, eq=False)
+class StateTables:
+    """Solved policies of one learnt problem, prices rising."""
+
+    names: tuple[str, ...]
+    """The nodes of the cascade."""
+    costs: Floats
+    """Shape (n,): the mean cost of each node, in the cascade's unit."""
+    edges: tuple[Floats, ...]
+    """Per node of the cascade, increasing confidences that separate its states."""
+    columns: tuple[int, ...]
+    """For each node of the problem, its number in the cascade."""
+    ladder: Ladder
+    """The solved policies, in increasing order of tradeoff: costs are shares of the full cost."""
+
+    def __len__(self) -> int:
+        return len(self.ladder)
+
+    def policy(self, number: int) -> StatePolicy:
+        """Return the policy of one price."""
+        return StatePolicy(self, number)
+
+    def states(self, confidence: Floats) -> NDArray[np.intp]:
+        """Return, in the problem's order, the states of confidences of shape (T, n).
+
+        What is no number carries no information, and has state 0.
+        """
+        states = np.empty(confidence.shape, np.intp)
+        for place, node in enumerate(self.columns):
+            column = confidence[:, node]
+            states[:, place] = np.searchsorted(self.edges[node], column, side="right")
+            states[np.isnan(column), place] = 0
+        return states
+
+
+@dataclass(frozen=True, eq=False)
+class StatePolicy:
+    """The policy of one tradeoff."""
+
+    tables: StateTables
+    number: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the nodes."""
+        return self.tables.names
+
+    @cached_property
+    def solved(self) -> Policy:
+        """The solved policy: tables, indices, and its problem."""
+        return self.tables.ladder[len(self.tables) - 1 - self.number]
+
+    def session(
+        self, prior: object = None, costs: object = None, max_cost: float | None = None
+    ) -> StateTurn:
+        """Start deciding for one input; what the input says is not used."""
+        del prior, costs
+        return StateTurn(self, max_cost)
+
+    def play(
+        self, seen: Seen, costs: Floats | None = None, max_cost: float | None = None
+    ) -> Decisions:
+        """Decide for rows: what sessions would do, one for each."""
+        del costs
+        if max_cost is not None or not seen.came.all():
+            return self._by_sessions(seen, max_cost)
+        rows, (count, nodes) = np.arange(len(seen)), seen.confidence.shape
+        states = self.tables.states(seen.confidence)
+        columns = np.array(self.tables.columns)
+        batch = self.solved.batch(count)
+        asked, last = np.zeros((count, nodes), bool), np.zeros(count, np.intp)
+        while batch.running:
+            going = batch.next >= 0
+            last = np.where(going, batch.next, last)
+            asked[rows[going], columns[batch.next[going]]] = True
+            batch.observe(states[rows, last])
+        cost = asked @ self.tables.costs
+        return Decisions(asked, columns[batch.answer], columns[last], cost)
+
+    def _by_sessions(self, seen: Seen, max_cost: float | None) -> Decisions:
+        count, nodes = seen.confidence.shape
+        asked, cost = np.zeros((count, nodes), bool), np.zeros(count)
+        answer, last = np.full(count, -1, np.intp), np.full(count, -1, np.intp)
+        for row in range(count):
+            turn = StateTurn(self, max_cost)
+            while turn.next is not None:
+                node = self.names.index(turn.next)
+                asked[row, node], last[row] = True, node
+                if seen.came[row, node]:
+                    turn.observe(confidence=float(seen.confidence[row, node]))
+                else:
+                    turn.fail()
+            cost[row] = turn.cost
+            if turn.answer is not None:
+                answer[row] = self.names.index(turn.answer)
+        return Decisions(asked, answer, last, cost)
+
+
+class StateTurn(FittedSession):
+    """A session of a policy on states: the confidence of an answer is its state."""
+
+    __slots__ = ("_ended", "_inner", "_tables")
+
+    def __init__(self, policy: StatePolicy, max_cost: float | None = None) -> None:
+        super().__init__(policy.names, _listed(policy.tables.costs), max_cost)
+        self._tables, self._ended = policy.tables, False
+        self._inner: StateSession = policy.solved.session()  # type: ignore[assignment]
+        self._find()
+        self._start()
+
+    def _advance(self, node: int, confidence: float | None, prediction: str | None) -> None:
+        del prediction
+        if confidence is None:
+            self._inner.fail()
+        else:
+            edges = self._tables.edges[node]
+            self._inner.observe(bisect_right(edges.tolist(), confidence))
+        self._find()
+
+    def _find(self) -> None:
+        """Take the node that the solved policy asks, where the cap allows it."""
+        self._next, self._ended = -1, False
+        place = self._inner.number
+        if place < 0:
+            return
+        node = self._tables.columns[place]
+        if self._cost + self._costs[node] <= self._limit:
+            self._next = node
+            return
+        self._ended = bool(self._asked)
+        starts = {} if self._asked else self.starts
+        within = {name: cost for name, cost in starts.items() if cost <= self._limit}
+        if within:  # the most expensive start that fits
+            name = max(within, key=within.__getitem__)
+            self._inner.start_at(self._inner.names.index(name))
+            self._next = self._names.index(name)
+
+    @property
+    def answer(self) -> str | None:
+        """The node whose answer to return."""
+        return self._inner.answer
+
+    @property
+    def capped(self) -> bool:
+        """Whether the cap on the cost changed what is asked now."""
+        return self._ended
+
+    @property
+    def starts(self) -> dict[str, float]:
+        """The nodes that may be asked first, and what each costs."""
+        names = self._inner.starts
+        return {name: self._costs[self._names.index(name)] for name in names}
+
+    def ahead(self) -> frozenset[str | None]:
+        """Return the nodes that may be asked right after ``next``; ``None``: it may stop."""
+        if self._next < 0:
+            return frozenset()
+        left = set(self._names) - {*self.asked, self._names[self._next]}
+        return frozenset([None, *left])
+
+    def explain(self) -> Explanation:
+        """Return the reasons for the current decision, as the solved policy gives them."""
+        inner = self._inner.explain()
+        return dataclasses.replace(inner, next=self.next, price=self.price)
+
+
+def _listed(costs: Floats) -> Sequence[float]:
+    return list(map(float, costs))

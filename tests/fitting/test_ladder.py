@@ -1,0 +1,277 @@
+"""Ladders of all kinds of fit: one list of promises over one catalogue of traces."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from ttamer import datasets
+from ttamer.errors import ArgumentError, TraceWarning
+from ttamer.fitting.fits import fit
+from ttamer.fitting.ladder import FitRecord, were_fitted_to
+from ttamer.fitting.points import Mix
+from ttamer.fitting.replay import alone_paid, paid
+from ttamer.stats.envelope import lower_envelope
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace
+
+pytestmark = pytest.mark.filterwarnings("ignore::ttamer.errors.TraceWarning")
+
+
+def simulated(rows=600, seed=0, gaps=0.0, prompts=False, **more):
+    """Three models whose confidence says something, on inputs that are easy or hard."""
+    rng = np.random.default_rng(seed)
+    hard = rng.random(rows)
+    skill = np.array([0.5, 0.8, 1.1])
+    right = rng.random((rows, 3)) < 1 / (1 + np.exp(-6 * (skill - hard[:, None])))
+    noise = rng.normal(0, 0.5, (rows, 3))
+    confidence = 1 / (1 + np.exp(-(3 * (right - 0.5) + noise)))
+    label = rng.integers(4, size=rows)
+    wrong = (label[:, None] + 1 + rng.integers(3, size=(rows, 3))) % 4
+    prediction = np.where(right, label[:, None], wrong).astype(str).astype(object)
+    if gaps:
+        absent = rng.random((rows, 3)) < gaps
+        absent[: rows // 3] = False
+        confidence[absent], prediction[absent] = np.nan, None
+    words = np.where(hard > 0.5, "a long and winding question", "hi")
+    return Trace.from_arrays(
+        CascadeSpec.of({"small": 1.0, "middle": 3.0, "large": 9.0}),
+        confidence,
+        prediction=prediction,
+        label=label.astype(str),
+        **({"prompt": words.tolist()} if prompts else {}),
+        **more,
+    )
+
+
+TRACES = {
+    "models": simulated,
+    "gaps": lambda rows=600, seed=0: simulated(rows, seed, gaps=0.3),
+    "prompts": lambda rows=600, seed=0: simulated(rows, seed, prompts=True),
+    "exits": lambda rows=600, seed=0: datasets.load("minilm-imdb").take(
+        slice(seed * rows, (seed + 1) * rows)
+    ),
+}
+BELIEFS = ("answers", "markov", "threshold")
+
+
+@pytest.fixture(scope="module")
+def ladders():
+    made = {}
+
+    def ladder(kind, belief):
+        key = kind, belief
+        if key not in made:
+            hold_out = 0.0 if belief == "threshold" else 0.3
+            made[key] = fit(TRACES[kind](), belief=belief, hold_out=hold_out)
+        return made[key]
+
+    return ladder
+
+
+each = pytest.mark.parametrize(
+    ("kind", "belief"), [(kind, belief) for kind in TRACES for belief in BELIEFS]
+)
+
+
+@each
+def test_sessions_decide_as_play_does(ladders, kind, belief):
+    ladder, rows = ladders(kind, belief), TRACES[kind](40, 1)
+    policy = ladder.at(0.9)
+    played = policy.play(rows)
+    for row in range(len(rows)):
+        prompt = None if rows.prompt is None else rows.prompt[row]
+        turn = policy.session(prompt=prompt)
+        while turn.next is not None:
+            node = rows.names.index(turn.next)
+            if not rows.answered[row, node]:
+                turn.fail()
+                continue
+            code = -1 if rows.prediction is None else rows.prediction[row, node]
+            text = None if code < 0 else rows.classes[code]
+            turn.observe(confidence=float(rows.confidence[row, node]), prediction=text)
+        asked = {rows.names[v] for v in np.flatnonzero(played.asked[row])}
+        assert set(turn.asked) == asked
+        answer = played.answer[row]
+        assert turn.answer == (None if answer < 0 else rows.names[answer])
+
+
+@each
+def test_choices_cost_no_more_than_the_best_node(ladders, kind, belief):
+    ladder = ladders(kind, belief)
+    points = ladder.points
+    limit = points.alone_cost[points.best] * (1 + 1e-9)
+    assert ladder.default().cost <= limit
+    for at_most in (0.01, 0.1, 0.4):
+        mixture = ladder.for_error(at_most)
+        assert mixture.cost <= limit
+        assert mixture.promise.certified or mixture.single_node or ladder.spec.kind == "exits"
+
+
+@each
+def test_a_drop_against_any_node_is_certified_and_costs_no_more(ladders, kind, belief):
+    ladder = ladders(kind, belief)
+    for number, name in enumerate(ladder.spec.names):
+        mixture = ladder.for_drop(0.02, against=name)
+        assert mixture.promise.certified
+        assert mixture.cost <= ladder.points.alone_cost[number] * (1 + 1e-9)
+
+
+@each
+def test_budgets_are_kept_on_the_estimates(ladders, kind, belief):
+    ladder = ladders(kind, belief)
+    cheapest = float(ladder.points.costs.min())
+    for budget in (cheapest, 1.5 * cheapest, 1e9):
+        assert ladder.for_budget(budget).cost <= budget * (1 + 1e-9)
+    with pytest.raises(ArgumentError, match="the cheapest costs"):
+        ladder.for_budget(cheapest / 2)
+    promise = ladder.for_budget(float(ladder.points.costs.max()), exceeded_at_most=0.1).promise
+    assert promise.kind == "budget"
+
+
+@each
+def test_estimates_are_near_what_new_rows_show(ladders, kind, belief):
+    ladder = ladders(kind, belief)
+    rows = TRACES[kind](2000 if kind != "exits" else 600, 2)
+    rows = rows.take(~np.isnan(rows.loss).any(axis=1))
+    every = np.arange(len(rows))
+    points = ladder.points
+    costs, errors = [], []
+    for played in ladder.play_all(rows):
+        errors.append(rows.loss[every, played.answer].mean())
+        costs.append(paid(played.asked, rows).mean())
+    # Folds choose other policies at a price, of other costs: frontiers are compared.
+    corners = lower_envelope(points.cost, points.error)
+    expected = np.interp(costs, points.cost[corners], points.error[corners])
+    assert np.abs(expected - errors).max() < 0.08
+    assert abs(points.alone_error - rows.loss.mean(axis=0)).max() < 0.08
+
+
+@each
+def test_a_node_alone_is_what_the_trace_says(ladders, kind, belief):
+    ladder, rows = ladders(kind, belief), TRACES[kind](60, 1)
+    rows = rows.take(~np.isnan(rows.loss).any(axis=1))
+    for number, name in enumerate(rows.names):
+        played = ladder.alone(name).play(rows)
+        assert (played.answer == number).all()
+        assert paid(played.asked, rows) == pytest.approx(alone_paid(rows)[:, number])
+
+
+@each
+def test_tables_and_pictures_print(ladders, kind, belief):
+    ladder = ladders(kind, belief)
+    lines = ladder.table().splitlines()
+    assert len(lines) == 1 + len(ladder.points.corners)
+    assert ladder.plot().startswith("<svg")
+    assert "FittedLadder(" in ladder._repr_html_()
+    frame = ladder.to_frame()
+    assert len(frame) == len(ladder) + len(ladder.spec)
+    assert frame["on_frontier"].sum() == len(ladder.points.corners)
+
+
+@each
+def test_a_record_is_equal_before_and_after_saving(ladders, kind, belief):
+    record = ladders(kind, belief).record
+    assert msgspec.json.decode(msgspec.json.encode(record), type=FitRecord) == record
+    assert record.weighting == ("raked" if kind == "gaps" else "none")
+    assert record.inputs == (("prompt",) if kind == "prompts" and belief == "answers" else ())
+
+
+def test_tradeoffs_are_prices_per_full_cost(ladders):
+    ladder = ladders("models", "answers")
+    assert ladder.at(1.0) is ladder[-1]
+    assert ladder.at(0.0) is ladder[0]
+    policy = ladder.at(0.7)
+    price = policy.rule.price * ladder.fitted.full_cost
+    assert policy.tradeoff == pytest.approx(1 / (1 + price))
+    worth = ladder.for_mistake_cost(50.0)
+    assert worth is ladder.at(50 / (50 + ladder.fitted.full_cost))
+
+
+def test_rows_fitted_to_certify_nothing():
+    rows = simulated(400)
+    ladder = fit(rows, hold_out=0.2, seed=3)
+    assert were_fitted_to(ladder, rows)
+    assert not were_fitted_to(ladder, simulated(400, seed=1))
+    with pytest.raises(ArgumentError, match="fitted to 320 of these 400"):
+        ladder.for_error(0.2, on=rows)
+    with pytest.raises(ArgumentError, match="a promise needs rows"):
+        fit(rows).for_error(0.2)
+
+
+def test_groups_are_not_split():
+    group = np.repeat(np.arange(150), 4)
+    rows = simulated(600, group=group.tolist())
+    ladder = fit(rows, hold_out=0.25)
+    assert ladder.record.held_out % 4 == 0
+    assert ladder.held.rows == ladder.record.held_out // 4
+    assert ladder.for_error(0.4).promise.rows == ladder.held.rows
+
+
+def test_a_log_with_chances_is_weighted():
+    rng = np.random.default_rng(0)
+    rows = simulated(3000, seed=5)
+    complete = rng.random(3000) < 0.3
+    confidence, chance = rows.confidence.copy(), np.full((3000, 3), 0.3)
+    chance[:, 0] = 1.0
+    confidence[~complete, 1:] = np.nan
+    prediction = np.array([*rows.classes, None], object)[rows.prediction]
+    prediction[np.isnan(confidence)] = None
+    label = np.array(rows.classes, object)[rows.label]
+    log = Trace.from_arrays(
+        rows.spec, confidence, prediction=prediction, label=label, chance=chance
+    )
+    ladder = fit(log, hold_out=0.5)
+    assert ladder.record.weighting == "chance"
+    assert ladder.held.weight is not None
+    promise = ladder.for_error(0.6).promise
+    assert promise.certified
+    assert len(ladder.held) == 1500
+
+
+def test_without_a_node():
+    ladder = fit(simulated(), without="large")
+    assert ladder.spec.names == ("small", "middle")
+    assert ladder.record.without == ("large",)
+
+
+def test_mixtures_draw_by_key():
+    ladder = fit(simulated(), belief="threshold")
+    mixture = ladder.mixed(Mix(3, 40, 0.3), seed=1)
+    drawn = [mixture.drawn(number) is mixture.expensive for number in range(1000)]
+    assert drawn == mixture.draws(1000).tolist()
+    assert abs(np.mean(drawn) - 0.3) < 0.01
+    assert mixture.drawn("a") is mixture.drawn("a")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"belief": "full"}, 'is now "answers"'),
+        ({"belief": "none"}, 'is now "markov"'),
+        ({"hold_out": 1.0}, "hold_out is 1.0"),
+        ({"belief": "threshold", "hold_out": 0.2}, "leave hold_out"),
+        ({"tradeoffs": [0.5]}, "leave tradeoffs out"),
+        ({"states": 4}, 'states are those of belief="markov"'),
+        ({"inputs": ["prompt"]}, "the trace has no input 'prompt'"),
+        ({"latency_weight": 1.0}, "the trace has no latency of small"),
+        ({"without": "tiny"}, "tiny"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        fit(simulated(60), **options)
+
+
+def test_too_few_complete_rows_are_refused():
+    rows = simulated(60)
+    confidence = rows.confidence.copy()
+    confidence[5:, 2] = np.nan
+    prediction = np.array([*rows.classes, None], object)[rows.prediction]
+    prediction[np.isnan(confidence)] = None
+    label = np.array(rows.classes, object)[rows.label]
+    log = Trace.from_arrays(rows.spec, confidence, prediction=prediction, label=label)
+    with pytest.raises(ArgumentError, match="at least 10 rows on which every node answered"):
+        fit(log)
+    assert issubclass(TraceWarning, UserWarning)
