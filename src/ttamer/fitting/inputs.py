@@ -344,7 +344,7 @@ def k_means(near: Features, count: int, rng: np.random.Generator, rounds: int = 
 class CrossFittedPrior:
     """Priors fitted without some folds; the work is done once, on all rows."""
 
-    penalties = np.logspace(-2, 4, 13)
+    penalties = np.logspace(-2, 4, 25)
     counts = (5, 10, 20, 40, 80, 160)  # of neighbours
     listed = 480  # neighbours kept of each row; of these, enough lie outside three of five folds
     clusters = (20, 100)
