@@ -1,0 +1,589 @@
+"""A cascade on a cluster, with Ray: offline inference of any size, collecting, and serving.
+
+::
+
+    from ttamer import ray as cluster
+
+    nodes = {"small": small, "large": LargeModel}  # functions, or classes that load a model once
+    answered = cluster.run(ray.data.read_parquet("inputs/"), policy, nodes, output="answers/")
+
+Every node is a pool of actors with resources of its own. A block of rows is decided by one process:
+each round it sends every pool the rows that the policy asks there, so rows move on by decision and
+pools work at the same time. The decisions are those of :meth:`ttamer.Cascade.run`, row by row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from ttamer._arguments import require_whole
+from ttamer._extras import require
+from ttamer._files import atomic_write
+from ttamer.errors import ArgumentError, TraceError, TTamerError
+from ttamer.runtime.calling import Batched, Call, CallResult, call, require_callables
+from ttamer.runtime.cascade import Cascade, CascadeFailed, Outcome
+from ttamer.runtime.reply import Unusable, error_text, reply_of, rows_of
+from ttamer.trace.spec import CascadeSpec
+from ttamer.trace.trace import Trace
+
+ray = require("ray", "ray")
+
+RETRIES = 5  # times that the work of a process that died is repeated
+RESULT_COLUMNS = ("answer", "by", "cost", "asked", "error")
+
+
+class WorkLost(TTamerError):  # noqa: N818 - named after what happened
+    """The cluster cannot be reached, or work failed there although it was repeated."""
+
+
+@contextmanager
+def joined(address: str | None = None, **options: Any) -> Iterator[None]:
+    """Connect to a cluster, as a context manager; a connection that there is stays open.
+
+    ::
+
+        with joined("auto"):
+            answered = run(dataset, policy, nodes)
+
+    Args:
+        address: The address of a running cluster (``"auto"``, ``"ray://host:10001"``); by default
+            one on this machine is started, and stopped at the end.
+        **options: The options of ``ray.init``.
+
+    Yields:
+        ``None``, while the process is connected.
+
+    Raises:
+        WorkLost: If the cluster cannot be reached.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    local = {"include_dashboard": False, "logging_level": "warning"} if address is None else {}
+    try:
+        ray.init(address=address or "local", **local, **options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        line = str(error).strip().partition("\n")[0]
+        raise WorkLost(
+            f"no Ray cluster is reachable at {address!r}: {line}; start one with ray start --head, "
+            "or leave out the address"
+        ) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def run(
+    dataset: Any,
+    policy: Any,
+    nodes: Mapping[str, Any],
+    *,
+    column: str = "input",
+    key: str | None = None,
+    output: str | os.PathLike[str] | None = None,
+    workers: int | Mapping[str, int] = 1,
+    resources: Mapping[str, Mapping[str, float]] | None = None,
+    batch_size: int = 256,
+    **limits: Any,
+) -> Any:
+    """Answer every row of a dataset by a policy.
+
+    ::
+
+        gpus = {"large": {"num_gpus": 1}}
+        rows = run(dataset, policy, nodes, workers={"large": 4}, resources=gpus, output="answers/")
+
+    Args:
+        dataset: A ``ray.data.Dataset``.
+        policy: A fitted policy or a mixture, as for :class:`ttamer.Cascade`.
+        nodes: The callable of each node, or a class of callables of which every actor creates one;
+            :func:`ttamer.runtime.batched` marks callables that take a list of inputs.
+        column: The column that the nodes get.
+        key: The column that fixes the draws of a mixture, such as an id.
+        output: A folder on a disk that all machines share: the rows of every block are written to
+            a Parquet file there as soon as they are answered. Run again, blocks that have a file
+            are read, not asked again.
+        workers: The number of actors of every node, or by node.
+        resources: What an actor of a node needs (``{"large": {"num_gpus": 1}}``).
+        batch_size: The rows of a block.
+        **limits: ``timeouts``, ``retries``, ``max_cost`` and ``deadline``, as for
+            :class:`ttamer.Cascade`.
+
+    Returns:
+        A dataset with the columns of the rows and ``answer``, ``by``, ``cost``, ``asked`` (names)
+        and ``error`` (why there is no answer).
+
+    Raises:
+        ArgumentError: If an argument does not fit, or the cluster is too small.
+        WorkLost: If work fails although it was repeated.
+    """
+    cascade = Cascade(policy, dict.fromkeys(nodes, _elsewhere), **limits)
+    names = dataset.columns()
+    for name in filter(None, (column, key)):
+        if name not in names:
+            raise ArgumentError(
+                f"the dataset has no column {name!r}; it has {', '.join(names)}", param="column"
+            )
+    if taken := set(names) & set(RESULT_COLUMNS):
+        raise ArgumentError(
+            f"the dataset has a column {taken.pop()!r}, which the result needs: rename it"
+        )
+    folder = None if output is None else str(Path(output).absolute())
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    with _pools(nodes, workers, resources or {}) as pools:
+        stage = (cascade, pools, column, key, folder)
+        answered = _blocks(dataset, _Answering, stage, pools, batch_size)
+    return answered if folder is None else ray.data.read_parquet(folder)
+
+
+def collect(
+    dataset: Any,
+    nodes: Mapping[str, Any],
+    *,
+    costs: Mapping[str, float] | CascadeSpec,
+    column: str = "input",
+    label: str | None = None,
+    workers: int | Mapping[str, int] = 1,
+    resources: Mapping[str, Mapping[str, float]] | None = None,
+    batch_size: int = 256,
+) -> Trace:
+    """Ask every node about every row, and return the trace.
+
+    ::
+
+        trace = collect(dataset, {"small": small, "large": LargeModel}, costs={...}, label="right")
+
+    Args:
+        dataset: A ``ray.data.Dataset``.
+        nodes: As for :func:`run`.
+        costs: The cost of each node by name, or the cascade.
+        column: The column that the nodes get.
+        label: The column of right answers, if there is one.
+        workers: As for :func:`run`.
+        resources: As for :func:`run`.
+        batch_size: As for :func:`run`.
+
+    Returns:
+        The trace, in the order of the rows.
+
+    Raises:
+        ArgumentError: If an argument does not fit, or the cluster is too small.
+        TraceError: If a call fails.
+        WorkLost: If work fails although it was repeated.
+    """
+    spec = costs if isinstance(costs, CascadeSpec) else CascadeSpec.of(costs)
+    require_callables(nodes)
+    with _pools(nodes, workers, resources or {}) as pools:
+        answered = _blocks(dataset, _Collecting, (pools, column, label), pools, batch_size)
+    table = answered.to_pandas()
+    columns = [name for name in table.columns if not name.startswith("call.")]
+    return Trace.from_frame(table[columns], spec)
+
+
+def application(policy: Any, nodes: Mapping[str, Any], **options: Mapping[str, Any]) -> Any:
+    """Return a Ray Serve application: a deployment for each node, and one that decides.
+
+    ::
+
+        serve.run(application("policy.ttamer", {"small": small, "large": LargeModel},
+                              large={"ray_actor_options": {"num_gpus": 1}, "num_replicas": 4}))
+
+    ``POST`` of ``{"input": ..., "key": ...}`` returns ``{"answer", "by", "cost", "asked"}``, or
+    status 503 where no node answered.
+
+    Args:
+        policy: A policy file that the machine of the deciding deployment sees, or a policy.
+        nodes: The callable of each node, or a class of callables.
+        **options: The options of a node's deployment, by node, as for ``serve.deployment``.
+
+    Returns:
+        The application.
+
+    Raises:
+        ArgumentError: If options name no node.
+    """
+    from ray import serve
+
+    require_callables(nodes)
+    if odd := set(options) - set(nodes):
+        raise ArgumentError(f"options name {odd.pop()!r}; the nodes are {', '.join(nodes)}")
+    deployments = {
+        name: serve.deployment(_Replica, name=name, **options.get(name, {})).bind(node)
+        for name, node in nodes.items()
+    }
+    if isinstance(policy, str | os.PathLike):
+        policy = str(Path(policy).absolute())
+    deciding = serve.deployment(_Deciding, name="policy", ray_actor_options={"num_cpus": 0})
+    return deciding.bind(policy, deployments)
+
+
+def _elsewhere(_: Any) -> Any:
+    raise RuntimeError("this node is asked on the cluster")
+
+
+class _Node:
+    """An actor that holds the callable of one node."""
+
+    def __init__(self, name: str, node: Any) -> None:
+        self._node, self._error = None, None
+        try:
+            self._node = _created(node)
+        except Exception as error:
+            self._error = f"node {name!r} could not be created: {error_text(error)}"
+
+    def error(self) -> str | None:
+        """Return why there is no callable."""
+        return self._error
+
+    def ask(self, values: Sequence[Any], timeout: float | None, seconds: float) -> list[CallResult]:
+        """Call the node with some inputs; no call begins after that many seconds."""
+        end = time.monotonic() + seconds
+        if not isinstance(self._node, Batched):
+            results = [call(Call(self._node, value, timeout, end=end)) for value in values]
+            return [_plain(result) for result in results]
+        size = self._node.size or len(values)
+        results = []
+        for first in range(0, len(values), size):
+            part = values[first : first + size]
+            result = _plain(call(Call(self._node.answer, part, timeout, end=end)))
+            share = result._replace(seconds=result.seconds / len(part))
+            if result.error is None:
+                try:
+                    replies = rows_of(result.returned, len(part))
+                    results += [share._replace(returned=reply) for reply in replies]
+                    continue
+                except Unusable as error:
+                    share = share._replace(returned=None, error=TraceError(str(error)))
+            results += [share] * len(part)
+        return results
+
+
+def _plain(result: CallResult) -> CallResult:
+    """Return a result that can be sent to another process: of an error its text."""
+    if result.error is None:
+        return result
+    error = RuntimeError(error_text(result.error))
+    for name in ("paid", "retry"):
+        if hasattr(result.error, name):
+            setattr(error, name, getattr(result.error, name))
+    return result._replace(error=error)
+
+
+def _created(node: Any) -> Any:
+    """Return a callable: an object of a class, or the node itself."""
+    if isinstance(node, Batched):
+        return Batched(_created(node.answer), node.size)
+    return node() if inspect.isclass(node) else node
+
+
+class _Answering:
+    """Decides the rows of a block, asking the pools."""
+
+    def __init__(
+        self,
+        cascade: Cascade,
+        pools: Mapping[str, Sequence[Any]],
+        column: str,
+        key: str | None,
+        folder: str | None,
+    ) -> None:
+        self._cascade, self._column, self._key, self._folder = cascade, column, key, folder
+        self._pools = _Pools(pools)
+
+    def __call__(self, block: Any) -> Any:
+        file = None
+        if self._folder is not None:
+            file = Path(self._folder, f"{_digest(block)}.parquet")
+            if file.exists():
+                import pyarrow.parquet
+
+                return pyarrow.parquet.read_table(file)
+        table = self._answered(block)
+        if file is not None:
+            import pyarrow.parquet
+
+            with atomic_write(file) as part:
+                pyarrow.parquet.write_table(table, part)
+        return table
+
+    def _answered(self, block: Any) -> Any:
+        values = block.column(self._column).to_pylist()
+        keys = [None] * len(values) if self._key is None else block.column(self._key).to_pylist()
+        outcomes = self._outcomes(values, keys)
+        columns: dict[str, list[Any]] = {name: [] for name in RESULT_COLUMNS}
+        for outcome in outcomes:
+            failed = isinstance(outcome, CascadeFailed)
+            asked = [node.node for node in outcome.asked]
+            cost = sum(node.cost for node in outcome.asked)
+            answer, by, error = (
+                (None, None, str(outcome)) if failed else (outcome.answer, outcome.by, None)
+            )
+            for name, value in zip(RESULT_COLUMNS, (answer, by, cost, asked, error), strict=True):
+                columns[name].append(value)
+        import pyarrow as pa
+
+        types = {"by": pa.string(), "error": pa.string(), "asked": pa.list_(pa.string())}
+        for name, values in columns.items():
+            block = block.append_column(name, pa.array(values, types.get(name)))
+        return block
+
+    def _outcomes(
+        self, values: Sequence[Any], keys: Sequence[Any]
+    ) -> list[Outcome | CascadeFailed]:
+        """Run every row of the block to its end."""
+        outcomes: list[Any] = [None] * len(values)
+        steps: list[Generator[Call, CallResult, Outcome]] = [
+            self._cascade.steps(value, key, None, None)
+            for value, key in zip(values, keys, strict=True)
+        ]
+        calls: dict[int, Call] = {}
+
+        def onward(row: int, result: CallResult | None) -> None:
+            try:
+                calls[row] = next(steps[row]) if result is None else steps[row].send(result)
+            except StopIteration as done:
+                outcomes[row] = done.value
+            except CascadeFailed as error:
+                outcomes[row] = error
+
+        for row in range(len(values)):
+            onward(row, None)
+        waiting: dict[Any, list[int]] = {}
+        while calls or waiting:
+            waiting |= {reference: rows for rows, reference in self._pools.ask(calls)}
+            calls.clear()
+            (reference,), _ = ray.wait(list(waiting), num_returns=1)
+            for row, result in zip(waiting.pop(reference), ray.get(reference), strict=True):
+                onward(row, result)
+        return outcomes
+
+
+class _Collecting:
+    """Asks every node about the rows of a block."""
+
+    def __init__(self, pools: Mapping[str, Sequence[Any]], column: str, label: str | None) -> None:
+        self._pools, self._column, self._label = _Pools(pools), column, label
+
+    def __call__(self, block: Any) -> Any:
+        import pyarrow as pa
+
+        values = block.column(self._column).to_pylist()
+        asked = {name: self._pools.ask_one(name, values, None, 1e9) for name in self._pools.names}
+        columns: dict[str, Any] = {}
+        for name, reference in asked.items():
+            replies = []
+            for value, result in zip(values, ray.get(reference), strict=True):
+                if result.error is not None:
+                    raise TraceError(f"node {name!r}, input {value!r:.80}: {result.error}")
+                replies.append(reply_of(result.returned))
+            columns[f"{name}.confidence"] = [float(reply.confidence) for reply in replies]
+            columns[f"{name}.prediction"] = [
+                None if reply.prediction is None else str(reply.prediction) for reply in replies
+            ]
+            if any(reply.cost is not None for reply in replies):
+                columns[f"{name}.cost"] = [reply.cost for reply in replies]
+        if self._label is not None:
+            columns["label"] = block.column(self._label).cast(pa.string())
+        return pa.table(columns)
+
+
+class _Pools:
+    """The pools of actors as one process uses them: in turn."""
+
+    def __init__(self, pools: Mapping[str, Sequence[Any]]) -> None:
+        self.names = tuple(pools)
+        self._turns = {name: cycle(actors) for name, actors in pools.items()}
+        self._sizes = {name: len(actors) for name, actors in pools.items()}
+
+    def ask_one(
+        self, name: str, values: Sequence[Any], timeout: float | None, seconds: float
+    ) -> Any:
+        """Send inputs to one actor of a node; return the reference of the results."""
+        return next(self._turns[name]).ask.remote(values, timeout, seconds)
+
+    def ask(self, calls: Mapping[int, Call]) -> Iterator[tuple[list[int], Any]]:
+        """Send calls to the pools, a share to every actor; yield rows and references."""
+        now = time.monotonic()
+        by_node: dict[str, list[int]] = {}
+        for row, question in calls.items():
+            by_node.setdefault(question.node, []).append(row)
+        for name, rows in by_node.items():
+            share = -(-len(rows) // self._sizes[name])
+            for first in range(0, len(rows), share):
+                part = rows[first : first + share]
+                seconds = min(1e9, *(calls[row].end - now for row in part), 1e9)
+                values = [calls[row].value for row in part]
+                yield part, self.ask_one(name, values, calls[part[0]].timeout, seconds)
+
+
+@contextmanager
+def _pools(
+    nodes: Mapping[str, Any],
+    workers: int | Mapping[str, int],
+    resources: Mapping[str, Mapping[str, float]],
+) -> Iterator[dict[str, list[Any]]]:
+    """Start the actors of every node; end them at the end."""
+    require_callables(nodes)
+    for what, table in (("workers", workers), ("resources", resources)):
+        if isinstance(table, Mapping) and (odd := set(table) - set(nodes)):
+            raise ArgumentError(
+                f"{what} names {odd.pop()!r}; the nodes are {', '.join(nodes)}", param=what
+            )
+    counts = {
+        name: workers.get(name, 1) if isinstance(workers, Mapping) else workers for name in nodes
+    }
+    for name, count in counts.items():
+        require_whole(count, f"the number of workers of {name!r}", least=1)
+    size = ray.cluster_resources()
+    share = _share(sum(counts.values()))
+    needs = {name: {"num_cpus": share, **resources.get(name, {})} for name in nodes}
+    for kind, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
+        needed = sum(counts[name] * needs[name].get(kind, 0) for name in nodes)
+        if needed > size.get(resource, 0):  # the actors would wait forever
+            raise ArgumentError(
+                f"the actors need {needed:g} {resource}s together, and the cluster has "
+                f"{size.get(resource, 0):g}; give fewer workers or resources",
+                param="workers",
+            )
+    actor = ray.remote(max_restarts=-1, max_task_retries=RETRIES)(_Node)
+    pools: dict[str, list[Any]] = {}
+    try:
+        for name, node in nodes.items():
+            try:
+                pools[name] = [
+                    actor.options(**needs[name]).remote(name, node) for _ in range(counts[name])
+                ]
+            except (TypeError, AttributeError) as error:
+                raise ArgumentError(
+                    f"node {name!r} cannot be sent to the cluster: {error}; give a class, of which "
+                    "each actor creates an object",
+                    param="nodes",
+                ) from None
+        everyone = [handle for actors in pools.values() for handle in actors]
+        for error in filter(None, ray.get([handle.error.remote() for handle in everyone])):
+            raise TraceError(error)
+        yield pools
+    finally:
+        for actors in pools.values():
+            for handle in actors:
+                with suppress(Exception):
+                    ray.kill(handle)
+
+
+def _share(actors: int) -> float:
+    """Return the cores of one actor, such that all actors and one core's worth of blocks fit."""
+    cpus: float = ray.cluster_resources().get("CPU", 1)
+    return min(1.0, int(100 * cpus / (actors + 1)) / 100)
+
+
+def _blocks(
+    dataset: Any,
+    stage: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    pools: Mapping[str, Sequence[Any]],
+    batch_size: int,
+) -> Any:
+    """Pass a dataset through a stage, in order, until all blocks are done."""
+    require_whole(batch_size, "batch_size", least=1)
+    actors = sum(map(len, pools.values()))
+    dataset.context.execution_options.preserve_order = True
+    dataset.context.enable_progress_bars = False
+    staged = dataset.map_batches(
+        _staged,
+        fn_args=(stage, arguments),
+        batch_size=batch_size,
+        batch_format="pyarrow",
+        # Of the core that the actors leave: twice as many blocks as actors are under way, so that
+        # no actor waits for decisions.
+        num_cpus=max(0.0001, _share(actors) / (2 * actors)),
+    )
+    try:
+        return staged.materialize()
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None)
+        while isinstance(cause, ray.exceptions.RayError):
+            cause = getattr(cause, "cause", None)
+        if isinstance(cause, TTamerError):
+            raise cause from None
+        line = str(error).strip().rpartition("\n")[2]
+        raise WorkLost(f"the work failed although it was repeated: {line}") from error
+
+
+def _staged(block: Any, stage: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Pass one block through a stage."""
+    return stage(*arguments)(block)
+
+
+def _digest(block: Any) -> str:
+    """Return what names the answers to a block: a hash of its rows."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, block.schema.remove_metadata()) as stream:
+        stream.write_table(block.replace_schema_metadata().combine_chunks())
+    return hashlib.sha256(sink.getvalue()).hexdigest()[:32]
+
+
+class _Replica:
+    """A deployment that holds the callable of one node."""
+
+    def __init__(self, node: Any) -> None:
+        created = _created(node)
+        self._node = created.single if isinstance(created, Batched) else created
+
+    async def ask(self, value: Any) -> Any:
+        """Return what the callable returns."""
+        import asyncio
+
+        if inspect.iscoroutinefunction(self._node):
+            return await self._node(value)
+        return await asyncio.to_thread(self._node, value)
+
+
+class _Deciding:
+    """A deployment that decides whom to ask, and returns the answer."""
+
+    def __init__(self, policy: Any, handles: Mapping[str, Any]) -> None:
+        from ttamer.artefact import load
+
+        fitted = load(policy) if isinstance(policy, str) else policy
+        fitted = fitted.default() if hasattr(fitted, "default") else fitted
+
+        def asking(handle: Any) -> Callable[[Any], Any]:
+            async def ask(value: Any) -> Any:
+                return await handle.ask.remote(value)
+
+            return ask
+
+        self._cascade = Cascade(fitted, {name: asking(h) for name, h in handles.items()})
+
+    async def __call__(self, request: Any) -> Any:
+        from starlette.responses import JSONResponse
+
+        try:
+            body = await request.json()
+            value = body["input"]
+        except (ValueError, KeyError, TypeError):
+            return JSONResponse({"error": 'the body must be JSON: {"input": ...}'}, 400)
+        try:
+            outcome = await self._cascade.arun(value, key=body.get("key"))
+        except CascadeFailed as error:
+            return JSONResponse({"error": str(error)}, 503)
+        return JSONResponse(
+            {
+                "answer": outcome.answer,
+                "by": outcome.by,
+                "cost": outcome.cost,
+                "asked": list(outcome.path),
+            }
+        )

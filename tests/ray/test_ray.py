@@ -1,0 +1,206 @@
+"""A cascade on a cluster decides as it does here, loses nothing, and asks nothing twice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import ttamer as tt
+from support import ray_models
+from ttamer.runtime import batched
+
+pytestmark = [
+    pytest.mark.ray,
+    # Ray's own settings warn of one another whenever they are made or copied.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+TEXTS = [f"text {number}" for number in range(400)]
+COSTS = {"small": 1.0, "large": 9.0}
+
+
+@pytest.fixture(scope="module")
+def clusters(cluster):
+    del cluster
+    from ttamer import ray as clusters
+
+    return clusters
+
+
+@pytest.fixture(scope="module")
+def ladder():
+    nodes = {"small": ray_models.Small(), "large": ray_models.Large()}
+    texts = [f"fit {number}" for number in range(300)]
+    labels = [ray_models.truth(text) for text in texts]
+    return tt.fit(tt.collect(texts, nodes, labels=labels, costs=COSTS), belief="none")
+
+
+def dataset(texts=TEXTS, blocks=5):
+    import ray
+
+    items = [{"input": text, "id": f"key {text}"} for text in texts]
+    return ray.data.from_items(items, override_num_blocks=blocks)
+
+
+def large_in_batches(texts):
+    model = ray_models.Large()
+    return [model(text) for text in texts]
+
+
+def broken_at_seven(text):
+    if text.endswith("7"):
+        raise ValueError("not this one")
+    return ray_models.Small()(text)
+
+
+def here(policy, nodes, **limits):
+    """What a cascade in this process does."""
+    cascade = tt.Cascade(policy, nodes, **limits)
+    return [cascade.run(text, key=f"key {text}") for text in TEXTS]
+
+
+def test_decisions_are_those_of_a_cascade_in_this_process(clusters, ladder):
+    policy = ladder.for_budget(6.0)  # a mixture draws by the key
+    local = here(policy, {"small": broken_at_seven, "large": ray_models.Large()}, retries=1)
+    nodes = {"small": broken_at_seven, "large": batched(large_in_batches, 16)}
+    options = {"workers": {"large": 2}, "key": "id", "batch_size": 60, "retries": 1}
+    rows = clusters.run(dataset(), policy, nodes, **options).take_all()
+    assert [row["input"] for row in rows] == TEXTS
+    assert len({len(outcome.asked) for outcome in local}) > 1
+    for row, outcome in zip(rows, local, strict=True):
+        assert (row["answer"], row["by"]) == (outcome.answer, outcome.by)
+        assert tuple(row["asked"]) == outcome.path
+        assert row["cost"] == outcome.cost
+        assert row["error"] is None
+
+
+def test_a_process_that_dies_loses_nothing_and_nothing_is_asked_again_after_a_stop(
+    clusters, ladder, tmp_path
+):
+    calls, out = tmp_path / "calls", tmp_path / "out"
+    calls.mkdir()
+    policy = ladder.at(0.95)
+    local = here(policy, {"small": ray_models.Small(), "large": ray_models.Large()})
+    asked = [text for text, one in zip(TEXTS, local, strict=True) if "large" in one.path]
+    dies = ray_models.DiesOnce(str(calls), asked[len(asked) // 2])
+    nodes = {"small": ray_models.Small(str(calls)), "large": dies}
+    clusters.run(dataset(), policy, nodes, output=out, batch_size=50)
+    assert (calls / "died").exists()
+    rows = pq.read_table(out).to_pylist()
+    answers = {row["input"]: row["answer"] for row in rows}
+    assert answers == {text: one.answer for text, one in zip(TEXTS, local, strict=True)}
+    assert len(rows) == len(TEXTS)
+    # Only the call that died is made again, with those sent along with it.
+    small = Counter(ray_models.calls_of(str(calls), "small"))
+    assert set(small) == set(TEXTS)
+    assert set(small.values()) == {1}
+    assert set(ray_models.calls_of(str(calls), "large")) == set(asked)
+    # A block that is missing is answered again, and no other.
+    file = min(out.glob("*.parquet"))
+    lost = pq.read_table(file)["input"].to_pylist()
+    file.unlink()
+    again = clusters.run(dataset(), policy, nodes, output=out, batch_size=50)
+    assert {row["input"]: row["answer"] for row in again.take_all()} == answers
+    twice = Counter(ray_models.calls_of(str(calls), "small")) - small
+    assert twice == Counter(lost)
+
+
+def test_a_row_that_no_node_answers_says_why(clusters, ladder):
+    nodes = {"small": broken_at_seven, "large": broken_at_seven}
+    rows = clusters.run(dataset(TEXTS[:10], 1), ladder.at(0.95), nodes).take_all()
+    failed = [row for row in rows if row["error"] is not None]
+    assert [row["input"] for row in failed] == ["text 7"]
+    assert "not this one" in failed[0]["error"]
+    assert failed[0]["answer"] is None
+
+
+def test_a_trace_collected_there_is_the_one_collected_here(clusters):
+    import ray
+
+    labels = [ray_models.truth(text) for text in TEXTS]
+    items = [{"text": text, "right": label} for text, label in zip(TEXTS, labels, strict=True)]
+    nodes = {"small": ray_models.Small, "large": batched(large_in_batches, 16)}
+    data = ray.data.from_items(items, override_num_blocks=4)
+    there = clusters.collect(data, nodes, costs=COSTS, column="text", label="right", batch_size=70)
+    local = {"small": ray_models.Small(), "large": ray_models.Large()}
+    trace = tt.collect(TEXTS, local, labels=labels, costs=COSTS)
+    np.testing.assert_array_equal(there.confidence, trace.confidence)
+    for name in ("prediction", "label"):
+        codes, texts = getattr(there, name), np.array(there.classes)
+        np.testing.assert_array_equal(texts[codes], np.array(trace.classes)[getattr(trace, name)])
+
+
+BAD = {
+    "the dataset has no column 'text'; it has input, id": {"column": "text"},
+    "workers names 'middle'; the nodes are small, large": {"workers": {"middle": 1}},
+    "the actors need 64 GPUs together, and the cluster has 0": {
+        "resources": {"large": {"num_gpus": 64}}
+    },
+    "batch_size is 0": {"batch_size": 0},
+    "there is no callable for 'large'": {"nodes": {"small": ray_models.Small}},
+    "node 'small' could not be created: RuntimeError: no file of weights": {
+        "nodes": {"small": ray_models.Broken, "large": ray_models.Large}
+    },
+}
+
+
+def test_bad_arguments_are_refused_in_words(clusters, ladder):
+    nodes = {"small": ray_models.Small, "large": ray_models.Large}
+    data = dataset(TEXTS[:4], 1)
+    for text, options in BAD.items():
+        with pytest.raises(tt.TTamerError, match=text):
+            clusters.run(data, ladder.at(0.9), **{"nodes": nodes, **options})
+
+
+def test_a_served_cascade_answers_as_it_does_here(clusters, ladder, tmp_path):
+    import httpx2 as httpx
+    from ray import serve
+
+    path = tmp_path / "policy.ttamer"
+    tt.save(ladder.at(0.95), path)
+    nodes = {"small": ray_models.Small, "large": ray_models.Large}
+    options = {"num_cpus": 0.1}
+    application = clusters.application(
+        path, nodes, small={"ray_actor_options": options}, large={"ray_actor_options": options}
+    )
+    serve.start(http_options={"host": "127.0.0.1", "port": 8123})
+    try:
+        serve.run(application)
+        local = here(ladder.at(0.95), {name: node() for name, node in nodes.items()})
+        with httpx.Client(base_url="http://127.0.0.1:8123", timeout=60) as client:
+            for text, outcome in list(zip(TEXTS, local, strict=True))[:20]:
+                reply = client.post("/", json={"input": text}).json()
+                assert reply == {
+                    "answer": outcome.answer,
+                    "by": outcome.by,
+                    "cost": outcome.cost,
+                    "asked": list(outcome.path),
+                }
+            assert client.post("/", content=b"{").status_code == 400
+    finally:
+        serve.shutdown()
+
+
+def test_without_ray_the_error_names_the_command_that_installs_it():
+    program = """
+import sys
+sys.modules["ray"] = None
+try:
+    import ttamer.ray
+except ImportError as error:
+    print(error)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout == "this needs ray, which is not installed: pip install 'ttamer[ray]'\n", (
+        done.stderr
+    )
