@@ -36,7 +36,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def _public(found: re.Match[str]) -> str:
     """Return one reference for each public name of a package, errors last."""
-    stub = DOCS.parent / "src" / found[1].replace(".", "/") / "__init__.py"
+    place = DOCS.parent / "src" / found[1].replace(".", "/")
+    if not place.is_dir():
+        return f"::: {found[1]}"  # a module documents itself
+    stub = place / "__init__.py"
     errors = re.findall(r"^class (\w+)", ERRORS.read_text("utf-8"), re.MULTILINE)
     public = set(re.findall(r"(\w+) as \1\b", stub.read_text("utf-8")))
     names = sorted(public, key=lambda name: (name in errors, name.lower()))

@@ -212,8 +212,7 @@ def application(policy: Any, nodes: Mapping[str, Any], **options: Mapping[str, A
     Raises:
         ArgumentError: If options name no node.
     """
-    from ray import serve
-
+    serve = require("ray.serve", "ray")
     require_callables(nodes)
     if odd := set(options) - set(nodes):
         raise ArgumentError(f"options name {odd.pop()!r}; the nodes are {', '.join(nodes)}")
@@ -235,7 +234,8 @@ class _Node:
     """An actor that holds the callable of one node."""
 
     def __init__(self, name: str, node: Any) -> None:
-        self._node, self._error = None, None
+        self._node: Any = None
+        self._error: str | None = None
         try:
             self._node = _created(node)
         except Exception as error:
@@ -305,15 +305,11 @@ class _Answering:
         if self._folder is not None:
             file = Path(self._folder, f"{_digest(block)}.parquet")
             if file.exists():
-                import pyarrow.parquet
-
-                return pyarrow.parquet.read_table(file)
+                return require("pyarrow.parquet", "ray").read_table(file)
         table = self._answered(block)
         if file is not None:
-            import pyarrow.parquet
-
             with atomic_write(file) as part:
-                pyarrow.parquet.write_table(table, part)
+                require("pyarrow.parquet", "ray").write_table(table, part)
         return table
 
     def _answered(self, block: Any) -> Any:
@@ -322,15 +318,16 @@ class _Answering:
         outcomes = self._outcomes(values, keys)
         columns: dict[str, list[Any]] = {name: [] for name in RESULT_COLUMNS}
         for outcome in outcomes:
-            failed = isinstance(outcome, CascadeFailed)
             asked = [node.node for node in outcome.asked]
             cost = sum(node.cost for node in outcome.asked)
-            answer, by, error = (
-                (None, None, str(outcome)) if failed else (outcome.answer, outcome.by, None)
-            )
+            answer, by, error = None, None, None
+            if isinstance(outcome, CascadeFailed):
+                error = str(outcome)
+            else:
+                answer, by = outcome.answer, outcome.by
             for name, value in zip(RESULT_COLUMNS, (answer, by, cost, asked, error), strict=True):
                 columns[name].append(value)
-        import pyarrow as pa
+        pa = require("pyarrow", "ray")
 
         types = {"by": pa.string(), "error": pa.string(), "asked": pa.list_(pa.string())}
         for name, values in columns.items():
@@ -375,7 +372,7 @@ class _Collecting:
         self._pools, self._column, self._label = _Pools(pools), column, label
 
     def __call__(self, block: Any) -> Any:
-        import pyarrow as pa
+        pa = require("pyarrow", "ray")
 
         values = block.column(self._column).to_pylist()
         asked = {name: self._pools.ask_one(name, values, None, 1e9) for name in self._pools.names}
@@ -470,8 +467,8 @@ def _pools(
                     param="nodes",
                 ) from None
         everyone = [handle for actors in pools.values() for handle in actors]
-        for error in filter(None, ray.get([handle.error.remote() for handle in everyone])):
-            raise TraceError(error)
+        for text in filter(None, ray.get([handle.error.remote() for handle in everyone])):
+            raise TraceError(text)
         yield pools
     finally:
         for actors in pools.values():
@@ -526,7 +523,7 @@ def _staged(block: Any, stage: Callable[..., Any], arguments: tuple[Any, ...]) -
 
 def _digest(block: Any) -> str:
     """Return what names the answers to a block: a hash of its rows."""
-    import pyarrow as pa
+    pa = require("pyarrow", "ray")
 
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, block.schema.remove_metadata()) as stream:
@@ -556,7 +553,7 @@ class _Deciding:
     def __init__(self, policy: Any, handles: Mapping[str, Any]) -> None:
         from ttamer.artefact import load
 
-        fitted = load(policy) if isinstance(policy, str) else policy
+        fitted: Any = load(policy) if isinstance(policy, str) else policy
         fitted = fitted.default() if hasattr(fitted, "default") else fitted
 
         def asking(handle: Any) -> Callable[[Any], Any]:

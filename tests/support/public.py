@@ -15,5 +15,13 @@ def names_of(package: str) -> list[str]:
     if hasattr(module, "__all__"):
         return list(module.__all__)
     tree = ast.parse(Path(str(module.__file__)).read_text("utf-8"))
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    imports = [
+        n for n in tree.body if isinstance(n, ast.ImportFrom) and any(a.asname for a in n.names)
+    ]
+    if not imports:  # a package that is one module defines its names
+        return sorted(
+            node.name
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_"
+        )
     return sorted(alias.name for node in imports for alias in node.names if alias.asname)

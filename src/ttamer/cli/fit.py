@@ -58,8 +58,6 @@ def add_fit_options(parser: Any) -> None:
                         "the cascade's unit")  # fmt: skip
     parser.add_argument("--stream", action="store_true",
                         help="read in batches, for files larger than memory")  # fmt: skip
-    parser.add_argument("--ray", metavar="ADDRESS",
-                        help="fit on a Ray cluster (local: start one on this machine)")  # fmt: skip
     parser.add_argument(
         "--seed", type=int, default=0, help="the seed of the cross-validation (default 0)"
     )
@@ -163,21 +161,13 @@ def _fitted(args: argparse.Namespace, progress: Callable[[str], None]) -> Fitted
     from ttamer.fitting.streaming import fit_file
 
     options = fit_options(args, progress)
-    if not (args.stream or args.ray):
+    if not args.stream:
         return fit(read(args.trace, args), **options)
     if args.hold_out:
         raise ArgumentError(
-            "--hold-out does not work with --stream or --ray: keep rows in a file of their own, "
+            "--hold-out does not work with --stream: keep rows in a file of their own, "
             "and give them to ttamer certify"
         )
-    if args.ray:
-        from ttamer.ray import fit_parquet
-
-        if args.skip_bad:
-            raise ArgumentError(
-                "--skip-bad does not work with --ray: leave such rows out of the file"
-            )
-        return fit_parquet(args.trace, args.cascade, address=args.ray, **options)
     if args.cascade is None:
         require_costs(args.trace)
     on_bad: OnBad = "skip" if args.skip_bad else "refuse"

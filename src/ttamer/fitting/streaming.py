@@ -164,7 +164,7 @@ def streamed(given: FitKeywords) -> FitOptions:
     options = FitOptions.of(given)
     if options.belief == "threshold":
         raise ArgumentError(
-            'belief="threshold" needs the rows in memory: use ttamer.fit (no --stream or --ray), '
+            'belief="threshold" needs the rows in memory: use ttamer.fit (no --stream), '
             "on a part of the rows where they are too many"
         )
     if options.hold_out:
