@@ -94,7 +94,9 @@ def public(dotted: str) -> bool:
             holder = getattr(holder, part)
         elif part in [*names_of(package), "main"]:  # ttamer.cli.main
             holder, package = getattr(holder, part), path
-        elif (ROOT / "src" / path.replace(".", "/") / "__init__.py").exists():
+        elif (package == "ttamer" and (ROOT / f"src/ttamer/{part}.py").exists()) or (
+            ROOT / "src" / path.replace(".", "/") / "__init__.py"
+        ).exists():
             holder, package = importlib.import_module(path), path
         else:
             return False

@@ -18,7 +18,7 @@ def names_of(package: str) -> list[str]:
     imports = [
         n for n in tree.body if isinstance(n, ast.ImportFrom) and any(a.asname for a in n.names)
     ]
-    if not imports:  # a package that is one module defines its names
+    if not imports and package != "ttamer.cli":  # a package that is one module defines its names
         return sorted(
             node.name
             for node in tree.body
