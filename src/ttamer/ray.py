@@ -29,8 +29,15 @@ from ttamer._extras import require
 from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.runtime.calling import Batched, Call, CallResult, call, require_callables
-from ttamer.runtime.cascade import Cascade, CascadeFailed, Outcome
-from ttamer.runtime.reply import Unusable, error_text, reply_of, rows_of
+from ttamer.runtime.cascade import Cascade
+from ttamer.runtime.reply import (
+    CascadeFailed,
+    Outcome,
+    Unusable,
+    error_text,
+    reply_of,
+    rows_of,
+)
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
