@@ -76,7 +76,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(INSTALL) -e '.[io,plot]'
+	$(INSTALL) -e '.[report]'
 	touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python

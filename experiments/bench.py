@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 import ttamer as tt
-from ttamer.evaluation.bootstrap import Resampled, interval
+from ttamer.evaluation.frontiers import Resampled
+from ttamer.evaluation.results import interval
 from ttamer.stats import area_under
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".npz")
@@ -76,7 +77,7 @@ def bench_trace(
     fit_trace, test_trace = trace.take(order[:half]), trace.take(order[half:])
     result = tt.frontier(fit_trace, test_trace, families=families, resamples=0)
     names = [family for family in result.families if family != "oracle"]
-    drawn = Resampled.of(result, test_trace, names, resamples=max(resamples, 1), seed=seed)
+    drawn = Resampled.of(result, names, resamples=max(resamples, 1), seed=seed)
     areas = {}
     for family in names:
         cheap, error = result.cheapest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
@@ -14,8 +13,8 @@ import pytest
 import yaml
 
 import ttamer
+from support.commands import parse
 from support.programs import require_program
-from ttamer.cli import build_parser
 from ttamer.serve.observability.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]
@@ -76,9 +75,8 @@ def test_the_container_starts_a_command_that_exists():
     [rest] = re.findall(r"^CMD (\[.*\])$", text, re.MULTILINE)
     program, *arguments = json.loads(entry)
     assert program.endswith("/ttamer")
-    parsed = build_parser().parse_args([*arguments, *json.loads(rest)])
-    assert isinstance(parsed, argparse.Namespace)
-    assert (parsed.host, parsed.port, parsed.policy) == ("0.0.0.0", 8080, "policy.ttamer")  # noqa: S104
+    parsed = parse([*arguments, *json.loads(rest)])
+    assert (parsed["host"], parsed["port"], parsed["policy"]) == ("0.0.0.0", 8080, "policy.ttamer")  # noqa: S104
     assert re.search(r"^USER \d+$", text, re.MULTILINE)
     assert "HEALTHCHECK" in text
 

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttamer.cli.output import table
-from ttamer.evaluation.bootstrap import Resampled, interval
+from ttamer.evaluation.frontiers import Resampled
+from ttamer.evaluation.results import interval
 from ttamer.fitting.plans import fit
-from ttamer.reporting.style import (
-    GO_COLOUR,
+from ttamer.reporting.figures import (
+    GO as GO_COLOUR,
     INK,
     MUTED,
-    PAPER,
-    STOP_COLOUR,
+    OURS as STOP_COLOUR,
     new_figure,
     plain_axes,
     style,
@@ -66,6 +66,7 @@ GROUPS = {
     ),
 }
 """Traces by group, in the rows in which they are drawn."""
+PAPER = "#ffffff"
 TARGETS = {"label": "label", "backbone": "last"}
 """What counts as right, as this page calls it and as the cascade does."""
 OURS, AS_WRITTEN = "ttamer", "paper"
@@ -199,10 +200,8 @@ def play(name: str, trace: Trace, target: str, *, resamples: int) -> Played:
     spec = dataclasses.replace(trace.spec, target=TARGETS[target])
     aimed = dataclasses.replace(trace, spec=spec)
     found = bench_trace(name, aimed, families=FAMILIES, resamples=resamples)
-    order = np.random.default_rng(0).permutation(len(aimed))  # as bench_trace halves the rows
-    tested = aimed.take(order[len(aimed) // 2 :])
     return Played(
-        name, target, found.frontier, found.comparisons, Bands.of(found.frontier, tested, resamples)
+        name, target, found.frontier, found.comparisons, Bands.of(found.frontier, resamples)
     )
 
 
@@ -217,10 +216,10 @@ class Bands:
     """Likewise in points, of the difference to one threshold on the same resampled rows."""
 
     @classmethod
-    def of(cls, frontier: Frontier, trace: Trace, resamples: int) -> Bands:
+    def of(cls, frontier: Frontier, resamples: int) -> Bands:
         """Resample the rows that a frontier was measured on."""
         families = [name for name in (*BANDED, "threshold") if name in frontier.families]
-        drawn = Resampled.of(frontier, trace, families, resamples=max(resamples, 2))
+        drawn = Resampled.of(frontier, families, resamples=max(resamples, 2))
         at = np.linspace(*frontier.cost_range, 120)
         errors = {
             family: np.stack([_envelope_at(c, e, at) for c, e in zip(*both, strict=True)])

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.baselines import FAMILIES, Unsuitable
-from ttamer.evaluation.families import OURS
+from ttamer.evaluation.frontiers import OURS
 from ttamer.fitted.replay import full_cost, paid
 from ttamer.stats.envelope import area_under, cost_at_error
 

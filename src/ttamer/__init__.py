@@ -57,7 +57,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
         Node as Node,
         Problem as Problem,
     )
-    from ttamer.reporting.report import report as report
+    from ttamer.reporting.page import report as report
     from ttamer.runtime.cascade import Cascade as Cascade
     from ttamer.runtime.collecting import collect as collect
     from ttamer.runtime.reply import CascadeFailed as CascadeFailed, Outcome as Outcome
@@ -88,7 +88,7 @@ _NAMES = {
     "policy.session": "Explanation Session",
     "policy.walk": "WalkPolicy",
     "problem.problem": "Edge LossGrid Node Problem",
-    "reporting.report": "report",
+    "reporting.page": "report",
     "runtime.cascade": "Cascade",
     "runtime.collecting": "collect",
     "runtime.reply": "CascadeFailed Outcome",

@@ -65,7 +65,9 @@ def require_whole(value: object, name: str, *, least: int = 0) -> None:
     ttamer.errors.ArgumentError: seed is 1.5; it must be a whole number from 0 on
     """
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-        raise ArgumentError(f"{name} is {value!r}; it must be a whole number from {least} on")
+        raise ArgumentError(
+            f"{name} is {value!r}; it must be a whole number from {least} on", param=name
+        )
 
 
 def require_number(value: object, name: str) -> None:
@@ -83,4 +85,6 @@ def require_number(value: object, name: str) -> None:
     ttamer.errors.ArgumentError: smoothing is nan; it must be a finite number, 0 or more
     """
     if not is_number(value) or not 0 <= value < math.inf:
-        raise ArgumentError(f"{name} is {value!r}; it must be a finite number, 0 or more")
+        raise ArgumentError(
+            f"{name} is {value!r}; it must be a finite number, 0 or more", param=name
+        )

@@ -51,7 +51,7 @@ CALLS = {
     tt.load: tt.load,
     tt.offline_optimum: lambda x: tt.offline_optimum(x, 0.5),
     tt.optima: lambda x: tt.optima(x, 0.5),
-    tt.report: lambda x: tt.report(ROWS, x, "report.html"),
+    tt.report: lambda x: tt.report(x, "report.html"),
     tt.save: lambda x: tt.save(x, "policy.ttamer"),
     tt.simulate: lambda x: tt.simulate(x, 2, seed=0),
     tt.solve: lambda x: tt.solve(x, 0.5),
@@ -75,12 +75,13 @@ CALLS = {
     drift.read_log: drift.read_log,
     drift.replay_stream: lambda x: drift.replay_stream(None, x, SETTINGS),
     drift.serving_of: lambda x: drift.serving_of(x, ROWS, SETTINGS),
+    evaluation.compare: lambda x: evaluation.compare(x, POLICY, ROWS),
     evaluation.measure: lambda x: evaluation.measure(x, ROWS),
     fitting.fit_batches: fitting.fit_batches,
     fitting.fit_file: lambda x: fitting.fit_file(x, ROWS.spec),
     reporting.draw_frontier: reporting.draw_frontier,
-    reporting.recommend: lambda x: reporting.recommend(x, ROWS),
-    reporting.write_report: lambda x: reporting.write_report(x, None, ROWS, "report.html"),
+    reporting.recommend: reporting.recommend,
+    reporting.write_report: lambda x: reporting.write_report(x, "report.html"),
     llm.import_answers: lambda x: llm.import_answers(x, ROWS.spec),
     llm.collect_prompts: lambda x: llm.collect_prompts(x, [], "paid"),
     llm.plan_collection: lambda x: llm.plan_collection(x, [], "paid"),
@@ -164,7 +165,7 @@ def test_the_message_names_what_was_received_and_what_to_do():
     with pytest.raises(tt.ArgumentError, match=r"families must be a list of names: write \['pap"):
         tt.frontier(ROWS, ROWS, families="paper")
     with pytest.raises(tt.ArgumentError, match=r"families must be a list of names: write \['pap"):
-        tt.report(ROWS, ROWS, "report.html", families="paper")
+        tt.report(ROWS, "report.html", families="paper")
     with pytest.raises(tt.ArgumentError, match=r"tradeoff must be a number .* not '0\.5'"):
         tt.solve(tt.Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), "0.5")
     policy = tt.fit(datasets.load("langid", part="fit").take(range(200))).at(0.9)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from support.traces import answering_trace, chain_trace
-from ttamer import datasets
-from ttamer.baselines import FAMILIES
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.families import fit_all
 from ttamer.evaluation.frontiers import frontier
 from ttamer.evaluation.results import measure
 from ttamer.stats.envelope import cost_at_error
@@ -114,18 +110,3 @@ def test_bad_calls_are_refused():
         frontier(trace, trace.take(np.array([], int)))
     with pytest.raises(ArgumentError, match="resamples is -1"):
         frontier(trace, trace, families=["always-first"], resamples=-1)
-
-
-def test_with_target_last_the_paper_word_for_word_is_there_by_name():
-    trace = datasets.load("minilm-imdb", "fit").take(slice(600))
-    last = trace.with_spec(dataclasses.replace(trace.spec, target="last"))
-    both, left_out = fit_all(last, ["paper", "paper-literal"])
-    assert not left_out
-    paper, literal = (
-        both[name][0].rule.policy.problem.nodes[-1].losses for name in ("paper", "paper-literal")
-    )
-    assert paper.tolist() == [0.0] * len(paper)
-    assert (literal > 0).all()
-    label = trace.with_spec(dataclasses.replace(trace.spec, target="label"))
-    assert "paper-literal" in fit_all(label, ["paper-literal"])[1]
-    assert "paper-literal" not in FAMILIES

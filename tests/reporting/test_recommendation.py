@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.bootstrap import MAX_BLOCKS, Resampled
-from ttamer.evaluation.families import SUMMARIES
-from ttamer.evaluation.frontiers import Frontier, Point, frontier
-from ttamer.evaluation.results import measure
+from ttamer.evaluation.frontiers import SUMMARIES, Frontier, Point, Resampled, frontier
+from ttamer.evaluation.results import MAX_BLOCKS, measure
 from ttamer.fitted.replay import Played
 from ttamer.reporting.recommendation import point_in_words, recommend, settings_at
 from ttamer.trace.spec import CascadeSpec
@@ -52,7 +50,7 @@ def made(trace: Trace, families: dict[str, list[range | list[int]]]) -> Frontier
 
 def advice_for(families: dict[str, list[range | list[int]]], **options):
     trace = two_models(**options)
-    return recommend(made(trace, families), trace)
+    return recommend(made(trace, families))
 
 
 def test_it_names_our_family_when_that_is_cheapest():
@@ -185,7 +183,7 @@ def test_settings_are_mixed_where_one_alone_is_much_more_expensive():
     assert cost == pytest.approx(front.cost_at("ttamer", 0.005))
     assert error == pytest.approx(front.reference.error + 0.005)
     assert [each.share for each in settings_at(front, "ttamer", 0.018)] == pytest.approx([0.9, 0.1])
-    advice = recommend(front, trace)
+    advice = recommend(front)
     assert advice.more_error == 0.005
     assert "use its mixture of two policies at 9.2 per input (error 10.5%)." in advice.sentence
     assert advice.notes[-1] == (
@@ -198,7 +196,7 @@ def test_one_node_has_nothing_to_choose():
     play = Played(np.zeros(9, np.intp), np.ones((9, 1), bool), np.zeros(9, np.intp))
     point = Point("ttamer", {"tradeoff": 0.5}, measure(play, trace, resamples=0))
     base = frontier(trace, trace, families=["always-last"], resamples=0)
-    advice = recommend(dataclasses.replace(base, points=(point,), played={"ttamer": [play]}), trace)
+    advice = recommend(dataclasses.replace(base, points=(point,), played={"ttamer": [play]}))
     assert advice.sentence == "There is one node, only: it answers every input."
     assert (advice.outcome, advice.saving, advice.notes) == ("nothing", 0.0, ())
 
@@ -230,7 +228,7 @@ def correcting(count: int) -> Trace:
 def test_where_all_is_free_the_policy_of_least_error_is_recommended():
     trace = correcting(60)
     families = {"ttamer": [range(300), range(60, 1000)], "chain": [range(30, 1000)]}
-    advice = recommend(made(trace, families), trace)
+    advice = recommend(made(trace, families))
     assert advice.sentence == (
         "All costs are zero. The error of ttamer is 4.00%, and that of large alone 10.00%: use its "
         "policy of least error."
@@ -242,10 +240,10 @@ def test_where_all_is_free_the_policy_of_least_error_is_recommended():
 
 def test_where_all_is_free_rows_may_be_too_few_to_tell_two_rules_apart():
     trace = correcting(60)
-    ahead = recommend(made(trace, {"ttamer": [range(60, 1000)], "chain": [range(59, 1000)]}), trace)
+    ahead = recommend(made(trace, {"ttamer": [range(60, 1000)], "chain": [range(59, 1000)]}))
     assert ahead.outcome == "wins"
     assert ahead.notes == ("Next comes chain: 4.10%; these rows cannot tell the two apart.",)
-    level = recommend(made(trace, {"ttamer": [range(59, 1000)], "chain": [range(60, 1000)]}), trace)
+    level = recommend(made(trace, {"ttamer": [range(59, 1000)], "chain": [range(60, 1000)]}))
     assert (level.outcome, level.family) == ("ties", "ttamer")
     assert "of ttamer is 4.10%, level with chain (4.00%), and that of" in level.sentence
 
@@ -253,7 +251,7 @@ def test_where_all_is_free_rows_may_be_too_few_to_tell_two_rules_apart():
 def test_where_all_is_free_a_rule_that_clearly_errs_less_is_recommended():
     trace = correcting(60)
     families = {"ttamer": [range(30, 1000)], "chain": [range(60, 1000)]}
-    advice = recommend(made(trace, families), trace)
+    advice = recommend(made(trace, families))
     assert advice.sentence == (
         "All costs are zero. The error of chain is 4.00%, that of ttamer 7.00% and that of large "
         "alone 10.00%: use chain."
@@ -263,7 +261,7 @@ def test_where_all_is_free_a_rule_that_clearly_errs_less_is_recommended():
 
 def test_where_all_is_free_a_gain_that_the_rows_do_not_show_is_none():
     trace = correcting(2)
-    advice = recommend(made(trace, {"ttamer": [range(2, 1000)]}), trace)
+    advice = recommend(made(trace, {"ttamer": [range(2, 1000)]}))
     assert (advice.outcome, advice.settings[0].point.result.error) == ("nothing", 0.098)
 
 
@@ -275,7 +273,7 @@ def test_a_free_model_beside_models_that_cost_has_nothing_to_save():
 def test_a_family_the_frontier_lacks_is_refused():
     trace = two_models()
     with pytest.raises(ArgumentError, match="no family 'paper'; it has ttamer"):
-        recommend(made(trace, {"ttamer": [range(300)]}), trace, family="paper")
+        recommend(made(trace, {"ttamer": [range(300)]}), family="paper")
 
 
 def test_plain_values_are_plain():
@@ -310,7 +308,7 @@ def test_a_policy_that_asks_one_node_is_named_as_that_node():
         played={"ttamer": [large], **base.played},
         reference=expensive,
     )
-    advice = recommend(front, trace)
+    advice = recommend(front)
     assert advice.sentence == (
         "At the accuracy of large alone, large alone costs 50% less: use large alone."
     )
@@ -328,7 +326,7 @@ def test_resampled_errors_and_costs_spread_as_means_of_rows_do(times):
     point = Point("ttamer", {"tradeoff": 0.5}, measure(play, trace, resamples=0))
     base = frontier(trace, trace, families=["always-last"], resamples=0)
     front = dataclasses.replace(base, points=(point,), played={"ttamer": [play]})
-    draws = Resampled.of(front, trace, ["ttamer"], resamples=4000, seed=1)
+    draws = Resampled.of(front, ["ttamer"], resamples=4000, seed=1)
     costs, errors = draws.families["ttamer"]
     for drawn, mean, deviation in (
         (draws.error, 0.1, np.sqrt(0.1 * 0.9)),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ttamer.cli import build_parser
+from support.commands import parse
 from ttamer.llm.prompts import read_prompts
 from ttamer.serve.config import NodeSettings, settings_from
 from ttamer.trace.spec import CascadeSpec
@@ -31,7 +31,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_one_that_there_is(command):
-    assert build_parser().parse_args(shlex.split(command, comments=True)[1:])
+    assert parse(shlex.split(command, comments=True)[1:])
 
 
 def test_there_are_commands_to_check():

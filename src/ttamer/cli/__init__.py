@@ -1,108 +1,84 @@
 """The command line: parse, call, print.
 
 An error is one line on stderr and exit code 2, never a traceback (``TTAMER_TRACEBACK=1`` shows
-it). Commands load what they need only when they run, so that ``--help`` is immediate.
+it). Commands are imported when they are used, so that ``--help`` is immediate.
 """
 
-from __future__ import annotations
-
-import argparse
 import io
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from contextlib import redirect_stdout
+from importlib import import_module
+from typing import Any
+
+import click
 
 from ttamer import __version__
-from ttamer.cli import (
-    certify,
-    collect,
-    demo,
-    evaluate,
-    fit,
-    frontier,
-    import_trace,
-    inspect,
-    label,
-    report,
-    serve,
-    solve,
-    theory,
-    torch,
+from ttamer.errors import TraceWarning, TTamerError
+
+# By name: the module, and what --help says; a command is the module's attribute of that name.
+COMMANDS = {
+    "demo": ("compare", "fit, compare and report on a real trace, in under a minute"),
+    "collect": ("collect", "ask models about inputs, and log their answers as a trace"),
+    "label": ("label", "decide on a local page which answers of a log are right"),
+    "import": ("import_trace", "make a trace from files in other formats"),
+    "fit": ("fit", "fit policies to a trace, and save them"),
+    "evaluate": ("evaluate", "measure a saved policy on other rows"),
+    "certify": ("certify", "promise an error or a drop with a stated confidence"),
+    "frontier": ("compare", "compare ttamer with other rules, and recommend one"),
+    "report": ("compare", "write the comparison as one page with figures"),
+    "serve": ("serve", "serve a cascade behind one URL"),
+    "torch": ("torch", "time the parts of an early-exit network on this machine"),
+    "inspect": ("inspect", "check a .ttamer file, and show what it holds"),
+    "solve": ("solve", "solve a problem.json exactly"),
+    "theory": ("theory", "run the paper's demonstrations"),
+}
+# What remedies of the library are called on the command line.
+SPELLINGS = {'on_bad="skip"': "--skip-bad", 'on_error="skip"': "--skip-bad"}
+
+
+class _Commands(click.Group):
+    """Commands by name; a module is imported when its command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        cmd_name: str,
+    ) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"ttamer.cli.{COMMANDS[cmd_name][0]}")
+        if hasattr(module, "add_to"):
+            from ttamer.cli._argparse import adapted
+
+            return adapted(cmd_name, module, COMMANDS[cmd_name][1])
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        formatter: click.HelpFormatter,
+    ) -> None:
+        with formatter.section("Commands"):  # without importing any
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    "ttamer",
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="To begin: ttamer demo. With your own log: ttamer frontier LOG --cascade cascade.toml. "
+    'Completion in bash: eval "$(_TTAMER_COMPLETE=bash_source ttamer)"',
 )
-from ttamer.cli.output import check_output, paint
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, and which keeps the options of the chosen command."""
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        found, rest = super().parse_known_args(args, namespace)
-        if not hasattr(found, "options"):  # the innermost parser, the command's own, comes first
-            found.options = {
-                action.dest: action.option_strings[-1]
-                for action in self._actions
-                if action.option_strings
-            }
-            rest = self._filled(found, rest)
-            if rest:
-                hint = ""
-                if "cascade" in found.options and rest[0].endswith(".toml"):
-                    hint = f"; a cascade is given by --cascade {rest[0]}"
-                self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
-        return found, rest
-
-    def _filled(self, found: argparse.Namespace, rest: list[str]) -> list[str]:
-        """Give a file that stands behind options to the argument that may be left out.
-
-        Before Python 3.13 such an argument counts as left out once an option comes before it.
-        """
-        for action in self._actions:
-            optional = not action.option_strings and action.nargs == "?"
-            if optional and rest and getattr(found, action.dest) is action.default:
-                if rest[0].startswith("-"):
-                    break
-                setattr(found, action.dest, rest.pop(0))
-        return rest
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser with every command."""
-    parser = _Parser(
-        prog="ttamer",
-        description="Decide, per input, which model to ask, when to stop, and whose answer to "
-        "return.",
-        epilog="To begin: ttamer demo. With your own log: ttamer frontier LOG --cascade "
-        "cascade.toml",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"ttamer {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (
-        demo,
-        collect,
-        label,
-        import_trace,
-        fit,
-        evaluate,
-        certify,
-        frontier,
-        report,
-        serve,
-        torch,
-        inspect,
-        solve,
-        theory,
-    ):
-        command.add_to(commands)
-    return parser
+@click.version_option(__version__, message="ttamer %(version)s")
+def app() -> None:
+    """Decide, per input, which model to ask, when to stop, and whose answer to return."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,62 +95,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # not every code page has bars, or all names
         sys.stdout.reconfigure(errors="replace")
-    parser = build_parser()
-    if not (sys.argv[1:] if argv is None else argv):
-        parser.print_help(sys.stderr)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words and "_TTAMER_COMPLETE" not in os.environ:
+        with redirect_stdout(sys.stderr):
+            app.main(["--help"], prog_name="ttamer", standalone_mode=False)
         return 2
-    args = parser.parse_args(argv)
     try:
-        check_output(args)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning(warnings.showwarning)
-            code = args.run(args)
+            code = app.main(words, prog_name="ttamer", standalone_mode=False)
         sys.stdout.flush()
-    except KeyboardInterrupt:
+        return int(code or 0)
+    except (KeyboardInterrupt, click.Abort):
         print(_cleared(), end="", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of a pipe has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except click.UsageError as error:
+        path = "ttamer" if error.ctx is None else error.ctx.command_path
+        return _failed(f"{path}: error:", f"{_usage(error)} (see {path} --help)")
+    except click.ClickException as error:
+        return _failed("ttamer: error:", error.format_message())
     except Exception as error:
         if os.environ.get("TTAMER_TRACEBACK"):
             raise
-        text = _with_flags(_one_line(error), args)
-        print(f"{_cleared()}{paint('ttamer: error:', 'red', sys.stderr)} {text}", file=sys.stderr)
-        return 2
-    return int(code or 0)
+        return _failed("ttamer: error:", _one_line(error, words))
 
 
-def _show_warning(otherwise: Callable[..., None]) -> Callable[..., None]:
-    """Return what prints a warning of the library once as one line, others as ``otherwise``."""
-    from ttamer.errors import TraceWarning
+def _failed(head: str, text: str) -> int:
+    """Print an error as one line, and return the exit code."""
+    from ttamer.cli.tables import paint
 
-    shown: set[str] = set()
-
-    def show(message: Warning | str, category: type[Warning], *place: object, **where: Any) -> None:
-        if not issubclass(category, TraceWarning):
-            otherwise(message, category, *place, **where)
-            return
-        text = " ".join(str(message).split())
-        if text in shown:
-            return
-        shown.add(text)
-        print(f"{_cleared()}{paint('Warning:', 'bold', sys.stderr)} {text}", file=sys.stderr)
-
-    return show
+    line = " ".join(text.split())
+    print(f"{_cleared()}{paint(head, 'red', sys.stderr)} {line}", file=sys.stderr)
+    return 2
 
 
-def _cleared() -> str:
-    """Return what removes a line of progress from a terminal."""
-    return "\r\x1b[K" if sys.stderr.isatty() else ""
+def _usage(error: click.UsageError) -> str:
+    text = error.format_message().rstrip(".")
+    options = [] if error.ctx is None else [param.name for param in error.ctx.command.params]
+    if text.startswith("Got unexpected") and "cascade" in options and ".toml" in text:
+        text += "; a cascade is given by --cascade FILE"
+    return text
 
 
-def _one_line(error: Exception) -> str:
-    from ttamer.errors import TTamerError
-
-    text = " ".join(str(error).split())
+def _one_line(error: Exception, words: list[str]) -> str:
+    text = str(error)
     if isinstance(error, TTamerError):
-        return text
+        return _with_flag(text, error.param, words)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return (
@@ -183,20 +152,45 @@ def _one_line(error: Exception) -> str:
     )
 
 
-def _with_flags(text: str, args: argparse.Namespace) -> str:
-    """Return an error of the library with flags of the command in place of Python arguments."""
-    flags = {**args.options, "on_bad": "--skip-bad", "on_error": "--skip-bad"}
-    if "drop" in flags and "error" in flags:
-        flags["at_most"] = "--drop" if args.drop is not None else "--error"
+def _with_flag(text: str, param: str | None, words: list[str]) -> str:
+    """Return an error of the library with the command's flag in place of a Python argument."""
+    for python, flag in SPELLINGS.items():
+        text = text.replace(python, flag)
+    command = app.get_command(click.Context(app), words[0])
+    if param is None or command is None:
+        return text
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    flag = next((option.opts[-1] for option in options if option.name == param), "")
+    if not flag or flag in text:
+        return text
+    if text.startswith(f"{param} "):
+        return flag + text.removeprefix(param)
+    return f"{flag}: {text}"
 
-    def keyword(found: re.Match[str]) -> str:
-        flag = flags.get(found["name"])
-        if flag is None:
-            return found[0]
-        value = found["value"].strip("\"'")
-        return flag if flag == "--skip-bad" or value == "True" else f"{flag} {value}"
 
-    text = re.sub(r"\b(?P<name>[a-z_]+)=(?P<value>\"[^\"]*\"|'[^']*'|[\w.]+)", keyword, text)
-    first = re.match(r"(?P<name>[a-z_]+)(?= (?:is|must be|has|needs) )", text)
-    flag = None if first is None else flags.get(first["name"])
-    return text if first is None or flag is None else f"{flag}{text[first.end() :]}"
+def _show_warning(otherwise: Callable[..., None]) -> Callable[..., None]:
+    """Return what prints a warning of the library once as one line, others as ``otherwise``."""
+    shown: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if not issubclass(category, TraceWarning):
+            otherwise(message, category, *where, **more)
+            return
+        text = " ".join(str(message).split())
+        if text not in shown:
+            shown.add(text)
+            warn(text)
+
+    return show
+
+
+def warn(text: str) -> None:
+    """Print a warning as one line on stderr."""
+    from ttamer.cli.tables import paint
+
+    print(f"{_cleared()}{paint('Warning:', 'bold', sys.stderr)} {text}", file=sys.stderr)
+
+
+def _cleared() -> str:
+    """Return what removes a line of progress from a terminal."""
+    return "\r\x1b[K" if sys.stderr.isatty() else ""

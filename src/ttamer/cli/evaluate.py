@@ -1,126 +1,164 @@
-"""``ttamer evaluate``: how a saved policy does on a trace."""
+"""``ttamer evaluate``: how a saved policy does on other rows, alone or against another."""
 
-from __future__ import annotations
-
-import argparse
-import sys
 from typing import Any
 
-from ttamer._numbers import counted
-from ttamer.evaluation.results import Result
+import click
+
+from ttamer._numbers import counted, number
+from ttamer.artefact.files import load
+from ttamer.cli import warn
+from ttamer.cli.options import Reading, at_most_one, json_option, refuse_trace
+from ttamer.cli.tables import as_json as to_json, table
+from ttamer.errors import ArgumentError
+from ttamer.evaluation.results import Difference, Result, compare, evaluate
 from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-from ttamer.fitted.mixture import Mixture
+from ttamer.fitted.mixture import Mixture, shown_error
+from ttamer.fitted.promise import were_fitted_to
 from ttamer.trace.spec import Target
 from ttamer.trace.trace import Trace
 
-
-def add_to(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "evaluate",
-        help="measure a saved policy on a trace",
-        description="Replay a fitted policy on a trace: error and cost with intervals, which "
-        "nodes answered, and what each node does alone.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("policy", help="a .ttamer file made by ttamer fit")
-    parser.add_argument("trace", help="rows to measure on: a Parquet, CSV or NPZ file")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--tradeoff", type=float, metavar="L",
-                       help="one policy of the ladder (default: those that ttamer fit "
-                       "prints, and the default of serving)")  # fmt: skip
-    which.add_argument("--budget", type=float, metavar="C",
-                       help="the mixture that costs C per input in expectation")  # fmt: skip
-    which.add_argument("--mistake-cost", type=float, metavar="M",
-                       help="the policy of least total cost if a mistake costs M")  # fmt: skip
-    which.add_argument("--p95", type=float, metavar="T",
-                       help="the policy of least error that answers 95%% of inputs within T, in "
-                       "the unit of <node>.latency")  # fmt: skip
-    parser.add_argument(
-        "--target",
-        choices=("label", "last"),
-        help="which answers are right (default: the cascade's)",
-    )
-    parser.add_argument("--skip-bad", action="store_true",
-                        help="skip rows that cannot be used, and count them")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+Loaded = FittedLadder | FittedPolicy | Mixture
 
 
-def run(args: argparse.Namespace) -> None:
-    """Replay and print."""
-    from ttamer._numbers import number
-    from ttamer.artefact.files import load
-    from ttamer.cli.output import as_json, table
-    from ttamer.cli.traces import read, refuse_trace
-    from ttamer.errors import ArgumentError
-    from ttamer.evaluation.results import evaluate
-    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-    from ttamer.fitted.mixture import Mixture, shown_error
+@click.command("evaluate")
+@click.argument("policy")
+@click.argument("trace")
+@click.option("--tradeoff", type=float, metavar="L", help="One policy of the ladder (default: "
+              "those that ttamer fit prints, and the default of serving).")  # fmt: skip
+@click.option("--budget", type=float, metavar="C",
+              help="The mixture that costs C per input in expectation.")  # fmt: skip
+@click.option("--mistake-cost", type=float, metavar="M",
+              help="The policy of least total cost if a mistake costs M.")  # fmt: skip
+@click.option("--p95", type=float, metavar="T", help="The policy of least error that answers 95% "
+              "of inputs within T, in the unit of <node>.latency.")  # fmt: skip
+@click.option("--against", metavar="FILE", help="Another policy file: on what share of rows the "
+              "two differ, and what that changes.")  # fmt: skip
+@click.option("--target", type=click.Choice(["label", "last"]),
+              help="Which answers are right (default: the cascade's).")  # fmt: skip
+@click.option("--skip-bad", is_flag=True, help="Skip rows that cannot be used, and count them.")
+@json_option
+def evaluate_command(
+    policy: str,
+    trace: str,
+    against: str | None,
+    target: Target | None,
+    skip_bad: bool,
+    as_json: bool,
+    **point: float | None,
+) -> None:
+    """Replay a fitted policy on TRACE.
 
-    refuse_trace(args.policy, "evaluate POLICY TRACE")
-    loaded = load(args.policy)
-    if not isinstance(loaded, FittedLadder | FittedPolicy | Mixture):
-        raise ArgumentError(
-            f"{args.policy} was solved from a problem.json and has no states for confidences: "
-            "make one from a trace with ttamer fit"
-        )
-    args.cascade = loaded.spec
-    trace = read(args.trace, args)
+    Prints error and cost with intervals, which nodes answered, and what each node does alone.
+    """
+    at_most_one(**point)
+    loaded = _loaded(policy, "evaluate POLICY TRACE")
+    chosen = _point(loaded, policy, **point)
+    rows = Reading(skip_bad=skip_bad).read(trace, loaded.spec)
+    _warn_of_same_rows(loaded, rows)
+    if against is not None:
+        other = _loaded(against, "evaluate POLICY TRACE --against POLICY")
+        mine, theirs = _one(loaded, chosen), _one(other, _point(other, against, **point))
+        print(_compared(compare(mine, theirs, rows, target=target), as_json))
+        return
+    policies = _every(loaded, as_json) if chosen is None else [chosen]
     default = None
-    policies: list[FittedPolicy | Mixture]
-    if isinstance(loaded, FittedPolicy | Mixture):
-        if {args.tradeoff, args.budget, args.mistake_cost, args.p95} != {None}:
-            raise ArgumentError(
-                f"{args.policy} holds one policy, so that there is nothing to choose: remove "
-                "--tradeoff, --budget, --mistake-cost and --p95"
-            )
-        policies = [loaded]
-    elif args.mistake_cost is not None:
-        policies = [loaded.for_mistake_cost(args.mistake_cost)]
-    elif args.p95 is not None:
-        policies = [loaded.for_latency(p95=args.p95)]
-    elif args.budget is not None:
-        policies = [loaded.for_budget(args.budget)]
-    elif args.tradeoff is not None:
-        policies = [loaded.at(args.tradeoff)]
-    else:
-        policies = list(loaded)
-        if loaded.rungs is not None and loaded.rungs.node_errors is not None:
+    if chosen is None and isinstance(loaded, FittedLadder):
+        rungs = loaded.rungs
+        if rungs is not None and rungs.node_errors is not None:
             default = loaded.default()
-        if loaded.rungs is not None and not args.json:
-            policies = [loaded[rung] for rung in loaded.rungs.corners]
-    _warn_of_same_rows(loaded, trace)
-    results = [evaluate(policy, trace, target=args.target) for policy in policies]
-    usual = None if default is None else evaluate(default, trace, target=args.target)
-    alone = _alone(trace, args.target)
-    if args.json:
+    results = [evaluate(rule, rows, target=target) for rule in policies]
+    usual = None if default is None else evaluate(default, rows, target=target)
+    alone = _alone(rows, target)
+    if as_json:
+        pairs = zip(policies, results, strict=True)
         facts: dict[str, Any] = {
-            "rows": len(trace),
-            "policies": [
-                {**_named(policy), **result.to_dict()}
-                for policy, result in zip(policies, results, strict=True)
-            ],
+            "rows": len(rows),
+            "policies": [{**_named(rule), **result.to_dict()} for rule, result in pairs],
         }
         if default is not None and usual is not None:
             facts["default"] = {**_named(default), **usual.to_dict()}
-        print(as_json({**facts, "alone": alone}))
+        print(to_json({**facts, "alone": alone}))
         return
-    print(f"{counted(len(trace), 'row')}\n")
-    rows = [_cells(p, r) for p, r in zip(policies, results, strict=True)]
+    _show(loaded, policies, results, alone)
+    if default is not None and usual is not None:
+        low, high = (shown_error(end, usual.measure) for end in usual.error_interval)
+        print(
+            f"\nThe default of serving: cost {number(usual.cost)} per input, {usual.measure} "
+            f"{shown_error(usual.error, usual.measure)} ({low} to {high}); expected: "
+            f"{default.described}"
+        )
+
+
+def _loaded(path: str, usage: str) -> Loaded:
+    refuse_trace(path, usage)
+    loaded = load(path)
+    if not isinstance(loaded, Loaded):
+        raise ArgumentError(
+            f"{path} was solved from a problem.json and has no states for confidences: make one "
+            "from a trace with ttamer fit"
+        )
+    return loaded
+
+
+def _point(
+    loaded: Loaded,
+    path: str,
+    *,
+    tradeoff: float | None,
+    budget: float | None,
+    mistake_cost: float | None,
+    p95: float | None,
+) -> FittedPolicy | Mixture | None:
+    """Return the policy that the options choose; ``None`` for all of a ladder."""
+    if not isinstance(loaded, FittedLadder):
+        if {tradeoff, budget, mistake_cost, p95} != {None}:
+            raise ArgumentError(
+                f"{path} holds one policy, so that there is nothing to choose: remove --tradeoff, "
+                "--budget, --mistake-cost and --p95"
+            )
+        return loaded
+    if mistake_cost is not None:
+        return loaded.for_mistake_cost(mistake_cost)
+    if p95 is not None:
+        return loaded.for_latency(p95=p95)
+    if budget is not None:
+        return loaded.for_budget(budget)
+    return None if tradeoff is None else loaded.at(tradeoff)
+
+
+def _one(loaded: Loaded, chosen: FittedPolicy | Mixture | None) -> FittedPolicy | Mixture:
+    if chosen is not None:
+        return chosen
+    return loaded.default() if isinstance(loaded, FittedLadder) else loaded
+
+
+def _every(loaded: Loaded, as_json: bool) -> list[FittedPolicy | Mixture]:
+    """Return the policies of a ladder: those on its frontier, or all for programs."""
+    assert isinstance(loaded, FittedLadder)  # noqa: S101 - the others are one policy
+    if loaded.rungs is None or as_json:
+        return list(loaded)
+    return [loaded[rung] for rung in loaded.rungs.corners]
+
+
+def _compared(difference: Difference, as_json: bool) -> str:
+    return to_json(difference.to_dict()) if as_json else str(difference)
+
+
+def _show(
+    loaded: Loaded,
+    policies: list[FittedPolicy | Mixture],
+    results: list[Result],
+    alone: dict[str, dict[str, float]],
+) -> None:
+    print(f"{counted(results[0].rows, 'row')}\n")
     timed = ["latency", "95% within"] if results[0].latency is not None else []
     measure = results[0].measure
-    last = loaded.fitted.setting
-    head = ["cost", "of full", *timed, measure, "95%", "recalled", "helped", "hurt", last]
-    print(table(head, list({tuple(row[:-1]): row for row in rows}.values())))
+    head = ["cost", "of full", *timed, measure, "95%", "recalled", "helped", "hurt"]
+    rows = [_cells(rule, result) for rule, result in zip(policies, results, strict=True)]
+    unlike = {tuple(row[:-1]): row for row in rows}  # several policies may decide alike
+    print(table([*head, loaded.fitted.setting], list(unlike.values())))
     print("\nof full: as a share of the full model's cost, or of the most expensive model's;")
     print("recalled: an earlier answer was returned; helped, hurt: that was better, worse.")
-    if default is not None and usual is not None:
-        low, high = (shown_error(end, measure) for end in usual.error_interval)
-        print(
-            f"\nThe default of serving: cost {number(usual.cost)} per input, {measure} "
-            f"{shown_error(usual.error, measure)} ({low} to {high}); expected: {default.described}"
-        )
     shares = results[0] if len(results) == 1 else None
     print("\nEach node, and its answers alone:\n" if shares else "\nEach node alone:\n")
     print(table(["node", *(["asked", "answered"] if shares else []), "cost", measure], [
@@ -133,9 +171,6 @@ def run(args: argparse.Namespace) -> None:
 
 def _cells(policy: FittedPolicy | Mixture, result: Result) -> list[str]:
     """Return the row of a policy in the table."""
-    from ttamer._numbers import number
-    from ttamer.fitted.mixture import shown_error
-
     return [
         number(result.cost),
         f"{result.relative_cost:.1%}",
@@ -159,26 +194,20 @@ def _alone(trace: Trace, target: Target | None) -> dict[str, dict[str, float]]:
     }
 
 
-def _warn_of_same_rows(loaded: FittedLadder | FittedPolicy | Mixture, trace: Trace) -> None:
+def _warn_of_same_rows(loaded: Loaded, trace: Trace) -> None:
     """Print a warning where the policy was fitted to these rows, or to some of them."""
-    from ttamer.fitted.ladder import FittedLadder
-    from ttamer.fitted.promise import were_fitted_to
-
     fitted = loaded.fitted
     held = loaded.held if isinstance(loaded, FittedLadder) else None
     if not fitted.has_thresholds and were_fitted_to(fitted, held, trace):
         which = "these rows" if fitted.rows == len(trace) else f"{fitted.rows} of these rows"
-        print(
-            f"Warning: the policy was fitted to {which}, so that errors are too low; measure it "
-            "on others, or take the estimates of ttamer fit, which are cross-fitted",
-            file=sys.stderr,
+        warn(
+            f"the policy was fitted to {which}, so that errors are too low; measure it on others, "
+            "or take the estimates of ttamer fit, which are cross-fitted"
         )
 
 
 def _named(policy: FittedPolicy | Mixture) -> dict[str, Any]:
     """Return which policy it is, in plain values."""
-    from ttamer.fitted.mixture import Mixture
-
     if not isinstance(policy, Mixture):
         return {"tradeoff": policy.tradeoff}
     mixed = (policy.cheap.tradeoff, policy.expensive.tradeoff)
@@ -186,8 +215,6 @@ def _named(policy: FittedPolicy | Mixture) -> dict[str, Any]:
 
 
 def _short(policy: FittedPolicy | Mixture) -> str:
-    from ttamer.fitted.mixture import Mixture
-
     if not isinstance(policy, Mixture):
         return policy.setting
     low, high = policy.cheap.setting, policy.expensive.setting

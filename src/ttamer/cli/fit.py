@@ -1,218 +1,172 @@
 """``ttamer fit``: from a trace to a ladder of policies."""
 
-from __future__ import annotations
-
-import argparse
 import math
-import sys
-from collections.abc import Callable
 from typing import Any
 
-from ttamer._numbers import counted
-from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-from ttamer.fitted.mixture import Mixture
-from ttamer.fitting.options import FitKeywords
-from ttamer.trace.trace import OnBad
+import click
+
+from ttamer._numbers import counted, number
+from ttamer.artefact.files import save
+from ttamer.cli import warn
+from ttamer.cli.options import Reading, json_option, output_option, reading_options, require_costs
+from ttamer.cli.tables import as_json as to_json, progress_line, table
+from ttamer.errors import ArgumentError
+from ttamer.fitted.ladder import FittedLadder
+from ttamer.fitted.mixture import described, shown_error
+from ttamer.fitting.plans import fit
+from ttamer.fitting.streaming import fit_file
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser."""
-    from ttamer.cli.traces import add_reading_options
+@click.command("fit")
+@click.argument("trace")
+@reading_options
+@output_option("policy.ttamer", text="Where to write the policies.")
+@click.option("--belief", type=click.Choice(["full", "calibrated", "none", "threshold"]),
+              default="full", help="How losses are estimated (default full); none: the paper as "
+              "written; threshold: one for all nodes, certified on all rows.")  # fmt: skip
+@click.option("--order", type=click.Choice(["fixed", "skip", "any", "auto"]),
+              help="The order in which nodes may be asked (default: the cascade's).")  # fmt: skip
+@click.option("--states", type=int, metavar="N",
+              help="States per node (default: by cross-validation).")  # fmt: skip
+@click.option("--quantise", type=click.Choice(["quantile", "uniform", "kmeans"]),
+              default="quantile", help="How confidences become states.")  # fmt: skip
+@click.option("--hold-out", type=float, default=0.0, metavar="SHARE",
+              help="Hold out this share of the rows, for promises.")  # fmt: skip
+@click.option("--latency-weight", type=float, metavar="W",
+              help="What a unit of latency is worth, in the cascade's unit of cost: policies weigh "
+              "both (default: the cascade's).")  # fmt: skip
+@click.option("--mistake-cost", type=float, metavar="M",
+              help="Show the policy of least total cost if a wrong answer costs M, in the "
+              "cascade's unit.")  # fmt: skip
+@click.option("--stream", is_flag=True, help="Read in batches, for files larger than memory.")
+@click.option("--seed", type=int, default=0, help="The seed of the cross-validation.")
+@json_option
+def fit_command(
+    trace: str,
+    reading: Reading,
+    output: str,
+    mistake_cost: float | None,
+    stream: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Fit a ladder of policies to TRACE (Parquet, CSV, NPZ), and save it."""
+    if mistake_cost is not None and not 0 < mistake_cost < math.inf:
+        raise ArgumentError(f"--mistake-cost is {mistake_cost:g}; it must be above 0")
+    progress = progress_line(quiet=as_json)
+    options["progress"] = progress
+    if not stream:
+        ladder = fit(reading.read(trace), **options)
+    elif options["hold_out"]:
+        raise ArgumentError(
+            "--hold-out does not work with --stream: keep rows in a file of their own, and give "
+            "them to ttamer certify"
+        )
+    else:
+        if reading.spec is None:
+            require_costs(trace)
+        on_bad: Any = "skip" if reading.skip_bad else "refuse"
+        ladder = fit_file(trace, reading.spec, on_bad=on_bad, **options)
+    progress("")
+    save(ladder, output)
+    if as_json:
+        print(to_json(_facts(ladder, output, mistake_cost)))
+    else:
+        _show(ladder, output, mistake_cost)
 
-    parser = commands.add_parser(
-        "fit",
-        help="fit policies to a trace, and save them",
-        description="Fit a ladder of policies to a trace (Parquet, CSV, NPZ) and save it.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("trace", help="the answers of every node: a Parquet, CSV or NPZ file")
-    add_reading_options(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", default="policy.ttamer",
-                        help="where to write the policies (default policy.ttamer)")  # fmt: skip
-    add_fit_options(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+
+def _chosen(ladder: FittedLadder, mistake_cost: float | None) -> Any:
+    return ladder.default() if mistake_cost is None else ladder.for_mistake_cost(mistake_cost)
 
 
-def add_fit_options(parser: Any) -> None:
-    """Add what can be chosen about a fit."""
-    parser.add_argument("--belief", choices=("full", "calibrated", "none", "threshold"),
-                        default="full", help="how losses are estimated (default full); none: the "
-                        "paper as written; threshold: one for all nodes, certified on all "
-                        "rows")  # fmt: skip
-    parser.add_argument("--order", choices=("fixed", "skip", "any", "auto"),
-                        help="the order in which nodes may be asked (default: the "
-                        "cascade's)")  # fmt: skip
-    parser.add_argument("--states", type=int, metavar="N",
-                        help="states per node (default: by cross-validation)")  # fmt: skip
-    parser.add_argument("--quantise", choices=("quantile", "uniform", "kmeans"),
-                        default="quantile", help="how confidences become states (default "
-                        "quantile)")  # fmt: skip
-    parser.add_argument("--hold-out", type=float, default=0.0, metavar="SHARE",
-                        help="hold out this share of the rows, for promises")  # fmt: skip
-    parser.add_argument("--latency-weight", type=float, metavar="W",
-                        help="what a unit of latency is worth, in the cascade's unit of cost: "
-                        "policies weigh both (default: the cascade's)")  # fmt: skip
-    parser.add_argument("--mistake-cost", type=float, metavar="M",
-                        help="show the policy of least total cost if a wrong answer costs M, in "
-                        "the cascade's unit")  # fmt: skip
-    parser.add_argument("--stream", action="store_true",
-                        help="read in batches, for files larger than memory")  # fmt: skip
-    parser.add_argument(
-        "--seed", type=int, default=0, help="the seed of the cross-validation (default 0)"
-    )
+def _held(ladder: FittedLadder) -> int | None:
+    return None if ladder.held is None or ladder.fitted.has_thresholds else ladder.held.rows
 
 
-def fit_options(args: argparse.Namespace, progress: Callable[[str], None]) -> FitKeywords:
-    """Return the options of a fit as keywords."""
+def _facts(ladder: FittedLadder, output: str, mistake_cost: float | None) -> dict[str, Any]:
+    rungs, chosen = ladder.require_rungs(), _chosen(ladder, mistake_cost)
+    policies = zip(ladder, rungs.errors.tolist(), rungs.costs.tolist(), strict=True)
     return {
-        "belief": args.belief,
-        "order": args.order,
-        "states": args.states,
-        "quantise": args.quantise,
-        "seed": args.seed,
-        "hold_out": args.hold_out,
-        "latency_weight": args.latency_weight,
-        "progress": progress,
+        "output": output,
+        "rows": ladder.fitted.rows,
+        "held_out": _held(ladder),
+        "plan": dict(ladder.fitted.plan),
+        "policies": [
+            {"tradeoff": policy.tradeoff, "error": error, "cost": cost}
+            for policy, error, cost in policies
+        ],
+        "chosen": {
+            "error": chosen.error,
+            "cost": chosen.cost,
+            "single_node": chosen.single_node,
+        },
     }
 
 
-def run(args: argparse.Namespace) -> None:
-    """Fit, save, and print what was fitted."""
-    from ttamer.artefact.files import save
-    from ttamer.cli.output import as_json, progress_line
-    from ttamer.errors import ArgumentError
-
-    if args.mistake_cost is not None and not 0 < args.mistake_cost < math.inf:
-        raise ArgumentError(f"--mistake-cost is {args.mistake_cost:g}; it must be above 0")
-    progress = progress_line(quiet=args.json)
-    ladder = _fitted(args, progress)
-    progress("")
-    save(ladder, args.output)
-    rungs = ladder.require_rungs()
-    plan, rows, held = ladder.fitted.plan, ladder.fitted.rows, ladder.held
-    kept = None if held is None or ladder.fitted.has_thresholds else held.rows
-    chosen: FittedPolicy | Mixture = ladder.default()
-    if args.mistake_cost is not None:
-        chosen = ladder.for_mistake_cost(args.mistake_cost)
-    if args.json:
-        policies = zip(ladder, rungs.errors.tolist(), rungs.costs.tolist(), strict=True)
-        facts = {
-            "output": args.output,
-            "rows": rows,
-            "held_out": kept,
-            "plan": dict(plan),
-            "policies": [
-                {"tradeoff": policy.tradeoff, "error": error, "cost": cost}
-                for policy, error, cost in policies
-            ],
-            "chosen": {
-                "error": chosen.error,
-                "cost": chosen.cost,
-                "single_node": chosen.single_node,
-            },
-        }
-        print(as_json(facts))
-        return
-    nodes = len(ladder.fitted.spec.names)
-    more = f" ({kept} more held out)" if kept else ""
-    print(f"{counted(rows, 'row')}{more}, {counted(nodes, 'node')}: order {plan['order']}, "
-          f"{counted(plan['states'], 'state')} per node, belief {plan['belief']}\n")  # fmt: skip
-    if ladder.fitted.reads:
-        print(f"Beside confidences it reads {', '.join(ladder.fitted.columns_read)}.\n")
-    _show(ladder)
-    found = "What to expect on new rows, by cross-fitting"
-    if ladder.fitted.has_thresholds:
-        found = "As measured on these rows"
-    print(f"\n{found}; of full: as a share of the full model's")
+def _show(ladder: FittedLadder, output: str, mistake_cost: float | None) -> None:
+    """Print the fit: its policies, the best single model, the policy chosen, and what is next."""
+    fitted, rungs, chosen = ladder.fitted, ladder.require_rungs(), _chosen(ladder, mistake_cost)
+    plan, held, measure = fitted.plan, _held(ladder), fitted.measure
+    names = fitted.spec.names
+    more = f" ({held} more held out)" if held else ""
+    print(f"{counted(fitted.rows, 'row')}{more}, {counted(len(names), 'node')}: order "
+          f"{plan['order']}, {counted(plan['states'], 'state')} per node, belief "
+          f"{plan['belief']}\n")  # fmt: skip
+    if fitted.reads:
+        print(f"Beside confidences it reads {', '.join(fitted.columns_read)}.\n")
+    print(policy_table(ladder))
+    what = "What to expect on new rows, by cross-fitting"
+    if fitted.has_thresholds:
+        what = "As measured on these rows"
+    print(f"\n{what}; of full: as a share of the full model's")
     print("cost, or of the most expensive model's.")
-    best = _show_best_node(ladder)
-    if args.mistake_cost is None:
-        name, cost = best or ("the best single model", 0.0)
-        share = "" if not cost or chosen.cost is None else f", {chosen.cost / cost:.1%} of its cost"
-        print(f"As accurate as {name}: {chosen.described}{share} (the default of serving)")
+    best, price = "the best single model", 0.0
+    if rungs.node_errors is not None and rungs.node_costs is not None:
+        node = int(rungs.node_errors.argmin())
+        best, price = names[node], float(rungs.node_costs[node])
+        alone = described(price, float(rungs.node_errors[node]), measure)
+        print(f"Best single model, {best}: {alone}")
+        if not rungs.node_costs.any():
+            warn(
+                "every node costs 0, so that there is nothing to save: write what a call costs "
+                "into the cascade, or into columns <node>.cost"
+            )
+    if mistake_cost is None:
+        share = f", {chosen.cost / price:.1%} of its cost" if price and chosen.cost else ""
+        print(f"As accurate as {best}: {chosen.described}{share} (the default of serving)")
     else:
-        print(f"At {args.mistake_cost:g} per mistake: {chosen.described}")
-    if chosen.single_node is not None and nodes > 1:
-        print(
-            f"Warning: this policy only ever asks {chosen.single_node!r}; other policies of the "
-            "table ask a second model: choose one by --mistake-cost, or by a budget",
-            file=sys.stderr,
+        print(f"At {mistake_cost:g} per mistake: {chosen.described}")
+    if chosen.single_node is not None and len(names) > 1:
+        warn(
+            f"this policy only ever asks {chosen.single_node!r}; other policies of the table ask a "
+            "second model: choose one by --mistake-cost, or by a budget"
         )
     print("Then:")
-    print(f"  ttamer evaluate {args.output} TRACE     measure on held-out rows")
-    certify = f"ttamer certify {args.output}{'' if held else ' TRACE'}"
-    if ladder.fitted.measure == "error":
+    print(f"  ttamer evaluate {output} TRACE     measure on held-out rows")
+    certify = f"ttamer certify {output}{'' if ladder.held else ' TRACE'}"
+    if measure == "error":
         print(
             f"  {certify} --drop 0.01 --against best     at most a point worse than the best model"
         )
-    elif (bound := ladder.fitted.spec.loss_bound) is None:
+    elif (bound := fitted.spec.loss_bound) is None:
         print("  to certify, set max_loss in [cascade], the largest loss there is, and fit again")
     else:
         loss = max(1.2 * (chosen.error or 0.0), bound / 20)
         print(f"  {certify} --error {loss:.2g}     certify a mean loss on held-out rows")
-    print(f"written to {args.output}")
+    print(f"written to {output}")
 
 
-def _fitted(args: argparse.Namespace, progress: Callable[[str], None]) -> FittedLadder:
-    from ttamer.cli.traces import read, require_costs
-    from ttamer.errors import ArgumentError
-    from ttamer.fitting.plans import fit
-    from ttamer.fitting.streaming import fit_file
-
-    options = fit_options(args, progress)
-    if not args.stream:
-        return fit(read(args.trace, args), **options)
-    if args.hold_out:
-        raise ArgumentError(
-            "--hold-out does not work with --stream: keep rows in a file of their own, "
-            "and give them to ttamer certify"
-        )
-    if args.cascade is None:
-        require_costs(args.trace)
-    on_bad: OnBad = "skip" if args.skip_bad else "refuse"
-    return fit_file(args.trace, args.cascade, on_bad=on_bad, **options)
-
-
-def _show_best_node(ladder: FittedLadder) -> tuple[str, float] | None:
-    """Print which node is the most accurate, and a warning where all are free.
-
-    Returns:
-        The name and the cost of that node, where they are known.
-    """
-    from ttamer.fitted.mixture import described
-
-    rungs, measure = ladder.require_rungs(), ladder.fitted.measure
-    if rungs.node_errors is None or rungs.node_costs is None:
-        return None
-    best = int(rungs.node_errors.argmin())
-    name = ladder.spec.names[best]
-    cost, error = float(rungs.node_costs[best]), float(rungs.node_errors[best])
-    print(f"Best single model, {name}: {described(cost, error, measure)}")
-    if not rungs.node_costs.any():
-        print(
-            "Warning: every node costs 0, so that there is nothing to save: write what a call "
-            "costs into the cascade, or into columns <node>.cost",
-            file=sys.stderr,
-        )
-    return name, cost
-
-
-def _show(ladder: FittedLadder) -> None:
-    """Print the corners of the frontier."""
-    from ttamer._numbers import number
-    from ttamer.cli.output import table
-    from ttamer.fitted.mixture import shown_error
-
-    rungs = ladder.require_rungs()
-    measure, times, full = ladder.fitted.measure, rungs.latencies, ladder.fitted.full_cost
+def policy_table(ladder: FittedLadder) -> str:
+    """Return the corners of the frontier as a table."""
+    rungs, fitted = ladder.require_rungs(), ladder.fitted
+    times, full = rungs.latencies, fitted.full_cost
     if times is not None and rungs.node_costs is not None:  # the fit's may hold a price of latency
         full = float(rungs.node_costs.max()) or 1.0
     latency = [] if times is None else ["latency", "95% within"]
-    print(table(["cost", "of full", measure, *latency, ladder.fitted.setting], [
+    return table(["cost", "of full", fitted.measure, *latency, fitted.setting], [
         [number(rungs.costs[rung]), f"{rungs.costs[rung] / full:.1%}",
-         shown_error(float(rungs.errors[rung]), measure),
+         shown_error(float(rungs.errors[rung]), fitted.measure),
          *(() if times is None else map(number, times[rung, :2].tolist())),
          ladder[rung].setting]
         for rung in rungs.corners
-    ]))  # fmt: skip
+    ])  # fmt: skip

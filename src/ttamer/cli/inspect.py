@@ -1,9 +1,17 @@
 """``ttamer inspect``: what a .ttamer file holds."""
 
-from __future__ import annotations
-
-import argparse
 from typing import Any
+
+import click
+
+from ttamer._numbers import number
+from ttamer.artefact import open_artefact
+from ttamer.cli.options import json_option
+from ttamer.cli.tables import as_json as to_json, sparkline, table
+from ttamer.fitted import FittedLadder, FittedPolicy, Mixture
+from ttamer.fitted.mixture import described
+from ttamer.policy import Ladder
+from ttamer.stats import lower_envelope
 
 # Facts about the problem that a fit solves, over states of its own; --json has them.
 INNER = ("moves", "recall", "nodes", "states", "edges", "tradeoffs", "values", "rungs")
@@ -11,47 +19,30 @@ INNER = ("moves", "recall", "nodes", "states", "edges", "tradeoffs", "values", "
 MAX_ROWS = 9
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "inspect",
-        help="check a .ttamer file, and show what it holds",
-        description="Check a .ttamer file completely, and print what it holds.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("file", help="a .ttamer file")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> None:
-    """Check and print."""
-    from ttamer.artefact import open_artefact
-    from ttamer.cli.output import as_json
-
-    artefact = open_artefact(args.file)
+@click.command("inspect")
+@click.argument("file")
+@json_option
+def inspect_command(file: str, as_json: bool) -> None:
+    """Check a .ttamer FILE completely, and print what it holds."""
+    artefact = open_artefact(file)
     facts = artefact.facts
-    if args.json:
-        print(as_json(facts))
-    else:
-        facts = {**_fitted(artefact.policy), **facts}
-        rows = [
-            [name.replace("_", " "), _cell(value) or "-"]
-            for name, value in facts.items()
-            if not ("cascade" in facts and name in INNER)
-        ]
-        width = max(len(name) for name, _ in rows)
-        print(f"{args.file}: OK\n")
-        print("\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows))
-        print(_frontier(artefact.policy), end="")
+    if as_json:
+        print(to_json(facts))
+        return
+    facts = {**_fitted(artefact.policy), **facts}
+    rows = [
+        [name.replace("_", " "), _cell(value) or "-"]
+        for name, value in facts.items()
+        if not ("cascade" in facts and name in INNER)
+    ]
+    width = max(len(name) for name, _ in rows)
+    print(f"{file}: OK\n")
+    print("\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows))
+    print(_frontier(artefact.policy), end="")
 
 
 def _fitted(policy: Any) -> dict[str, Any]:
     """Return what a fit is for: its nodes with their costs, and what serves by default."""
-    from ttamer._numbers import number
-    from ttamer.fitted import FittedLadder, FittedPolicy, Mixture
-    from ttamer.fitted.mixture import described
-
     if not isinstance(policy, FittedLadder | FittedPolicy | Mixture):
         return {}
     alone = {node.name: number(node.cost) for node in policy.spec.nodes}
@@ -70,12 +61,6 @@ def _fitted(policy: Any) -> dict[str, Any]:
 
 def _frontier(policy: Any) -> str:
     """Return the frontier of a ladder: a sparkline, and a table of some of its policies."""
-    from ttamer._numbers import number
-    from ttamer.cli.output import sparkline, table
-    from ttamer.fitted import FittedLadder
-    from ttamer.policy import Ladder
-    from ttamer.stats import lower_envelope
-
     loss, shown, unit = "loss", "{:.4g}", "best if a loss of 1 costs"
     if isinstance(policy, FittedLadder):
         if policy.rungs is None:
@@ -115,7 +100,6 @@ def _frontier(policy: Any) -> str:
 
 
 def _cell(value: Any) -> str:
-    from ttamer._numbers import number
 
     if value is None:
         return "-"

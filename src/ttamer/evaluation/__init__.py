@@ -1,5 +1,11 @@
 """Evaluation: how a rule does on a trace, and the frontiers of many rules."""
 
 from ttamer.evaluation.frontiers import Frontier as Frontier, Point as Point, frontier as frontier
-from ttamer.evaluation.results import Result as Result, evaluate as evaluate, measure as measure
+from ttamer.evaluation.results import (
+    Difference as Difference,
+    Result as Result,
+    compare as compare,
+    evaluate as evaluate,
+    measure as measure,
+)
 from ttamer.evaluation.simulation import Simulation as Simulation, simulate as simulate

@@ -1,30 +1,43 @@
 """Frontiers: the costs and errors of each family on rows it was not fitted to.
 
-Every knob is chosen on the fit rows; every number is measured on the test rows. Two settings can
+Every setting is chosen on the fit rows; every number is measured on the test rows. Two settings can
 always be mixed at random, so families are compared by the lower convex envelope of their points.
+What is read off an envelope depends on all points of a family and on the reference at once, so the
+envelope is computed for each resample of the test rows.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._arguments import require_kind
 from ttamer._display.drawing import Drawing, draw_curves
 from ttamer._display.notebook import card
 from ttamer._display.progress import ProgressOption, shown
+from ttamer._display.tables import table
 from ttamer._numbers import counted, number, percent
-from ttamer.baselines import FAMILIES
+from ttamer.baselines import FAMILIES, fit_families, known_names
 from ttamer.baselines.rules import Unsuitable
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.bootstrap import check_resampling
-from ttamer.evaluation.families import fit_all
-from ttamer.evaluation.results import Result, measure
+from ttamer.evaluation.results import (
+    Library,
+    Result,
+    RowBootstrap,
+    check_resampling,
+    frame_of,
+    interval,
+    measure,
+)
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import shown_error
-from ttamer.fitted.replay import Played, full_cost
+from ttamer.fitted.replay import Family, Played, Setting, full_cost, paid
+from ttamer.fitting.plans import fit
 from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost, lower_envelope
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Measure, Trace
@@ -36,6 +49,92 @@ MORE_ERROR = (0.0, 0.005, 0.01, 0.02, 0.05)
 LOSS_PER_ERROR = 2.0
 # The largest number of families that can be distinguished in one plot.
 MAX_DRAWN = 8
+
+
+class FitFamily:
+    """The policies of one kind of fit, one per tradeoff."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        self.name = name
+        self._options = options
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Fit a ladder; its policies are the settings: their tradeoffs are chosen on no rows."""
+        try:
+            return settings_of(fit(trace, **self._options))
+        except ArgumentError as error:
+            raise Unsuitable(str(error)) from None
+
+
+def settings_of(ladder: FittedLadder) -> list[Setting]:
+    """Return the policies of a ladder as settings of a family."""
+    return [Setting({"tradeoff": policy.tradeoff}, policy) for policy in ladder]
+
+
+# Our own fits as families; ``paper`` is the paper as written.
+OURS: dict[str, Family] = {
+    "ttamer": FitFamily("ttamer"),
+    "paper": FitFamily("paper", belief="none"),
+}
+
+# What each family does, to be read after its name.
+SUMMARIES: dict[str, str] = {
+    "ttamer": "stops, goes on and returns the answer by calibrated beliefs about all answers",
+    "paper": "is the paper as written: one minus the confidence is the loss of an answer",
+    "always-first": "asks the first node alone",
+    "always-last": "asks the last node alone",
+    "always-best": "asks the node alone that errs least on the rows fitted to",
+    "threshold": "stops at the first node whose confidence reaches one number",
+    "threshold-per-exit": "stops at the first node whose confidence reaches a number of its own",
+    "entropy": "stops at the first node whose entropy is at most one number",
+    "margin": "stops at the first node whose margin over the second class reaches one number",
+    "patience": "stops once some nodes in a row, two for instance, have given the same answer",
+    "calibrated": "stops at the first node whose calibrated chance of being right reaches a number",
+    "chain": "asks some of the nodes in order, each with a threshold on its calibrated chance",
+    "no-recall": "goes on by calibrated chances, and returns the answer of the last node asked",
+    "frugalml": "asks one node, and for each class that it predicts perhaps another (FrugalML)",
+    "routing": "asks the node whose answer is worth most, one step ahead (cascade routing)",
+    "oracle": "uses the labels: the cheapest way to a right answer, a bound that no rule reaches",
+}
+
+
+def family_names(names: Iterable[str]) -> list[str]:
+    """Return the names of families to fit as a list, each once; refuse others before any fit.
+
+    >>> family_names(["ttamer", "chain", "ttamer"])
+    ['ttamer', 'chain']
+    """
+    return known_names(names, {**OURS, **FAMILIES})
+
+
+def fit_all(
+    trace: Trace,
+    names: Iterable[str] | None,
+    *,
+    ladder: FittedLadder | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[dict[str, list[Setting]], dict[str, str]]:
+    """Fit our families and the baselines: settings by name, and why others were left out.
+
+    ``ladder`` is the default fit, where it has been made already.
+    """
+    names = list({**OURS, **FAMILIES}) if names is None else family_names(names)
+    ready = {"ttamer": settings_of(ladder)} if ladder is not None and "ttamer" in names else {}
+    others = [name for name in names if name not in ready]
+    settings, left_out = fit_families(
+        trace, others, families={**OURS, **FAMILIES}, progress=progress
+    )
+    every = {**ready, **settings}
+    return {name: every[name] for name in names if name in every}, left_out
+
+
+def uses_labels(family: str) -> bool:
+    """Return whether a family uses the labels of the rows it decides on: a bound, not a rival.
+
+    >>> uses_labels("oracle"), uses_labels("threshold")
+    (True, False)
+    """
+    return bool(getattr(FAMILIES.get(family), "uses_labels", False))
 
 
 @dataclass(frozen=True)
@@ -108,6 +207,10 @@ class Frontier:
     """Families that do not suit the trace, with the reason."""
     played: dict[str, list[Played]]
     """The replay of each setting on the test rows, by family."""
+    test_trace: Trace
+    """The rows measured on."""
+    ladder: FittedLadder | None = None
+    """The default fit, where it is among the families."""
     same_rows: bool = False
     """Whether it was fitted and measured on the same rows: errors are then too low."""
 
@@ -228,6 +331,65 @@ class Frontier:
         low = self.cheapest[0]
         return low, max(self.full_cost, low * (1 + 1e-9) + 1e-300)
 
+    @property
+    def alone(self) -> str:
+        """What families are compared with: "the full network", or "large alone"."""
+        if self.test_trace.spec.is_network:
+            return "the full network"
+        return f"{self.reference.node} alone"
+
+    def __str__(self) -> str:
+        best, noun = self.reference, self.measure
+        head = ["family", *(name if more else f"its {noun}" for name, more in self.margins.items())]
+        rows = []
+        for family in self.families:
+            cells = []
+            for more in self.margins.values():
+                cost = self.cost_at(family, more)
+                share = "-" if cost is None else f"{cost / best.cost:.1%}" if best.cost else "0"
+                cells.append(share)
+            rows.append([family, *cells, shown_error(self.area(family), noun)])
+        wider = "0.5 to 5 points more" if noun == "error" else "1% to 10% more"
+        mean = "mean error" if noun == "error" else noun
+        fit_rows = counted(self.fit_rows, "row", ",")
+        lines = [
+            f"Fitted and measured on the same {fit_rows}: errors are too low. Split them."
+            if self.same_rows
+            else f"Fitted on {fit_rows}, measured on {counted(self.test_rows, 'other', ',')}.",
+            f"Compared with {self.alone}: {noun} {shown_error(best.error, noun)}, "
+            f"cost {number(best.cost)} per input.",
+            "",
+            f"Cost as a share of what {self.alone} costs, at its {noun} and at {wider}",
+            f"('-': not reached); {mean} over all costs:",
+            "",
+            table([*head, mean], rows),
+        ]
+        if self.left_out:
+            lines += ["", *(f"  left out: {name}: {why}" for name, why in self.left_out.items())]
+        return "\n".join(lines)
+
+    def to_frame(self, library: Library = "pandas") -> Any:
+        """Return a data frame with a row for each setting of each family.
+
+        Args:
+            library: ``"pandas"`` or ``"polars"``.
+
+        Returns:
+            The family, and the numbers of :meth:`Result.to_frame`.
+
+        Raises:
+            MissingExtra: If the library is not installed.
+        """
+        rows = [
+            {"family": p.policy, "cost": p.result.cost, "error": p.result.error,
+             "relative_cost": p.result.relative_cost,
+             "error.low": p.result.error_interval[0], "error.high": p.result.error_interval[1],
+             "cost.low": p.result.cost_interval[0], "cost.high": p.result.cost_interval[1],
+             "knob": str(p.knob)}
+            for p in self.points
+        ]  # fmt: skip
+        return frame_of(rows, library)
+
     def _repr_html_(self) -> str:
         reference = self.reference
         rows = [
@@ -318,7 +480,7 @@ def require_frontier(found: object, what: str) -> None:
 
 def frontier(
     fit_trace: Trace,
-    test_trace: Trace,
+    test_trace: Trace | None = None,
     *,
     families: Iterable[str] | None = None,
     ladder: FittedLadder | None = None,
@@ -326,10 +488,11 @@ def frontier(
     seed: int = 0,
     progress: ProgressOption = None,
 ) -> Frontier:
-    """Fit every family on one trace and measure it on another.
+    """Fit every family on some rows, and measure it on others.
 
     Args:
-        fit_trace: The rows to fit on; every setting is chosen there.
+        fit_trace: The rows to fit on; every setting is chosen there. Without ``test_trace`` one
+            random half is fitted to, and the other measured.
         test_trace: The rows to measure on. On the same rows errors are too low, and
             ``same_rows`` is set.
         families: The names of the families; by default the fits of this package and all baselines.
@@ -352,9 +515,11 @@ def frontier(
     >>> found.families, found.reference.node
     (['threshold', 'always-best'], 'lingua')
     """
-    for trace in (fit_trace, test_trace):
-        require_trace(trace, "a frontier")
     check_resampling(resamples, seed)
+    require_trace(fit_trace, "a frontier")
+    if test_trace is None:
+        fit_trace, test_trace = fit_trace.split(0.5, seed=0)
+    require_trace(test_trace, "a frontier")
     fit_trace, test_trace = fit_trace.with_verification(), test_trace.with_verification()
     if fit_trace.names != test_trace.names:
         raise ArgumentError(
@@ -365,8 +530,11 @@ def frontier(
         raise ArgumentError("the test trace has no rows")
     if ladder is not None and ladder.fitted.trace_digest != fit_trace.digest:
         raise ArgumentError("the ladder was fitted to other rows than the trace to fit on has")
+    names = None if families is None else family_names(families)
     with shown(progress) as hook:
-        settings, left_out = fit_all(fit_trace, families, ladder=ladder, progress=hook)
+        if ladder is None and (names is None or "ttamer" in names):
+            ladder = fit(fit_trace, progress=hook)
+        settings, left_out = fit_all(fit_trace, names, ladder=ladder, progress=hook)
         points, played = [], {}
         for place, (name, choices) in enumerate(settings.items(), start=1):
             if hook:
@@ -392,6 +560,8 @@ def frontier(
         test_rows=len(test_trace),
         left_out=left_out,
         played=played,
+        test_trace=test_trace,
+        ladder=ladder,
         same_rows=fit_trace.digest == test_trace.digest,
     )
 
@@ -410,3 +580,76 @@ def _cheapest(trace: Trace) -> tuple[float, float]:
     roots = [v for v, parents in enumerate(trace.spec.parents) if not parents]
     node = 0 if trace.spec.order == "fixed" else min(roots, key=lambda v: float(prices[v]))
     return float(prices[node]), float(trace.losses()[:, node].mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Resampled:
+    """Errors and costs of some families over B resamples of the test rows."""
+
+    error: NDArray[np.float64]
+    """Shape (B,): the reference's."""
+    cost: NDArray[np.float64]
+    """Shape (B,): the reference's."""
+    families: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
+    """Costs and errors, shape (B, settings) each."""
+    measure: Measure = "error"
+    """What an error is."""
+
+    @classmethod
+    def of(
+        cls,
+        frontier: Frontier,
+        families: Iterable[str],
+        *,
+        resamples: int = 400,
+        seed: int = 0,
+    ) -> Resampled:
+        """Draw the rows on which the frontier was measured."""
+        trace = frontier.test_trace
+        rows = RowBootstrap.of(len(trace), resamples=resamples, seed=seed)
+        wrong, every = trace.losses(), np.arange(len(trace))
+        measured = {}
+        for family in families:
+            plays = frontier.played[family]
+            costs = rows.column_means(paid(played.asked, trace) for played in plays)
+            errors = rows.column_means(wrong[every, played.answer] for played in plays)
+            measured[family] = (costs, errors)
+        node = trace.names.index(frontier.reference.node)
+        price = paid(np.tile(trace.spec.required[node], (len(trace), 1)), trace)
+        return cls(rows.means(wrong[:, node]), rows.means(price), measured, trace.measure)
+
+    def saving(self, family: str, more_error: float) -> tuple[float, float, float]:
+        """Return a 95% interval of the saving, and the share of resamples that do not get there."""
+        draws = self._savings(family, more_error)
+        low, high = interval(draws, method="inverted_cdf")
+        return float(low), float(high), float(np.isneginf(draws).mean())
+
+    def error_at_price(self, family: str) -> tuple[float, float]:
+        """Return a 95% interval of the family's error at the reference's cost."""
+        found = (
+            error_at_cost(costs, errors, price)
+            for costs, errors, price in zip(*self.families[family], self.cost, strict=True)
+        )
+        # No answer is a wrong one, or loses as much as the worst setting.
+        worst = 1.0 if self.measure == "error" else float(self.families[family][1].max())
+        draws = [worst if error is None else error for error in found]
+        low, high = interval(draws)
+        return float(low), float(high)
+
+    def cannot_tell(self, one: str, other: str, more_error: float) -> bool:
+        """Whether the 95% interval of the difference between two savings holds zero."""
+        first, second = self._savings(one, more_error), self._savings(other, more_error)
+        with np.errstate(invalid="ignore"):
+            gap = np.nan_to_num(first - second, nan=0.0, posinf=np.inf, neginf=-np.inf)
+        low, high = interval(gap, method="inverted_cdf")
+        return bool(low <= 0 <= high)
+
+    def _savings(self, family: str, more_error: float) -> NDArray[np.float64]:
+        """Shape (B,); -inf where the family does not get there."""
+        costs, errors = self.families[family]
+        saved = np.full(len(self.cost), -np.inf)
+        for i, price in enumerate(self.cost):
+            cost = cost_at_error(costs[i], errors[i], self.error[i] + more_error)
+            if cost is not None and price > 0:
+                saved[i] = 1 - cost / price
+        return saved

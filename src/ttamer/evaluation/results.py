@@ -1,28 +1,28 @@
 """Evaluation: error, cost and the node that answered, with percentile bootstrap intervals.
 
 Where answers have losses, the error is the mean loss, in the unit of the losses.
+
+A resampled mean depends only on how often each group of rows is drawn, so rows are grouped, and
+resamples are drawn as counts of the groups. Points are grouped by their distinct pairs of (loss,
+cost): a million rows cost no more than a thousand. Where there are many pairs, rows are grouped at
+random: groups of rows that are alike would hide how far large costs and losses differ.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._arguments import require_kind
+from ttamer._arguments import require_kind, require_whole
 from ttamer._display.notebook import card
+from ttamer._extras import require
 from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.bootstrap import (
-    Interval,
-    RowBootstrap,
-    check_resampling,
-    draw_counts,
-    interval,
-)
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import shown_error
 from ttamer.fitted.replay import Played, Rule, full_cost, latency_of, paid
@@ -32,10 +32,93 @@ from ttamer.trace.trace import Losses, Measure, Trace
 
 # The quantiles of the cost that a result holds.
 QUANTILES = (0.5, 0.9, 0.99)
-
-# The largest number of distinct pairs of (wrong, cost) that are drawn; with more, rows are drawn
-# themselves.
+# With more distinct pairs of (loss, cost), rows are drawn themselves.
 MAX_GROUPS = 1000
+# The largest number of groups of rows that are drawn. More rows are grouped at random: the mean
+# of a group varies less in proportion to its size, so the spread of the drawn means does not
+# change.
+MAX_BLOCKS = 4000
+
+Interval = tuple[float, float]
+Library = Literal["pandas", "polars"]
+
+
+def frame_of(rows: Sequence[dict[str, Any]], library: Library) -> Any:
+    """Return rows of plain values as a data frame."""
+    return require(library, "frames").DataFrame(list(rows))
+
+
+def check_resampling(resamples: int, seed: int) -> None:
+    """Refuse numbers that nothing can be drawn by.
+
+    >>> check_resampling(-1, 0)
+    Traceback (most recent call last):
+    ttamer.errors.ArgumentError: resamples is -1; it must be a whole number from 0 on
+    """
+    require_whole(resamples, "resamples")
+    require_whole(seed, "seed")
+
+
+def draw_counts(
+    counts: NDArray[Any], resamples: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return, shape (resamples, groups), how often each group is drawn.
+
+    Args:
+        counts: Shape (groups,): the number of units in each group; as many units are drawn.
+        resamples: How many resamples to draw.
+        generator: The source of randomness.
+
+    >>> draw_counts(np.array([2, 1]), 3, np.random.default_rng(0)).sum(axis=1).tolist()
+    [3, 3, 3]
+    """
+    total = int(counts.sum())
+    return generator.multinomial(total, counts / total, size=resamples)
+
+
+def interval(draws: Any, *, method: Any = "linear", axis: int | None = None) -> Any:
+    """Return the ends of the 95% percentile interval of resampled values.
+
+    >>> [float(end) for end in interval(np.arange(1001.0))]
+    [25.0, 975.0]
+    """
+    return np.quantile(draws, [0.025, 0.975], method=method, axis=axis)
+
+
+@dataclass(frozen=True, eq=False)
+class RowBootstrap:
+    """Resamples of T rows, drawn in at most ``MAX_BLOCKS`` groups made at random.
+
+    >>> rows = RowBootstrap.of(3, resamples=2, seed=0)
+    >>> rows.means(np.ones(3)).tolist()
+    [1.0, 1.0]
+    """
+
+    group: NDArray[np.intp]
+    """Shape (T,): the group of each row."""
+    share: NDArray[np.float64]
+    """Shape (B, groups): the weight of a group's sum in each resampled mean."""
+
+    @classmethod
+    def of(cls, rows: int, *, resamples: int, seed: int) -> RowBootstrap:
+        """Draw resamples of ``rows`` rows."""
+        generator = np.random.default_rng(seed)
+        groups = min(rows, MAX_BLOCKS)
+        group = generator.permutation(np.arange(rows) % groups)
+        drawn = draw_counts(np.ones(groups, np.int64), resamples, generator)
+        return cls(group, drawn / (drawn @ np.bincount(group))[:, np.newaxis])
+
+    def means(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Return, shape (B,), the mean of values, shape (T,), in each resample."""
+        return self.share @ self._sums(values)
+
+    def column_means(self, columns: Iterable[NDArray[Any]]) -> NDArray[np.float64]:
+        """Return, shape (B, k), the mean of each of k columns in each resample."""
+        return self.share @ np.column_stack([self._sums(values) for values in columns])
+
+    def _sums(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        total: NDArray[Any] = np.bincount(self.group, values, self.share.shape[1])
+        return total
 
 
 @dataclass(frozen=True)
@@ -123,6 +206,33 @@ class Result:
         unknown = [name for name in ("latency", "latency_p95") if values[name] is None]
         return {name: value for name, value in values.items() if name not in unknown}
 
+    def to_frame(self, library: Library = "pandas") -> Any:
+        """Return a data frame of one row.
+
+        Args:
+            library: ``"pandas"`` or ``"polars"``.
+
+        Returns:
+            A column for each number: ``error``, ``error_interval.low``, ``asked.small`` ...
+
+        Raises:
+            MissingExtra: If the library is not installed.
+        """
+        return frame_of([_flat(self.to_dict())], library)
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Return nested values under names with dots; intervals as low and high."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": item for key, item in value.items()}
+        elif isinstance(value, tuple):
+            flat[f"{name}.low"], flat[f"{name}.high"] = value
+        else:
+            flat[name] = value
+    return flat
+
 
 def evaluate(
     rule: Rule, trace: Trace, *, target: Target | None = None, resamples: int = 1000, seed: int = 0
@@ -151,19 +261,7 @@ def evaluate(
     >>> result.rows
     14694
     """
-    require_trace(trace, "an evaluation")
-    if len(trace) == 0:
-        raise ArgumentError("the trace has no rows to evaluate on")
-    if isinstance(rule, FittedLadder):
-        raise ArgumentError(
-            "a ladder holds many policies: evaluate one of them, such as ladder.default() or "
-            "ladder.at(tradeoff)"
-        )
-    if not hasattr(rule, "play"):
-        raise ArgumentError(
-            f"an evaluation replays a fitted policy, not {type(rule).__name__}: give one of "
-            "ttamer.fit(trace) or ttamer.load(path), such as ladder.default()"
-        )
+    _require_rule(rule, trace)
     trace = trace.with_verification()
     return measure(rule.play(trace), trace, target=target, resamples=resamples, seed=seed)
 
@@ -250,3 +348,128 @@ def _intervals(
 def _row_bootstrap(rows: int, resamples: int, seed: int) -> RowBootstrap:
     """Return resamples of rows; the last ones are kept, for the next rule on the same rows."""
     return RowBootstrap.of(rows, resamples=resamples, seed=seed)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What changes where one rule decides in place of another, on the same rows.
+
+    >>> from ttamer import datasets, fit
+    >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)), belief="none")
+    >>> print(compare(ladder.at(0.9), ladder.at(0.9), datasets.load("langid", "test")))
+    On 14,694 rows the two return another node's answer on 0% of them, and ask other nodes on 0%
+    error +0.00% (standard error 0.00%)
+    cost +0 per input (standard error 0)
+    """
+
+    rows: int
+    answers_differ: float
+    """The share of rows where another node's answer is returned."""
+    asks_differ: float
+    """The share of rows where other nodes are asked."""
+    error: float
+    """The rule's error, or mean loss, minus the baseline's."""
+    error_se: float
+    """The standard error of that difference, over rows."""
+    cost: float
+    """The rule's mean cost minus the baseline's."""
+    cost_se: float
+    """The standard error of that difference, over rows."""
+    measure: Measure = "error"
+
+    def __str__(self) -> str:
+        sign = "-" if self.error < 0 else "+"
+        error, spread = (
+            shown_error(abs(value), self.measure) for value in (self.error, self.error_se)
+        )
+        return (
+            f"On {counted(self.rows, 'row', ',')} the two return another node's answer on "
+            f"{percent(self.answers_differ)} of them, and ask other nodes on "
+            f"{percent(self.asks_differ)}\n"
+            f"{self.measure} {sign}{error} (standard error {spread})\n"
+            f"cost {'-' if self.cost < 0 else '+'}{number(abs(self.cost))} per input (standard "
+            f"error {number(self.cost_se)})"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values.
+
+        Returns:
+            The fields by name.
+        """
+        return dict(vars(self))
+
+    def to_frame(self, library: Library = "pandas") -> Any:
+        """Return a data frame of one row.
+
+        Args:
+            library: ``"pandas"`` or ``"polars"``.
+
+        Returns:
+            A column for each field.
+
+        Raises:
+            MissingExtra: If the library is not installed.
+        """
+        return frame_of([self.to_dict()], library)
+
+
+def compare(
+    rule: Rule, baseline: Rule, trace: Trace, *, target: Target | None = None
+) -> Difference:
+    """Measure on the same rows what changes where one rule decides in place of another.
+
+    Args:
+        rule: A fitted policy, a mixture, or any other rule.
+        baseline: The rule that it replaces, over the same nodes.
+        trace: The rows to decide on; preferably not those that either was fitted to.
+        target: What counts as right; by default the cascade's own target.
+
+    Returns:
+        The differences with standard errors.
+
+    Raises:
+        ArgumentError: If the trace has no rows, or a rule is no rule or a ladder of many policies.
+
+    >>> from ttamer import datasets, fit
+    >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)), belief="none")
+    >>> compare(ladder.at(0.5), ladder.at(0.9), datasets.load("langid", "test")).cost < 0
+    True
+    """
+    for each in (rule, baseline):
+        _require_rule(each, trace)
+    trace = trace.with_verification()
+    one, other = rule.play(trace), baseline.play(trace)
+    rows, losses = np.arange(len(trace)), trace.losses(target).astype(np.float64)
+    lost = losses[rows, one.answer] - losses[rows, other.answer]
+    cost = paid(one.asked, trace) - paid(other.asked, trace)
+    root = max(len(trace), 1) ** 0.5
+    return Difference(
+        rows=len(trace),
+        answers_differ=float((one.answer != other.answer).mean()),
+        asks_differ=float((one.asked != other.asked).any(axis=1).mean()),
+        error=float(lost.mean()),
+        error_se=float(lost.std() / root),
+        cost=float(cost.mean()),
+        cost_se=float(cost.std() / root),
+        measure=trace.measure,
+    )
+
+
+def _require_rule(rule: object, trace: object) -> None:
+    """Refuse what cannot be replayed on a trace."""
+    require_trace(trace, "an evaluation")
+    if isinstance(trace, Trace) and len(trace) == 0:
+        raise ArgumentError("the trace has no rows to evaluate on", param="trace")
+    if isinstance(rule, FittedLadder):
+        raise ArgumentError(
+            "a ladder holds many policies: evaluate one of them, such as ladder.default() or "
+            "ladder.at(tradeoff)",
+            param="rule",
+        )
+    if not hasattr(rule, "play"):
+        raise ArgumentError(
+            f"an evaluation replays a fitted policy, not {type(rule).__name__}: give one of "
+            "ttamer.fit(trace) or ttamer.load(path), such as ladder.default()",
+            param="rule",
+        )

@@ -1,48 +1,202 @@
-"""The page of a report: one self-contained HTML file from ``page.html``, ``.css`` and ``.js``.
+"""The page of a report: one self-contained HTML file, made from ``page.html.j2``.
 
-The page fetches nothing. Its content security policy allows exactly one script, its own, by its
-hash; without it the page shows the same numbers, and points of the frontier link to rows of a
-table. Every string from outside goes through :func:`text`.
+The page fetches nothing. Its content security policy allows exactly one script, which shows what a
+mark of a figure is when it is pointed at; without it the browser's own tooltips do. Every string
+from outside is escaped by the template.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from html import escape
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from string import Template
-from xml.etree import ElementTree as ET
+from typing import Any
 
-from ttamer.reporting.style import (
-    BACKGROUND,
-    BLANK_COLOUR,
-    FAINT,
-    INK,
-    MUTED,
-    PAPER,
-    RULE,
-    Drawn,
-)
+import numpy as np
 
-# The content security policy, with the hash of the one script that may run.
-_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
-    "script-src 'sha256-{hash}'"
+from ttamer import __version__
+from ttamer._arguments import require_path
+from ttamer._display.progress import ProgressOption, shown
+from ttamer._extras import require
+from ttamer._numbers import counted, number, percent
+from ttamer.errors import ArgumentError
+from ttamer.evaluation.frontiers import (
+    SUMMARIES,
+    Frontier,
+    family_names,
+    frontier,
+    require_frontier,
+    uses_labels,
 )
-# The colours of drawings that follow the page's light or dark theme.
-_THEME = {
-    INK: "var(--ink)",
-    MUTED: "var(--muted)",
-    RULE: "var(--rule)",
-    FAINT: "var(--faint)",
-    BACKGROUND: "var(--background)",
-    BLANK_COLOUR: "var(--blank)",
-    PAPER: "var(--card)",
+from ttamer.fitted.mixture import shown_error
+from ttamer.reporting.figures import (
+    Drawing,
+    answered_drawing,
+    calibration_drawing,
+    frontier_drawing,
+    save_figure,
+    stopping_drawing,
+)
+from ttamer.reporting.recommendation import (
+    Recommendation,
+    Share,
+    budget_of,
+    difference,
+    less,
+    quality,
+    recommend,
+)
+from ttamer.stats.envelope import lower_envelope
+from ttamer.trace.trace import Trace
+
+# What a cell shows where there is no number.
+NONE = "\N{EN DASH}"
+SCRIPT = """
+const tip = document.getElementById("tip");
+for (const mark of document.querySelectorAll(".mark")) {
+  const title = mark.querySelector("title");
+  mark.dataset.tip = title.textContent;
+  mark.addEventListener("pointerenter", event => {
+    tip.textContent = mark.dataset.tip; tip.hidden = false; title.remove();
+    const box = tip.getBoundingClientRect(), gap = 14;
+    tip.style.left = Math.max(4, Math.min(event.clientX + gap, innerWidth - box.width - 4)) + "px";
+    tip.style.top = Math.max(4, event.clientY - box.height - gap) + "px";
+  });
+  mark.addEventListener("pointerleave", () => { tip.hidden = true; });
 }
+"""
+
+
+def report(
+    trace: Trace,
+    path: str | os.PathLike[str],
+    *,
+    test_trace: Trace | None = None,
+    families: Iterable[str] | None = None,
+    title: str | None = None,
+    progress: ProgressOption = None,
+) -> Frontier:
+    """Fit, compare with the baselines, and write the page: one call for ``ttamer report``.
+
+    Args:
+        trace: The rows. Without ``test_trace`` one random half is fitted to, and the other
+            measured.
+        path: Where to write the page; its figures are in a folder beside it.
+        test_trace: The rows to measure on; ``trace`` is then fitted to.
+        families: The families to compare; by default all. ``"ttamer"`` is always among them.
+        title: The title of the page.
+        progress: Called with a line of text as the work proceeds; ``True`` shows the progress.
+
+    Returns:
+        The frontier that the page shows.
+
+    Raises:
+        ArgumentError: As :func:`ttamer.frontier`, and if ``path`` does not end in ``.html``.
+        MissingExtra: If matplotlib or jinja2 is not installed.
+
+    >>> import tempfile
+    >>> from ttamer import datasets
+    >>> rows = datasets.load("langid", "fit").take(slice(400))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = report(rows, Path(folder, "report.html"), families=["chain"])
+    ...     sorted(file.name for file in Path(folder).iterdir())
+    ['report.html', 'report_figures']
+    """
+    require_page(path)
+    names = None
+    if families is not None:
+        names = ["ttamer", *(name for name in family_names(families) if name != "ttamer")]
+    with shown(progress) as hook:
+        result = frontier(trace, test_trace, families=names, progress=hook)
+    write_report(result, path, title=title)
+    return result
+
+
+def write_report(
+    frontier: Frontier,
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    png: bool = True,
+) -> list[Path]:
+    """Write one self-contained HTML file, and its figures as PNG and SVG in a folder beside it.
+
+    Args:
+        frontier: What :func:`ttamer.frontier` returned, with the family ``"ttamer"``.
+        path: Where to write the page. The folder of figures has its name and ``_figures``.
+        title: The title of the page; by default the name of the cascade, or its nodes.
+        png: Whether to write the figures too.
+
+    Returns:
+        The paths written, the page first.
+
+    Raises:
+        ArgumentError: If the frontier lacks ``"ttamer"``, or ``path`` does not end in ``.html``.
+        MissingExtra: If matplotlib or jinja2 is not installed.
+
+    >>> import tempfile
+    >>> from ttamer import datasets
+    >>> from ttamer.evaluation import frontier
+    >>> rows = datasets.load("langid", "fit").take(slice(400))
+    >>> result = frontier(rows, families=["ttamer", "chain"], resamples=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     [path.name for path in write_report(result, Path(folder, "page.html"), png=False)]
+    ['page.html']
+    """
+    require_frontier(frontier, "write_report")
+    target = require_page(path)
+    advice, trace = recommend(frontier), frontier.test_trace
+    pictures = _pictures(frontier, advice)
+    if title is None:
+        title = trace.spec.name or ", ".join(trace.names[:6])
+    jinja2 = require("jinja2", "report")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    source = resources.files("ttamer.reporting").joinpath("page.html.j2").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    page = environment.from_string(source).render(
+        title=title,
+        advice=advice,
+        tiles=_tiles(frontier, advice),
+        pictures=[vars(each) | {"svg": _safe(each.drawing.svg())} for each in pictures],
+        families=_families(frontier),
+        policies=_policies(frontier, advice),
+        rows=f"{frontier.test_rows:,}",
+        measure=frontier.measure,
+        reference=frontier.reference.node,
+        facts=_facts(frontier),
+        script=_safe(SCRIPT),
+        script_hash=digest,
+    )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page, "utf-8")
+    paths = [target]
+    if png:
+        folder = target.with_name(f"{target.stem}_figures")
+        for each in pictures:
+            paths += save_figure(each.drawing.figure, folder / each.name)
+    return paths
+
+
+def require_page(path: str | os.PathLike[str]) -> Path:
+    """Refuse a name that is no page's, and a report where its libraries are not installed."""
+    require_path(path, "a report")
+    target = Path(path)
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise ArgumentError(
+            f"{target}: a report is an HTML page: give a name that ends in .html", param="path"
+        )
+    for library in ("matplotlib", "jinja2"):
+        require(library, "report")
+    return target
+
+
+def _safe(text: str) -> Any:
+    """Mark text of our own as HTML."""
+    return require("markupsafe", "report").Markup(text)
 
 
 @dataclass(frozen=True)
@@ -50,252 +204,162 @@ class Tile:
     """One of the large numbers at the top of the page."""
 
     number: str
-    """The number as shown."""
     what: str
-    """What the number is."""
     more: str
-    """Its interval, and what it is compared with."""
-    value: float | None
-    """The number in full precision."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing with its heading and caption, or only a caption if there is nothing to draw."""
+    """A figure with its heading and caption."""
 
     name: str
     heading: str
     caption: str
-    label: str = ""
-    """The text for screen readers."""
-    drawn: Drawn | None = None
-    narrow: bytes = b""
-    """The same drawing for narrow screens, as SVG; empty if one drawing serves both."""
-    wide: bool = False
+    drawing: Drawing
 
 
-@dataclass(frozen=True)
-class Pick:
-    """One policy that the reader can pick, in the figure or in the table of policies."""
-
-    name: str
-    """Its id in the drawing, where it is a point."""
-    cells: Sequence[str]
-    """What the table of policies shows."""
-    tip: str
-    """What hovering over the point shows."""
-    deploy: Sequence[tuple[str, str]]
-    """How to deploy it: the place, and what to write there."""
-    recommended: bool = False
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell of the table."""
-
-    shown: str
-    value: float | None = None
-    best: bool = False
-
-
-@dataclass(frozen=True)
-class Page:
-    """The content of a report."""
-
-    title: str
-    sentence: str
-    strong: str
-    """The part of the sentence that is highlighted."""
-    notes: Sequence[str]
-    tiles: Sequence[Tile]
-    pictures: Sequence[Picture]
-    table_caption: str
-    head: Sequence[str]
-    rows: Sequence[tuple[str, str | None, Sequence[Cell]]]
-    """For each family: its name, its colour, its cells."""
-    left_out: Sequence[tuple[str, str]]
-    summaries: Sequence[tuple[str, str]]
-    """What each family does."""
-    provenance: Sequence[tuple[str, str]]
-    pick_caption: str = ""
-    pick_head: Sequence[str] = ()
-    picks: Sequence[Pick] = ()
-    """The policies of the reported family that are on its frontier, the cheapest first."""
-    remarks: Sequence[str] = field(default_factory=tuple)
+def _pictures(frontier: Frontier, advice: Recommendation) -> list[Picture]:
+    """Return the four figures, of the family recommended."""
+    trace, points = frontier.test_trace, frontier.of(advice.family)
+    kept = [points[place] for place in lower_envelope(*frontier.curve(advice.family))]
+    setting = advice.settings[0].point
+    played = frontier.played[advice.family][points.index(setting)]
+    result = setting.result
+    recall = "the last answer was always the one returned"
+    if result.recalled:
+        recall = (
+            f"an earlier answer than the last was returned on {percent(result.recalled)} of "
+            f"inputs: it helped on {percent(result.recall_helped)} and hurt on "
+            f"{percent(result.recall_hurt)}"
+        )
+    place = f"{number(result.cost)} per input"
+    return [
+        Picture("frontier", "Error against cost", "Each curve is what a family reaches when two of "
+                "its settings may be mixed; grey: other families. Point at a mark for its "
+                "numbers.", frontier_drawing(frontier)),
+        Picture("answered", f"Who answers: {advice.family}", f"Each bar is a setting on the "
+                f"frontier. At {place}, {recall}.", answered_drawing(kept, trace)),
+        Picture("calibration", "Calibration", "Rows in ten groups by a node's confidence. On the "
+                "dotted line the confidence is the chance of being right."
+                if trace.measure == "error" else "Rows in ten groups by a node's confidence.",
+                calibration_drawing(trace)),
+        Picture("stopping", f"When to stop: {advice.family}", f"At {place}: on what share of the "
+                "inputs that a node was asked on the search stopped there, by its confidence.",
+                stopping_drawing(played, trace)),
+    ]  # fmt: skip
 
 
-def text(value: object) -> str:
-    """Return text that is safe in HTML, between tags and in attributes.
-
-    >>> text('<b> & "c"')
-    '&lt;b&gt; &amp; &quot;c&quot;'
-    """
-    one_line = " ".join(str(value).split())
-    return escape("".join(c if c.isprintable() else "�" for c in one_line), quote=True)
-
-
-def inline_svg(svg: bytes, prefix: str, label: str, picks: Sequence[Pick]) -> str:
-    """Return one of our drawings for use inside HTML: it scales, and its ids are unique.
-
-    Points that can be picked become links to their row in the table of policies.
-    """
-    root = ET.fromstring(svg)  # noqa: S314 - we have just drawn it ourselves
-    tips = {pick.name: pick.tip for pick in picks}
-    for parent in list(root.iter()):
-        for place, child in enumerate(list(parent)):
-            if child.tag.endswith(("}metadata", "}style")):
-                parent.remove(child)
-            elif (name := child.get("id", "")) in tips:
-                link = ET.Element("a", {"href": f"#policy-{name}", "class": "point"})
-                ET.SubElement(link, "title").text = tips[name]
-                link.append(child)
-                parent[place] = link
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-        for name, value in list(element.attrib.items()):
-            del element.attrib[name]
-            element.set(name.rpartition("}")[2], _attribute(name, value, prefix))
-    for name in ("width", "height"):
-        root.attrib.pop(name, None)
-    root.set("role", "img")
-    root.set("aria-label", label)
-    return ET.tostring(root, encoding="unicode")
+def _tiles(frontier: Frontier, advice: Recommendation) -> list[Tile]:
+    measure, noun = frontier.measure, quality(frontier)
+    reference, against = frontier.reference, advice.against
+    near = f"within {difference(advice.more_error, frontier)} of" if advice.more_error else "at"
+    place = f"{near} the {noun} of {against}"
+    if advice.saving is None:
+        least = shown_error(min(frontier.curve(advice.family)[1]), measure, digits=1)
+        theirs = shown_error(reference.error, measure, digits=1)
+        saving = Tile(NONE, f"{advice.family} does not reach the {noun} of {against}",
+                      f"its least {measure} is {least}, against {theirs}")  # fmt: skip
+        if not reference.cost:
+            saving = Tile(NONE, f"{against} costs nothing", "there is nothing to save")
+    else:
+        low, high = advice.saving_interval
+        interval = f"95% interval {percent(low)} to {percent(high)}"
+        if low == -np.inf:
+            interval = (
+                f"up to {percent(high)}; {percent(advice.falls_short)} of resamples fall short"
+            )
+        saving = Tile(less(advice.saving), f"cost of {advice.family} {place}", interval)
+    if advice.error_at_price is None:
+        accuracy = Tile(NONE, f"{noun} at the price of {against}",
+                        f"{advice.family} has no setting that cheap")  # fmt: skip
+    else:
+        values = (advice.error_at_price, *advice.error_at_price_interval, reference.error)
+        if measure == "error":  # shown as accuracies, where high and low change places
+            error, low, high, theirs_ = values
+            values = (1 - error, 1 - high, 1 - low, 1 - theirs_)
+        mine, low_, high_, theirs = (shown_error(value, measure, digits=1) for value in values)
+        accuracy = Tile(mine, f"{noun} of {advice.family} at the price of {against}",
+                        f"95% interval {low_} to {high_}; {against} has {theirs}")  # fmt: skip
+    unasked = Tile(percent(advice.reference_unasked), f"of inputs answered without asking "
+                   f"{reference.node}", f"with {advice.family}, {place}")  # fmt: skip
+    return [saving, accuracy, unasked]
 
 
-def _attribute(name: str, value: str, prefix: str) -> str:
-    """Return an attribute as the page needs it: unique ids, theme colours, two decimals."""
-    if name == "id":
-        return prefix + value
-    if name.endswith("href") and value.startswith("#") and not value.startswith("#policy-"):
-        return f"#{prefix}{value[1:]}"
-    value = value.replace("url(#", f"url(#{prefix}")
-    if name == "style":
-        for colour, variable in _THEME.items():
-            value = value.replace(colour, variable)
-        return re.sub(r"font: ([^;']*?)'[^;]*", r"font: \1sans-serif", value)
-    if name in ("d", "x", "y", "transform"):
-        return re.sub(r"(\.\d\d)\d+", r"\1", value)
-    return value
+def _families(frontier: Frontier) -> dict[str, Any]:
+    """Return the table of families, the cheapest at the reference's error first."""
+    summary = frontier.to_dict()["families"]
+    unit = frontier.reference.cost or frontier.full_cost or 1.0
+    numbers: dict[str, list[float | None]] = {}
+    for family, facts in summary.items():
+        costs = [None if cost is None else cost / unit for cost in facts["cost_at_error"].values()]
+        numbers[family] = [*costs, facts["area"]]
+    columns = zip(*(row for name, row in numbers.items() if not uses_labels(name)), strict=True)
+    best = [min((v for v in column if v is not None), default=None) for column in columns]
+
+    def rank(family: str) -> tuple[Any, ...]:
+        cost, *_, area = numbers[family]
+        return uses_labels(family), np.inf if cost is None else cost, area
+
+    def cell(family: str, place: int, value: float | None) -> dict[str, Any]:
+        is_loss = place == len(frontier.margins) and frontier.measure != "error"
+        text = NONE if value is None else f"{value:.4g}" if is_loss else f"{value:.1%}"
+        is_best = value is not None and value == best[place] and not uses_labels(family)
+        return {"text": text, "best": is_best}
+
+    theirs = shown_error(frontier.reference.error, frontier.measure, digits=1)
+    return {
+        "head": ["family", *frontier.margins, "mean"],
+        "rows": [
+            {
+                "family": family,
+                "summary": SUMMARIES.get(family, ""),
+                "cells": [cell(family, *item) for item in enumerate(numbers[family])],
+            }
+            for family in sorted(summary, key=rank)
+        ],
+        "caption": (
+            f"What each family costs at the {frontier.measure} of {frontier.alone} ({theirs}) and "
+            f"at more, as a share of what that costs ({number(unit)} per input); mean: the mean "
+            f"{frontier.measure} over all costs."
+        ),
+        "left_out": frontier.left_out,
+    }
 
 
-def render(page: Page) -> str:
-    """Return the whole page."""
-    sentence = text(page.sentence)
-    strong = text(page.strong)
-    if page.strong:
-        sentence = sentence.replace(strong, f"<em>{strong}</em>", 1)
-    facts = (f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in page.provenance)
-    script = _data_file("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return Template(_data_file("page.html")).substitute(
-        policy=_POLICY.format(hash=digest),
-        script=script,
-        title=text(page.title),
-        css=_data_file("page.css"),
-        sentence=sentence,
-        notes=_paragraphs(page.notes, "notes"),
-        tiles="".join(map(_tile, page.tiles)),
-        frontier="".join(_picture(each, page.picks) for each in page.pictures[:1]),
-        pictures="".join(map(_picture, page.pictures[1:])),
-        policies=_policies(page),
-        table=_table(page),
-        remarks=_paragraphs(page.remarks, "remarks"),
-        provenance="".join(facts),
+def _policies(frontier: Frontier, advice: Recommendation) -> list[dict[str, Any]]:
+    """Return ttamer's policies on the frontier, with the line that serves each."""
+    ladder = frontier.ladder
+    if ladder is None or ladder.rungs is None or "ttamer" not in frontier.families:
+        return []
+    points, measure = frontier.of("ttamer"), frontier.measure
+    used = [share.point for share in advice.settings]
+    rows = []
+    for place in lower_envelope(*frontier.curve("ttamer")):
+        point = points[place]
+        result = point.result
+        rows.append({
+            "cost": number(result.cost),
+            "error": shown_error(result.error, measure),
+            "interval": " to ".join(shown_error(end, measure) for end in result.error_interval),
+            "asked": percent(result.asked[frontier.reference.node]),
+            "budget": budget_of(ladder, Share(point, 1.0)),
+            "use": point in used,
+        })  # fmt: skip
+    return rows
+
+
+def _facts(frontier: Frontier) -> list[str]:
+    """Return where the numbers come from, and what reading the rows left out or decided."""
+    trace = frontier.test_trace
+    fit_rows, test_rows = (
+        counted(rows, "row", ",") for rows in (frontier.fit_rows, frontier.test_rows)
     )
-
-
-def _data_file(name: str) -> str:
-    """Return a file that stands beside this module."""
-    return Path(__file__).with_name(name).read_text("utf-8")
-
-
-def _paragraphs(lines: Iterable[str], kind: str) -> str:
-    joined = " ".join(text(line) for line in lines)
-    return f'<p class="{kind}">{joined}</p>\n' if joined else ""
-
-
-def _data(value: float | None) -> str:
-    return "" if value is None else f' data-value="{value!r}"'
-
-
-def _tile(tile: Tile) -> str:
-    return (
-        f'<div class="tile"><p class="number"{_data(tile.value)}>{text(tile.number)}</p>'
-        f'<p class="what">{text(tile.what)}</p><p class="more">{text(tile.more)}</p></div>\n'
-    )
-
-
-def _picture(picture: Picture, picks: Sequence[Pick] = ()) -> str:
-    wide = " wide" if picture.wide else ""
-    drawing = ""
-    if picture.drawn is not None:
-        kind = "drawing on-wide" if picture.narrow else "drawing"
-        svg = inline_svg(picture.drawn.svg, f"{picture.name}-", picture.label, picks)
-        drawing = f'<div class="{kind}">{svg}</div>\n'
-    if picture.narrow:
-        svg = inline_svg(picture.narrow, f"{picture.name}-narrow-", picture.label, picks)
-        drawing += f'<div class="drawing on-narrow">{svg}</div>\n'
-    return (
-        f'<figure class="card{wide}" id="{text(picture.name)}">\n<h2>{text(picture.heading)}</h2>\n'
-        f"{drawing}<figcaption>{text(picture.caption)}</figcaption>\n</figure>\n"
-    )
-
-
-def _policies(page: Page) -> str:
-    """Return the table of policies that can be picked, and the place that shows the one picked."""
-    if not page.picks:
-        return ""
-    head = "".join(f'<th scope="col">{text(name)}</th>' for name in page.pick_head)
-    rows = "".join(_pick(page, pick) for pick in page.picks)
-    return (
-        '<section class="card wide" id="policies">\n<h2>Pick a policy</h2>\n'
-        '<div id="picked" aria-live="polite"></div>\n'
-        f"<table>\n<caption>{text(page.pick_caption)}</caption>\n"
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n</section>"
-    )
-
-
-def _pick(page: Page, pick: Pick) -> str:
-    first, *rest = pick.cells
-    cells = "".join(
-        f'<td data-label="{text(name)}">{text(cell)}</td>'
-        for name, cell in zip(page.pick_head[1:-1], rest, strict=True)
-    )
-    how = "".join(
-        f"<dt>{text(place)}</dt><dd><code>{text(line)}</code></dd>" for place, line in pick.deploy
-    )
-    marked = ' class="recommended"' if pick.recommended else ""
-    return (
-        f'<tr id="policy-{text(pick.name)}" data-tip="{text(pick.tip)}"{marked}>'
-        f'<th scope="row">{text(first)}</th>{cells}'
-        f'<td class="deploy"><details><summary>deploy</summary><dl>{how}</dl></details></td></tr>\n'
-    )
-
-
-def _table(page: Page) -> str:
-    head = "".join(f'<th scope="col">{text(name)}</th>' for name in page.head)
-    rows = "".join(_row(page, *row) for row in page.rows)
-    left_out, summaries = (
-        "".join(f"<li><b>{text(name)}</b> {text(line)}</li>" for name, line in lines)
-        for lines in (page.left_out, page.summaries)
-    )
-    return (
-        f'<section class="card wide" id="families">\n<h2>All families</h2>\n<table>\n'
-        f"<caption>{text(page.table_caption)}</caption>\n"
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n"
-        + f"<details><summary>What each rule does</summary>\n"
-        f'<ul class="left-out">{summaries}</ul></details>\n'
-        + (f'<h3>Left out</h3>\n<ul class="left-out">{left_out}</ul>\n' if left_out else "")
-        + "</section>"
-    )
-
-
-def _row(page: Page, family: str, colour: str | None, cells: Sequence[Cell]) -> str:
-    swatch = f' style="--swatch: {colour}"' if colour else ""
-    values = "".join(
-        f'<td data-label="{text(name)}"{_data(cell.value)}{" class=best" if cell.best else ""}>'
-        f"{text(cell.shown)}</td>"
-        for name, cell in zip(page.head[1:], cells, strict=True)
-    )
-    name = text(family)
-    return f'<tr data-family="{name}"><th scope="row"{swatch}>{name}</th>{values}</tr>\n'
+    left_out = [
+        f"{counted(count, 'row', ',')} left out: {why}." for why, count in trace.left_out.items()
+    ]
+    return [
+        *left_out,
+        *trace.notes,
+        f"Fitted on {fit_rows}, measured on {test_rows}, digest {trace.digest[:12]}; "
+        f"target {trace.spec.target}; ttamer {__version__}.",
+    ]

@@ -17,16 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer._arguments import require_whole
-from ttamer._numbers import number
+from ttamer._numbers import number, percent
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.bootstrap import Interval, Resampled, interval
-from ttamer.evaluation.families import SUMMARIES, uses_labels
-from ttamer.evaluation.frontiers import Frontier, Point, require_frontier
+from ttamer.evaluation.frontiers import (
+    SUMMARIES,
+    Frontier,
+    Point,
+    Resampled,
+    require_frontier,
+    uses_labels,
+)
+from ttamer.evaluation.results import Interval, interval
 from ttamer.fitted.ladder import FittedLadder
 from ttamer.fitted.mixture import shown_error
-from ttamer.reporting.style import less, points
 from ttamer.stats.envelope import lower_envelope
-from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Trace
 
 Outcome = Literal["wins", "ties", "loses", "unreached", "nothing"]
@@ -61,11 +65,10 @@ class Recommendation:
 
     >>> from ttamer import datasets
     >>> from ttamer.evaluation import frontier
-    >>> fit_rows, test_rows = (datasets.load("langid", part).take(slice(400))
-    ...                        for part in ("fit", "test"))
-    >>> found = frontier(fit_rows, test_rows, families=["ttamer", "chain"], resamples=0)
-    >>> advice = recommend(found, test_rows, resamples=20)
-    >>> advice.family in found.families, advice.cheapest in test_rows.names
+    >>> rows = datasets.load("langid", "fit").take(slice(400))
+    >>> result = frontier(rows, families=["ttamer", "chain"], resamples=0)
+    >>> advice = recommend(result, resamples=20)
+    >>> advice.family in result.families, advice.cheapest in rows.names
     (True, True)
     """
 
@@ -114,7 +117,6 @@ class Recommendation:
 
 def recommend(
     frontier: Frontier,
-    test_trace: Trace,
     *,
     family: str = "ttamer",
     resamples: int = 400,
@@ -124,7 +126,6 @@ def recommend(
 
     Args:
         frontier: What :func:`ttamer.evaluation.frontier` returned.
-        test_trace: The rows on which the frontier was measured.
         family: Our own family; all others of the frontier are its rivals.
         resamples: How many bootstrap resamples the intervals are taken from.
         seed: The seed of the resamples.
@@ -137,17 +138,14 @@ def recommend(
 
     >>> from ttamer import datasets
     >>> from ttamer.evaluation import frontier
-    >>> fit_rows, test_rows = (datasets.load("langid", part).take(slice(400))
-    ...                        for part in ("fit", "test"))
-    >>> found = frontier(fit_rows, test_rows, families=["ttamer", "chain"], resamples=0)
-    >>> recommend(found, test_rows).against
+    >>> rows = datasets.load("langid", "fit").take(slice(400))
+    >>> recommend(frontier(rows, families=["ttamer", "chain"], resamples=0)).against
     'lingua alone'
     """
     require_frontier(frontier, "recommend")
-    require_trace(test_trace, "recommend")
     require_whole(resamples, "resamples", least=1)
     require_whole(seed, "seed")
-    test_trace = test_trace.with_verification()
+    test_trace = frontier.test_trace
     if family not in frontier.families:
         raise ArgumentError(
             f"the frontier has no family {family!r}; it has {', '.join(frontier.families)}"
@@ -171,7 +169,7 @@ def recommend(
         rivals = {name: share for name, share in savings.items() if name != family}
     rival = max(rivals, key=lambda name: rivals[name], default=None)
     names = [family] if rival is None else [family, rival]
-    draws = Resampled.of(frontier, test_trace, names, resamples=resamples, seed=seed)
+    draws = Resampled.of(frontier, names, resamples=resamples, seed=seed)
 
     if free:
         outcome, chosen, close = _outcome_by_error(frontier, draws, family, rival)
@@ -229,9 +227,26 @@ def settings_at(frontier: Frontier, family: str, more_error: float) -> tuple[Sha
     return mixed if share >= 0.5 else mixed[::-1]
 
 
-def reference_in_words(frontier: Frontier, trace: Trace) -> str:
-    """Return what families are compared with: "the full network", or "large alone"."""
-    return "the full network" if trace.spec.is_network else f"{frontier.reference.node} alone"
+def less(share: float) -> str:
+    """Return a saving in words.
+
+    >>> less(0.421), less(-0.03), less(0.001), less(0.9871)
+    ('42% less', '3% more', 'the same', '98.7% less')
+    """
+    if abs(share) < 0.005:
+        return "the same"
+    size = f"{abs(share):.0%}" if abs(share) < 0.1 else percent(abs(share))
+    return f"{size} {'less' if share > 0 else 'more'}"
+
+
+def points_in_words(share: float) -> str:
+    """Return a difference of error rates in percentage points.
+
+    >>> points_in_words(0.005), points_in_words(0.01), points_in_words(0.0123)
+    ('0.5 points', '1 point', '1.23 points')
+    """
+    size = f"{100 * share:.2f}".rstrip("0").rstrip(".")
+    return f"{size} {'point' if size == '1' else 'points'}"
 
 
 def point_in_words(*points: Share) -> str:
@@ -260,7 +275,7 @@ def quality(frontier: Frontier) -> str:
 
 def difference(more_error: float, frontier: Frontier) -> str:
     """Return a difference of errors in points, or of mean losses as a number."""
-    return points(more_error) if frontier.measure == "error" else f"{more_error:.3g}"
+    return points_in_words(more_error) if frontier.measure == "error" else f"{more_error:.3g}"
 
 
 def _least_saving(more: float) -> float:
@@ -354,7 +369,7 @@ class _Words:
 
     @property
     def alone(self) -> str:
-        return reference_in_words(self.frontier, self.trace)
+        return self.frontier.alone
 
     @property
     def place(self) -> str:

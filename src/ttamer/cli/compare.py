@@ -1,0 +1,231 @@
+"""``ttamer frontier``, ``report`` and ``demo``: every family on rows it was not fitted to."""
+
+import functools
+import textwrap
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ttamer import datasets
+from ttamer._arguments import require_whole
+from ttamer.baselines import FAMILIES
+from ttamer.cli.options import Command, Reading, json_option, output_option, reading_options
+from ttamer.cli.tables import as_json as to_json, paint, progress_line
+from ttamer.errors import ArgumentError
+from ttamer.evaluation.frontiers import MORE_ERROR, OURS, Frontier, family_names, frontier
+from ttamer.reporting.page import require_page, write_report
+from ttamer.reporting.recommendation import budget_of, points_in_words, recommend
+from ttamer.trace.trace import Trace
+
+
+def _families(_: click.Context, __: click.Parameter, text: str | None) -> list[str] | None:
+    """Read A,B; families that there are not are refused before any work."""
+    return None if not text else family_names(name.strip() for name in text.split(","))
+
+
+def _resamples(_: click.Context, __: click.Parameter, value: int) -> int:
+    require_whole(value, "resamples")
+    return value
+
+
+def comparison_options(command: Command) -> Command:
+    """Add the options of a comparison, as ``traces``, ``names`` and ``resamples``."""
+
+    @click.argument("trace", required=False)
+    @click.option("--fit", metavar="TRACE", help="Rows to fit on.")
+    @click.option("--test", metavar="TRACE", help="Rows to measure on.")
+    @reading_options
+    @click.option("--families", "names", metavar="A,B", callback=_families, help="The families to "
+                  "compare, such as ttamer,threshold,chain (default: all that apply).")  # fmt: skip
+    @click.option("--resamples", type=int, default=1000, metavar="N", callback=_resamples,
+                  help="Bootstrap resamples for the intervals (default 1000).")  # fmt: skip
+    @json_option
+    @functools.wraps(command)
+    def compared(
+        *, trace: str | None, fit: str | None, test: str | None, reading: Reading, **options: Any
+    ) -> Any:
+        if (trace is None) == (fit is None or test is None) or (trace and (fit or test)):
+            raise ArgumentError(
+                "give one TRACE, which is halved at random, or --fit TRACE and --test TRACE"
+            )
+        said = f"{trace or fit}{reading.words}"
+        return command(
+            read=lambda: (
+                reading.read(trace).split(0.5, seed=0)
+                if trace
+                else (reading.read(fit or ""), reading.read(test or ""))
+            ),
+            said=said,
+            **options,
+        )
+
+    return compared
+
+
+@click.command("frontier")
+@comparison_options
+@output_option(text="Write the comparison as JSON here.")
+def frontier_command(
+    read: Any,
+    said: str,
+    names: list[str] | None,
+    resamples: int,
+    output: str | None,
+    as_json: bool,
+) -> None:
+    """Compare ttamer with thresholds, chains and other rules, and recommend one.
+
+    Every family is fitted on some rows and measured on others: one TRACE, halved at random, or two
+    (--fit and --test).
+    """
+    fit_trace, test_trace = read()
+    progress = progress_line(quiet=as_json)
+    result = frontier(fit_trace, test_trace, families=names, resamples=resamples, progress=progress)
+    progress("")
+    text = to_json(result.to_dict())
+    if output:
+        Path(output).write_text(text + "\n", "utf-8")
+    print(text if as_json else f"{result}{advice_text(result, said)}")
+    if output and not as_json:
+        print(f"\n  written to {output}")
+
+
+@click.command("report")
+@comparison_options
+@output_option("report.html", text="Where to write the page.", makes_folders=True)
+@click.option("--title", help="The title of the page.")
+def report_command(
+    read: Any,
+    said: str,
+    names: list[str] | None,
+    resamples: int,
+    output: str,
+    title: str | None,
+    as_json: bool,
+) -> None:
+    """Write the comparison of ttamer frontier as one HTML page that opens offline.
+
+    Its figures are written beside it as PNG and SVG.
+    """
+    require_page(output)
+    if names is not None:
+        names = list(dict.fromkeys(["ttamer", *names]))  # the page is about its policies
+    fit_trace, test_trace = read()
+    progress = progress_line(quiet=as_json)
+    result = frontier(fit_trace, test_trace, families=names, resamples=resamples, progress=progress)
+    progress("")
+    paths = write_report(result, output, title=title)
+    if as_json:
+        print(to_json({**result.to_dict(), "written": [str(path) for path in paths]}))
+    else:
+        print(f"{result}{advice_text(result, said)}\n\n  written to {paths[0]}")
+
+
+def advice_text(result: Frontier, said: str | None = None) -> str:
+    """Return the recommendation, and for a command what comes next."""
+    if "ttamer" not in result.families:
+        return ""
+    advice = recommend(result)
+    advised = f"What to use: {' '.join([advice.sentence, *advice.notes])}"
+    lines = ["", "", textwrap.fill(advised, 80, break_on_hyphens=False)]
+    if said and advice.outcome == "loses" and advice.family == "threshold":
+        lines += ["", f"Next: ttamer fit {said} --belief threshold"]
+    if said and result.ladder is not None and advice.outcome in ("wins", "ties"):
+        budget = budget_of(result.ladder, *advice.settings)
+        lines += [
+            "",
+            f"Next: ttamer fit {said}",
+            "and choose that policy by its expected cost:",
+            f"  for_budget({budget}) in Python, budget = {budget} in [serve]",
+        ]
+    return "\n".join(lines)
+
+
+@click.command("demo")
+@click.option("--trace", default="langid", metavar="NAME", show_default=True,
+              help=f"Which trace: {', '.join(datasets.names())}.")  # fmt: skip
+@output_option("out", text="The folder for the report.", makes_folders=True, writes_folder=True)
+def demo_command(trace: str, output: str) -> None:
+    """Fit, compare and report on a real trace that comes with the package.
+
+    Language detectors of very different speed, nine LLMs, or the exits of a network. It needs no
+    network access and no GPU.
+    """
+    folder = Path(output)
+    file = require_page(folder / f"{trace}.html")
+    progress = progress_line()
+    fit_trace, test_trace = _parts(trace)
+    # Two cores share the work; the intervals of other families are not shown.
+    with ProcessPoolExecutor(1, get_context("spawn")) as second:
+        others = second.submit(measure_others, trace)
+        ours = frontier(
+            fit_trace, test_trace, families=["ttamer"], resamples=200, progress=progress
+        )
+        progress("comparing with other rules")
+        rivals = others.result()
+    result = replace(
+        ours,
+        points=ours.points + rivals.points,
+        played={**ours.played, **rivals.played},
+        left_out=rivals.left_out,
+    )
+    progress("drawing the report")
+    folder.mkdir(parents=True, exist_ok=True)
+    page = write_report(result, file, png=False)[0]
+    progress("")
+    # The recommendation may name another family: these three numbers are always ttamer's.
+    first, *more = three_numbers(result)
+    print(paint(f"With ttamer: {first}", "bold"))
+    for line in more:
+        print(f"  and {line}")
+    facts = datasets.about(trace)
+    print(f"\n{trace}: {facts['title']}")
+    nodes = fit_trace.names
+    print(", ".join(nodes if len(nodes) < 15 else (*nodes[:3], "...", nodes[-1])))
+    print(f"cost: {facts['cost'].partition(';')[0]}")
+    print(f"\n{result}{advice_text(result)}")
+    print("\nThe same for a log of yours: ttamer report LOG --cascade cascade.toml")
+    print(f"The report, to open in a browser: {page}")
+
+
+def _parts(name: str) -> tuple[Trace, Trace]:
+    return datasets.load(name, "fit"), datasets.load(name, "test")
+
+
+def measure_others(name: str) -> Frontier:
+    """Return the frontier of all families but ttamer."""
+    names = [family for family in (*OURS, *FAMILIES) if family != "ttamer"]
+    return frontier(*_parts(name), families=names, resamples=0)
+
+
+def three_numbers(result: Frontier) -> list[str]:
+    """Return what ttamer reaches, in two or three lines.
+
+    Separate models together may be more accurate than the best of them: the lines say by how much.
+    The exits of one network rarely are: there the lines say what giving up some accuracy saves.
+    """
+    best = result.reference
+    most = 1 - min(point.result.error for point in result.of("ttamer"))
+    shares = {
+        more: cost / best.cost
+        for more in MORE_ERROR
+        if best.cost and (cost := result.cost_at("ttamer", more)) is not None
+    }
+    same = f"at {shares[0.0]:.1%} of its cost" if 0.0 in shares else "is not reached"
+    first = f"the accuracy of {result.alone} ({1 - best.error:.1%}) {same}"
+    if result.alone != "the full network":
+        error = result.error_at("ttamer", best.cost)
+        at_price = "" if error is None else f"{1 - error:.1%}"
+        if at_price == f"{most:.1%}":
+            return [first, f"{at_price} accuracy at most, at no more than its cost"]
+        priced = [f"{at_price} accuracy at its cost"] if at_price else []
+        return [first, *priced, f"{most:.1%} at most, whatever it costs"]
+    if 0.0 not in shares:
+        first = f"{first}: {most:.1%} at most"
+    near = [f"within {points_in_words(more)} of it at {shares[more]:.1%} of its cost"
+            for more in MORE_ERROR if more and more in shares][:2]  # fmt: skip
+    return [first, *near]

@@ -1,0 +1,61 @@
+"""How commands print: JSON for programs, bars, progress on stderr."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ttamer._display.progress import ProgressReport
+from ttamer._display.tables import paint as paint, table as table
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return a line of bars, the largest value the highest.
+
+    >>> sparkline([0.3, 0.1, 0.05, 0.0])
+    '█▃▂▁'
+    >>> sparkline([1.0, 1.0])
+    '▁▁'
+    """
+    bars = "▁▂▃▄▅▆▇█"
+    low, high = min(values), max(values)
+    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
+    return "".join(bars[round((value - low) * scale)] for value in values)
+
+
+def as_json(data: Any) -> str:
+    """Return JSON; infinities as ``"inf"`` and ``"-inf"``, as in problem.json, and NaN as null.
+
+    >>> print(as_json({"losses": [0.5, float("inf"), float("nan")]}))
+    {
+     "losses": [
+      0.5,
+      "inf",
+      null
+     ]
+    }
+    """
+    return json.dumps(_plain(data), indent=1, allow_nan=False)
+
+
+def progress_line(*, quiet: bool = False) -> Callable[[str], None]:
+    """Return a function that shows on stderr what is being done; call it with "" at the end.
+
+    On a terminal one line is overwritten; elsewhere a new line is written every two seconds.
+    """
+    return (lambda _: None) if quiet else ProgressReport(bar=False)
+
+
+def _plain(item: Any) -> Any:
+    """Return plain values that JSON can hold."""
+    if isinstance(item, dict):
+        return {key: _plain(value) for key, value in item.items()}
+    if isinstance(item, list | tuple):
+        return [_plain(value) for value in item]
+    if hasattr(item, "tolist"):
+        return _plain(item.tolist())
+    if isinstance(item, float) and math.isnan(item):
+        return None
+    if isinstance(item, float) and not math.isfinite(item):
+        return "inf" if item > 0 else "-inf"
+    return item
