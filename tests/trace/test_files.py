@@ -19,12 +19,24 @@ from support.examples import examples
 from ttamer.errors import ArgumentError, CascadeError, MissingExtra, TraceError
 from ttamer.trace.arrow import arrow
 from ttamer.trace.files import open_source, read_batches
+from ttamer.trace.schema import SCHEMA
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 SUFFIXES = ("parquet", "csv", "csv.gz", "npz")
 AB = CascadeSpec.of({"a": 1.0, "b": 2.0})
-NAMES = ("a", "a.b", "a.confidence", "signal", "signal.x", "label", 'ümlaut, "quoted"', "x/y", "..")
+NAMES = (
+    "a",
+    "a.b",
+    "a.confidence",
+    "input",
+    "input.x",
+    "prompt",
+    "label",
+    'ümlaut, "quoted"',
+    "x/y",
+    "..",
+)
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=4)
@@ -43,35 +55,72 @@ def traces(draw) -> Trace:
     def grid(values):
         return [[draw(values) for _ in names] for _ in range(rows)]
 
-    fields = {}
+    def maybe(build):
+        return build() if draw(st.booleans()) else None
+
+    # Some answers are absent, and then nothing of them is there; others are not known.
+    gap = np.array(grid(st.booleans())) if draw(st.booleans()) else np.zeros((rows, len(names)))
+    gap = gap.astype(bool)
+
+    def of_answers(values, missing, *, partly):
+        table = np.array(grid(values), object)
+        table[gap] = missing
+        if partly:
+            table[np.array(grid(st.booleans()))] = missing
+        return table
+
+    unknown = draw(st.booleans())
+    numbers = st.floats(0, 1e300)
     classes = draw(st.lists(texts, min_size=1, max_size=3))
+    fields = {
+        "correct": maybe(lambda: of_answers(st.booleans(), None, partly=unknown)),
+        "prediction": maybe(
+            lambda: of_answers(st.sampled_from([*classes, None]), None, partly=False)
+        ),
+        "label": maybe(lambda: [draw(st.sampled_from([*classes, None])) for _ in range(rows)]),
+        "loss": maybe(lambda: of_answers(numbers, np.nan, partly=unknown).astype(float)),
+        "cost": maybe(lambda: of_answers(numbers, np.nan, partly=False).astype(float)),
+        "chance": maybe(lambda: of_answers(st.floats(0, 1), np.nan, partly=unknown).astype(float)),
+        "latency": maybe(lambda: of_answers(numbers, np.nan, partly=False).astype(float)),
+        "group": maybe(lambda: [draw(texts | st.none()) for _ in range(rows)]),
+        "prompt": maybe(lambda: [draw(texts | st.none()) for _ in range(rows)]),
+    }
+    if fields["prediction"] is not None and fields["label"] is not None:
+        gap[0, 0] = False
+        for name in ("correct", "loss", "cost", "latency"):
+            if fields[name] is not None and fields[name][0, 0] in (None, np.nan):
+                fields[name] = None
+        fields["prediction"][0][0] = fields["label"][0] = classes[0]
+    for name in ("cost", "latency"):  # where an answer is, they are there
+        if fields[name] is not None:
+            fields[name][~gap & np.isnan(fields[name])] = 1.0
+    inputs = {}
     if draw(st.booleans()):
-        fields["correct"] = np.array(grid(st.booleans()))
+        inputs["of.length, x"] = [draw(finite) for _ in range(rows)]
+    if draw(st.booleans()):  # CSV has no types: text that is no number
+        word = texts.map(lambda text: f"w{text}") | st.none()
+        inputs["word"] = ["w", *(draw(word) for _ in range(rows - 1))]
     if draw(st.booleans()):
-        fields["prediction"] = grid(st.sampled_from([*classes, None]))
+        inputs["embedding"] = [[draw(finite), draw(finite)] for _ in range(rows)]
     if draw(st.booleans()):
-        missing = [None] if target == "last" or "correct" in fields else []
-        fields["label"] = [draw(st.sampled_from([*classes, *missing])) for _ in range(rows)]
-        if "prediction" in fields:
-            fields["prediction"][0][0] = fields["label"][0] = classes[0]
-    if draw(st.booleans()):
-        fields["loss"] = np.array(grid(st.floats(0, 1e300)))
-    if draw(st.booleans()):
-        fields["cost"] = np.array(grid(st.floats(0, 1e300)))
-    if draw(st.booleans()):
-        fields["inputs"] = {"of.length, x": [row[0] for row in grid(finite)]}
-    if draw(st.booleans()):
-        margin = np.array(grid(finite))
+        margin = of_answers(finite, np.nan, partly=False).astype(float)
         margin[:, draw(st.integers(0, len(names) - 1))] = np.nan
         if not np.isnan(margin).all():
             fields["margin"] = margin
-    return Trace.from_arrays(spec, grid(finite), **fields)
+    confidence = of_answers(finite, np.nan, partly=False).astype(float)
+    confidence[~gap & np.isnan(confidence)] = 0.5
+    return Trace.from_arrays(spec, confidence, **fields, inputs=inputs)
 
 
 def assert_same(one: Trace, other: Trace) -> None:
     assert one.digest == other.digest
     assert one.spec == other.spec
-    assert one.extras.keys() == other.extras.keys()
+    for column in SCHEMA:
+        values, others = getattr(one, column.field), getattr(other, column.field)
+        assert (values is None) == (others is None), column.name
+    assert {name: (v.dtype, v.shape) for name, v in one.inputs.items()} == {
+        name: (v.dtype, v.shape) for name, v in other.inputs.items()
+    }
 
 
 @examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -113,7 +162,9 @@ def test_scores_are_read_as_losses(tmp_path, suffix):
     [
         ("a.score", [1.5, 0.0], "row 0 (counting from 0) is above 1"),
         ("a.loss", [0.0, -1.0], "row 1 (counting from 0) is negative"),
-        ("a.loss", [0.0, None], "missing, NaN or infinite"),
+        ("a.loss", [0.0, float("inf")], "missing, NaN or infinite"),
+        ("a.chance", [0.5, 1.5], "row 1 (counting from 0) is above 1"),
+        ("signal.s", [0.5, 1.5], "is named 'input.s' now: rename it"),
     ],
 )
 def test_losses_that_cannot_be_are_named(tmp_path, column, values, says):
@@ -239,9 +290,9 @@ def test_a_cascade_given_goes_before_the_one_in_the_file(tmp_path):
 
 
 def test_a_node_may_be_called_signal_if_the_cascade_has_it(tmp_path):
-    write(tmp_path / "t.parquet", {"signal.confidence": [0.5], "signal.length": [3.0]})
-    trace = Trace.read(tmp_path / "t.parquet", CascadeSpec.of({"signal": 1.0}))
-    assert (trace.names, list(trace.inputs)) == (("signal",), ["length"])
+    write(tmp_path / "t.parquet", {"input.confidence": [0.5], "input.length": [3.0]})
+    trace = Trace.read(tmp_path / "t.parquet", CascadeSpec.of({"input": 1.0}))
+    assert (trace.names, list(trace.inputs)) == (("input",), ["length"])
     with pytest.raises(TraceError, match=r"no column <node>.confidence"):
         Trace.read(tmp_path / "t.parquet")
 
@@ -250,7 +301,7 @@ def test_names_split_at_the_last_dot(tmp_path):
     write(tmp_path / "t.csv", {"gpt-4.1.mini.confidence": [0.5], "gpt-4.1.mini.margin": [0.1]})
     trace = Trace.read(tmp_path / "t.csv")
     assert trace.names == ("gpt-4.1.mini",)
-    assert trace.extras["margin"].tolist() == [[0.1]]
+    assert trace.margin.tolist() == [[0.1]]
 
 
 def test_the_same_class_in_other_types(tmp_path):
@@ -288,9 +339,7 @@ def test_an_empty_line_is_a_gap_only_in_a_file_of_one_column(tmp_path):
     path.write_text("a.confidence,label\n0.5,x\n\n0.7,y\n\n")
     assert len(Trace.read(path)) == 2
     path.write_text("a.confidence\n0.5\n\n0.7\n")
-    with pytest.raises(TraceError, match=r"row 1 .* is missing"):
-        Trace.read(path)
-    assert sum(Trace.read(path, on_bad="skip").left_out.values()) == 1
+    assert Trace.read(path).answered[:, 0].tolist() == [True, False, True]
 
 
 def test_numbers_of_every_kind(tmp_path):
@@ -327,20 +376,17 @@ def without(*names: str) -> dict:
         (EVERY, {"c.cost": [0.1] * 3}, "not in the cascade: 'c.cost'"),
         (EVERY, {"a.cost": [1.0, -1.0, 1.0]}, "'a.cost': row 1 .* is negative"),
         (EVERY, {"a.cost": [1.0, NAN, 1.0]}, "'a.cost': row 1 .* is missing, NaN"),
-        (EVERY, {"signal.s": [1.0, 1.0, NAN]}, "'signal.s': row 2"),
+        (EVERY, {"input.s": [1.0, 1.0, NAN]}, "'input.s': row 2"),
         (EVERY, {"a.margin": [1.0, 1.0, NAN]}, "'a.margin': row 2"),
-        (EVERY, {"a.correct": [True] * 3}, "'b.correct' is missing, and correct is needed for all"),
-        (ARROW, CORRECT | {"a.correct": [None, True, False]}, "'a.correct': row 0 .* is missing"),
         (EVERY, CORRECT | {"a.correct": [1, 0, 2]}, "'a.correct': row 2 "),
         (EVERY, CORRECT | {"a.correct": ["yes", "no", "no"]}, "'a.correct'"),
-        (ARROW, {"label": ["1", None, "2"]}, "'label': row 1 .* is missing"),
         (EVERY, {"label": ["x", "y", "z"]}, "no label is ever predicted .* 'x', 'y', 'z', pred"),
         (["parquet"], {"label": [[1], [2], [3]]}, "'label': holds list"),
         (["npz"], {"label": [[1], [2], [3]]}, r"'label': has shape \(3, 1\)"),
         (["npz"], {"label": [1j, 2, 3]}, "'label': holds complex128"),
         (["npz"], {"label": [1, 2, 3, 4]}, "'a.confidence' has 3 rows, 'label' has 4"),
         (["npz"], {"label": np.array([1, None, "x"], object)}, "'label': holds Python objects"),
-        (["npz"], {"classes": ["x"]}, "codes run from 1 to 2, and 'classes' has 1"),
+        (["npz"], {"classes": ["x"]}, "codes run from 1 to 3, and 'classes' has 1"),
         (["npz"], {"classes": [1]}, "'classes' must hold text"),
         (["npz"], {"classes": ["x"] * 9, "label": ["x"] * 3}, "'label': holds <U1, and codes"),
         (["parquet"], {"label": ["a\0", "b", "c"]}, "'label': the class .*NUL"),
@@ -482,7 +528,7 @@ def test_rows_left_out_are_counted_once(tmp_path, suffix):
     columns = GOOD | {
         "a.confidence": [NAN, 0.2, INF],
         "b.confidence": [NAN, 0.5, 0.6],
-        "signal.s": [1.0, 2.0, 3.0],
+        "input.s": [1.0, 2.0, 3.0],
         "a.cost": [1.0, 2.0, 3.0],
         "a.margin": [1.0, 2.0, 3.0],
     }
@@ -505,10 +551,8 @@ def test_rows_left_out_for_several_reasons(tmp_path):
     }
     write(tmp_path / "t.parquet", columns)
     trace = Trace.read(tmp_path / "t.parquet", AB, on_bad="skip")
-    assert trace.left_out == {
-        "b.confidence is missing, NaN or infinite": 1,
-        "label is missing": 1,
-    }
+    assert trace.left_out == {"b.confidence is missing, NaN or infinite": 1}
+    assert trace.label[0] == -1
     last = CascadeSpec.of({"a": 1.0, "b": 2.0}, target="last")
     columns["b.confidence"] = [0.4, 0.5, 0.6]
     write(tmp_path / "t.parquet", columns)
@@ -516,14 +560,14 @@ def test_rows_left_out_for_several_reasons(tmp_path):
 
 
 def test_all_rows_left_out(tmp_path):
-    write(tmp_path / "t.csv", {"a.confidence": [NAN, INF]})
+    write(tmp_path / "t.csv", {"a.confidence": [-INF, INF]})
     for read in (Trace.read, lambda *a, **k: list(read_batches(*a, **k))):
         with pytest.raises(TraceError, match=r"every row was left out \(2 in all"):
             read(tmp_path / "t.csv", on_bad="skip")
 
 
 def test_where_a_bad_row_of_a_later_batch_stands(tmp_path):
-    write(tmp_path / "t.parquet", {"a.confidence": [0.5] * 7 + [NAN]})
+    write(tmp_path / "t.parquet", {"a.confidence": [0.5] * 7 + [INF]})
     with pytest.raises(TraceError, match="row 7 "):
         list(read_batches(tmp_path / "t.parquet", rows=3))
 

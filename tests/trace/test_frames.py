@@ -21,7 +21,7 @@ COLUMNS = {
     "large.v2.confidence": [0.8, 0.7, 0.6],
     "large.v2.prediction": ["cat", "cat", "dog"],
     "label": ["cat", "cat", "dog"],
-    "signal.length": [3.0, 4.0, 5.0],
+    "input.length": [3.0, 4.0, 5.0],
     "id": [7, 8, 9],
 }
 
@@ -72,7 +72,7 @@ def expected() -> Trace:
         np.column_stack([COLUMNS["small.confidence"], COLUMNS["large.v2.confidence"]]),
         prediction=np.column_stack([COLUMNS["small.prediction"], COLUMNS["large.v2.prediction"]]),
         label=COLUMNS["label"],
-        inputs={"length": COLUMNS["signal.length"]},
+        inputs={"length": COLUMNS["input.length"]},
     )
 
 

@@ -498,16 +498,11 @@ def test_long_csv_with_correct_only(tmp_path):
 
 
 def test_long_csv_with_gaps(tmp_path):
-    text = LONG + "cat,early,s3,cat,0.5,1\nowl,early,s4,,,1\nowl,late,s4,owl,0.5,1\n"
-    path = long(tmp_path, text)
-    with pytest.raises(TraceError, match="'s3' has no line for exit 'late', and 1 of 4 samples"):
-        import_long_csv(path)
-    trace = import_long_csv(path, on_bad="skip")
-    assert trace.left_out == {
-        "a line for some exit is missing": 1,
-        "early.confidence is missing, NaN or infinite": 1,
-    }
-    assert len(trace) == 2
+    text = LONG + "cat,early,s3,cat,0.5,1\nowl,early,s4,,,\nowl,late,s4,owl,0.5,1\n"
+    trace = import_long_csv(long(tmp_path, text))
+    assert trace.answered[-2:].tolist() == [[True, False], [False, True]]
+    assert trace.loss[-2:, 0].tolist()[0] == 0.0
+    assert np.isnan(trace.loss[-1, 0])
 
 
 @pytest.mark.parametrize(
@@ -521,7 +516,7 @@ def test_long_csv_with_gaps(tmp_path):
         ("sample,exit,confidence\n,a,0.5\n", "'sample': row 0 .* is empty"),
         ("sample,exit,confidence\n1,,0.5\n", "'exit': row 0 .* is empty"),
         ("sample,exit,confidence\n1,a,high\n", "'confidence': row 0 .* holds 'high'"),
-        ("sample,exit,confidence\n1,a,nan\n", r"'a.confidence': row 0"),
+        ("sample,exit,confidence\n1,a,inf\n", r"'a.confidence': row 0"),
         ("sample,exit,confidence,cost\n1,a,1,-1\n", r"'a.cost': row 0 .* negative"),
         ("sample,exit,confidence,label\n1,a,1,x\n1,b,1,y\n", "sample '1' has two labels"),
         ("sample,exit,confidence,label,prediction\n1,a,1,x,y\n", "no label is ever predicted"),
@@ -540,11 +535,5 @@ def test_long_csv_of_other_exits(tmp_path):
         import_long_csv(long(tmp_path), CascadeSpec.of({"early": 1.0}))
     with pytest.raises(TraceError, match="no line for exit 'never'"):
         import_long_csv(long(tmp_path), CascadeSpec.of({"early": 1.0, "late": 1.0, "never": 1.0}))
-    with pytest.raises(TraceError, match=r"every sample was left out \(2 in all"):
-        import_long_csv(
-            long(tmp_path),
-            CascadeSpec.of({"early": 1.0, "late": 1.0, "never": 1.0}),
-            on_bad="skip",
-        )
     with pytest.raises(TraceError, match=r"suffix must be .csv"):
         import_long_csv(tmp_path / "long.parquet")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import importlib
+import json
 import math
 import zlib
 from collections.abc import Iterator, Sequence
@@ -125,6 +126,46 @@ class ArrowBatch:
             self._numbers(pa, column, numbers, "truth values, or 0 and 1")
         fill_flags(numbers, out, f"{self._place}: column {column!r}", self.start)
 
+    def values(self, column: str) -> NDArray[Any]:
+        """Return a column of numbers (NaN: no value), text (``None``), or vectors."""
+        with self._sound(column) as pa:
+            parts = [self._values(pa, chunk) for _, chunk in self._chunks(column)]
+            return np.concatenate(parts) if parts else np.empty(0)
+
+    def _values(self, pa: Any, chunk: Any) -> NDArray[Any]:
+        types = pa.types
+        if types.is_dictionary(chunk.type):
+            texts = np.array([*chunk.dictionary.to_pylist(), None], object)
+            values: NDArray[Any] = texts[chunk.indices.cast(pa.int64()).fill_null(-1).to_numpy()]
+            return values
+        if types.is_string(chunk.type) or types.is_large_string(chunk.type):
+            return self._values(pa, chunk.dictionary_encode())
+        if (
+            types.is_list(chunk.type)
+            or types.is_large_list(chunk.type)
+            or (types.is_fixed_size_list(chunk.type))
+        ):
+            rows = chunk.to_pylist()
+            lengths = {len(row) if row is not None else 0 for row in rows}
+            if len(lengths) > 1 or None in rows:
+                raise TraceError(
+                    "holds vectors of several lengths, or rows without one; give each row a vector "
+                    "of one length"
+                )
+            single = types.is_float32(chunk.type.value_type)
+            return np.array(rows, np.float32 if single else np.float64).reshape(len(rows), -1)
+        out = np.empty(len(chunk))
+        if types.is_boolean(chunk.type):
+            chunk = chunk.cast(pa.int8())
+        if not (types.is_floating(chunk.type) or types.is_integer(chunk.type)
+                or types.is_null(chunk.type) or types.is_decimal(chunk.type)):  # fmt: skip
+            raise self._wrong_type(chunk, "numbers, text or lists of numbers")
+        if types.is_null(chunk.type):
+            out[:] = math.nan
+        else:
+            out[:] = chunk.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return out
+
     @contextmanager
     def _sound(self, column: str) -> Iterator[Any]:
         """Yield pyarrow, and name the column in every error."""
@@ -217,11 +258,16 @@ class CsvFile:
         text = pa.dictionary(pa.int32(), pa.string())
         types = dict.fromkeys(layout.numbers, pa.float64()) | dict.fromkeys(layout.classes, text)
         types |= dict.fromkeys(layout.flags, pa.bool_())
+        if layout.prompt:
+            types[layout.prompt] = pa.string()
+        kinds = self._kinds(list(layout.inputs.values()))
+        types |= {name: pa.float64() if kinds[name] == "number" else text for name in kinds}
+        vectors = [name for name, kind in kinds.items() if kind == "vector"]
         start = 0
         try:
             for table in self._tables(types, whole=rows is None):
                 for first in range(0, table.num_rows, rows or table.num_rows or 1):
-                    part = table.slice(first, rows)
+                    part = _with_vectors(pa, table.slice(first, rows), vectors)
                     yield ArrowBatch(self._place, start, part)
                     start += part.num_rows
         except (pa.ArrowException, OSError) as error:
@@ -229,6 +275,27 @@ class CsvFile:
                 return  # a header, and not even the end of its line
             bad = self._first_bad_cell(layout)
             raise TraceError(f"{self._place}: {bad or _line(error)}") from None
+
+    def _kinds(self, names: list[str]) -> dict[str, str]:
+        """Return what each input holds: CSV has no types, so every cell is looked at."""
+        pa, compute = arrow(), arrow("pyarrow.compute")
+        kinds = dict.fromkeys(names, "number")
+        for table in self._tables(dict.fromkeys(names, pa.string()), whole=False) if names else ():
+            for name in names:
+                cells = table.column(name).drop_null()
+                if kinds[name] == "number":
+                    try:
+                        cells.cast(pa.float64())
+                    except pa.ArrowInvalid:
+                        kinds[name] = "vector"
+                if (
+                    kinds[name] == "vector"
+                    and not compute.all(
+                        compute.match_substring_regex(cells, r"^\[[-+0-9.eE, ]*\]$")
+                    ).as_py()
+                ):
+                    kinds[name] = "text"
+        return kinds
 
     def _tables(self, types: dict[str, Any], *, whole: bool) -> Iterator[Any]:
         """Yield Arrow tables or batches of the named columns."""
@@ -323,23 +390,45 @@ def _line(error: BaseException) -> str:
     return text.splitlines()[0][:200]
 
 
+def _with_vectors(pa: Any, table: Any, names: Sequence[str]) -> Any:
+    """Return a table in which cells such as ``[0.5, 1]`` are vectors."""
+    if names and not hasattr(table, "set_column"):
+        table = pa.Table.from_batches([table])
+    for name in names:
+        cells = table.column(name).to_pylist()
+        vectors = [None if cell is None else json.loads(cell) for cell in cells]
+        kind = pa.list_(pa.float64())
+        table = table.set_column(
+            table.column_names.index(name), name, pa.chunked_array([pa.array(vectors, kind)])
+        )
+    return table
+
+
 def _tables(trace: Trace, *, dictionaries: bool) -> Iterator[Any]:
     """Yield a trace as Arrow tables of some rows each."""
     pa = arrow()
-    classes = pa.array(trace.classes, pa.string())
 
-    def text(codes: NDArray[np.int32]) -> Any:
-        index = pa.array(codes, pa.int32(), mask=codes < 0)
-        values = pa.DictionaryArray.from_arrays(index, classes)
-        return values if dictionaries else values.dictionary_decode()
+    def column(name: str, values: NDArray[Any]) -> Any:
+        if values.dtype == np.int32:
+            texts = pa.array(trace.groups if name == "group" else trace.classes, pa.string())
+            index = pa.array(values, pa.int32(), mask=values < 0)
+            coded = pa.DictionaryArray.from_arrays(index, texts)
+            return coded if dictionaries else coded.dictionary_decode()
+        if values.dtype == np.int8:
+            return pa.array(values == 1, pa.bool_(), mask=values < 0)
+        if values.dtype == object:
+            return pa.array(values, pa.string())
+        if values.ndim == 2:
+            if not dictionaries:  # CSV has no lists
+                return pa.array([json.dumps(row) for row in values.tolist()], pa.string())
+            kind = pa.float32() if values.dtype == np.float32 else pa.float64()
+            return pa.array(values.tolist(), pa.list_(kind))
+        return pa.array(values, from_pandas=True)  # NaN is no value
 
     metadata = {_CASCADE: trace.spec.to_toml().encode()}
     for start in range(0, len(trace), _BATCH_ROWS):
         part = columns_of(trace, slice(start, start + _BATCH_ROWS))
-        columns = {
-            name: text(values) if values.dtype == np.int32 else pa.array(values)
-            for name, values in part.items()
-        }
+        columns = {name: column(name, values) for name, values in part.items()}
         yield pa.table(columns, metadata=metadata)
 
 

@@ -6,7 +6,7 @@ cannot be used is refused by column and number, or left out and counted.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from ttamer.errors import TraceError
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.columns import Layout
-from ttamer.trace.trace import EXTRA_FIELDS, OnBad, Trace, graded
+from ttamer.trace.schema import BY_NAME
+from ttamer.trace.trace import OnBad, Trace, graded
 
 
 class Batch(Protocol):
@@ -38,38 +39,39 @@ class Batch(Protocol):
     def flags(self, column: str, out: NDArray[np.int8]) -> None:
         """Fill in a column of truth values as 0 and 1; -1 where there is no value."""
 
+    def values(self, column: str) -> NDArray[Any]:
+        """Return a column of numbers (NaN: no value), text (``None``), or vectors."""
+
 
 class TraceBuilder:
     """Fills the arrays of a trace from batches, then checks them."""
 
-    def __init__(self, layout: Layout, rows: int, codes: ClassCodes) -> None:
-        def block(kind: Any) -> NDArray[Any]:
-            # Columns contiguous: files come by column, and most work goes node by node.
-            return np.empty((len(layout.spec), rows), kind).T
-
+    def __init__(
+        self, layout: Layout, rows: int, codes: ClassCodes, groups: ClassCodes | None = None
+    ) -> None:
         self._layout, self._codes = layout, codes
+        self._groups = ClassCodes() if groups is None else groups
         self._rows_needed = rows
         self.filled = 0
         self._start: int | None = None
-        self._numbers = {"confidence": block(np.float64)}
-        # What a node has no column for: its cost in the cascade, and NaN for the others.
-        defaults = {name: np.full(len(layout.spec), math.nan) for name in EXTRA_FIELDS}
-        for name in ("loss", "score"):
-            if layout.fields[name]:
-                self._numbers[name] = block(np.float64)
-        for name, default in {"cost": layout.spec.costs, **defaults}.items():
-            if layout.fields[name]:
-                self._numbers[name] = block(np.float64)
-                for node in set(range(len(layout.spec))) - set(layout.fields[name]):
-                    self._numbers[name][:, node] = default[node]
-        self._prediction = block(np.int32) if layout.fields["prediction"] else None
-        self._correct = block(np.int8) if layout.fields["correct"] else None
-        self._label = np.empty(rows, np.int32) if layout.label else None
-        self._signals = {name: np.empty(rows) for name in layout.signals}
+        nodes = len(layout.spec)
+        self._blocks: dict[str, NDArray[Any]] = {}
+        for name, by_node in layout.fields.items():
+            if by_node:
+                column = BY_NAME["loss" if name == "score" else name]
+                # Columns contiguous: files come by column, and most work goes node by node.
+                block: NDArray[Any] = np.full((nodes, rows), column.missing, column.dtype).T
+                for node in set(range(nodes)) - set(by_node) if name == "cost" else ():
+                    block[:, node] = layout.spec.costs[node]
+                self._blocks[name] = block
+        of_rows = {"label": layout.label, "group": layout.group, "prompt": layout.prompt}
+        self._of_rows = {name: column for name, column in of_rows.items() if column}
+        for name in self._of_rows:
+            self._blocks[name] = np.empty(rows, BY_NAME[name].dtype)
+        self._inputs: dict[str, list[NDArray[Any]]] = {name: [] for name in layout.inputs}
 
     def add(self, batch: Batch) -> None:
         """Copy a batch in behind the ones before."""
-        fields = self._layout.fields
         if self._start is None:
             self._start = batch.start
         part = slice(self.filled, self.filled + batch.rows)
@@ -78,24 +80,36 @@ class TraceBuilder:
                 f"{self._layout.place}: is damaged: it has more than the {self._rows_needed} rows "
                 "of its header"
             )
-        for name, block in self._numbers.items():
-            for node, column in fields[name].items():
-                batch.numbers(column, block[part, node])
-        if self._label is not None and self._layout.label:
-            batch.codes(self._layout.label, self._label[part], self._codes)
-        if self._prediction is not None:
-            for node, column in fields["prediction"].items():
-                batch.codes(column, self._prediction[part, node], self._codes)
-        if self._correct is not None:
-            for node, column in fields["correct"].items():
-                batch.flags(column, self._correct[part, node])
-        for name, column in self._layout.signals.items():
-            batch.numbers(column, self._signals[name][part])
+        for name, by_node in self._layout.fields.items():
+            for node, column in by_node.items():
+                self._fill(batch, name, column, self._blocks[name][part, node])
+        for name, column in self._of_rows.items():
+            self._fill(batch, name, column, self._blocks[name][part])
+        for name, column in self._layout.inputs.items():
+            self._inputs[name].append(batch.values(column))
         self.filled = part.stop
+
+    def _fill(self, batch: Batch, name: str, column: str, out: NDArray[Any]) -> None:
+        kind = BY_NAME["loss" if name == "score" else name].kind
+        if kind == "number":
+            batch.numbers(column, out)
+        elif kind == "class":
+            batch.codes(column, out, self._groups if name == "group" else self._codes)
+        elif kind == "flag":
+            batch.flags(column, out)
+        else:
+            values = batch.values(column)
+            if values.dtype != object:
+                raise TraceError(
+                    f"{self._layout.place}: column {column!r}: holds {values.dtype}, and text is "
+                    "needed; convert the column"
+                )
+            out[:] = values
 
     def finish(self, on_bad: OnBad) -> Trace:
         """Check every value, and return the trace; rows left out are counted."""
-        faults = self._faults()
+        inputs = {name: self._input(name, parts) for name, parts in self._inputs.items()}
+        faults = self._faults(inputs)
         left_out: dict[str, int] = {}
         keep = None
         if faults:
@@ -107,66 +121,81 @@ class TraceBuilder:
                 if count:
                     left_out[f"{column} {what}"] = count
                 keep &= ~bad
-        spec, loss = self._layout.spec, self._numbers.get("loss")
-        if "score" in self._numbers:
-            spec, loss = graded(spec, _kept(self._numbers["score"], keep))
-        else:
-            loss = _kept(loss, keep)
+        blocks = {name: _kept(block, keep) for name, block in self._blocks.items()}
+        spec = self._layout.spec
+        if "score" in blocks:
+            spec, blocks["loss"] = graded(spec, blocks.pop("score"))
+        fields = {BY_NAME[name].field: block for name, block in blocks.items()}
         return Trace(
             spec,
-            _kept(self._numbers["confidence"], keep),
-            prediction=_kept(self._prediction, keep),
-            label=_kept(self._label, keep),
-            correct=_kept(self._correct, keep),
-            raw_loss=loss,
-            cost=_kept(self._numbers.get("cost"), keep),
-            inputs={name: _kept(values, keep) for name, values in self._signals.items()},
-            **{n: _kept(self._numbers[n], keep) for n in EXTRA_FIELDS if n in self._numbers},
+            **fields,
+            inputs={name: values if keep is None else values[keep]
+                    for name, values in inputs.items()},
             classes=self._codes.classes,
+            groups=self._groups.classes,
             left_out=left_out,
             notes=self._layout.notes,
-        )
+        )  # fmt: skip
 
-    def _faults(self) -> list[tuple[str, str, NDArray[np.bool_]]]:
+    def _input(self, name: str, parts: list[NDArray[Any]]) -> NDArray[Any]:
+        kinds = {(part.dtype == object, part.shape[1:]) for part in parts if part.size}
+        if len(kinds) > 1:
+            raise TraceError(
+                f"{self._layout.place}: column {self._layout.inputs[name]!r}: holds numbers, text "
+                "or vectors of several lengths; give it one type"
+            )
+        parts = [part for part in parts if part.size] or parts
+        return np.concatenate(parts) if parts else np.empty(0)
+
+    def _faults(
+        self, inputs: Mapping[str, NDArray[Any]]
+    ) -> list[tuple[str, str, NDArray[np.bool_]]]:
         layout = self._layout
         faults = []
-        given = [
-            (column, block[:, node])
-            for name, block in self._numbers.items()
-            for node, column in layout.fields[name].items()
-        ]
-        given += [(layout.signals[name], values) for name, values in self._signals.items()]
-        for column, values in given:
-            bad = ~np.isfinite(values)
-            if bad.any():
-                faults.append((column, "is missing, NaN or infinite", bad))
-        for name in ("cost", "loss", "score"):
-            for node, column in layout.fields[name].items():
-                block = self._numbers[name][:, node]
-                bad = block < 0
+        what = "is missing, NaN or infinite"
+        confidence = self._blocks["confidence"]
+        answered = ~np.isnan(confidence)
+        says = np.zeros_like(answered)  # where another column has something of an answer
+        for name, by_node in layout.fields.items():
+            column = BY_NAME["loss" if name == "score" else name]
+            for node in by_node if column.of_answer and name != "confidence" else ():
+                says[:, node] |= column.known(self._blocks[name][:, node])
+        for name, by_node in layout.fields.items():
+            column = BY_NAME["loss" if name == "score" else name]
+            if column.kind != "number":
+                continue
+            for node, label in by_node.items():
+                values = self._blocks[name][:, node]
+                bad = np.isinf(values)
+                if column.each_answer:
+                    bad |= np.isnan(values) & (answered | says)[:, node]
                 if bad.any():
-                    raise TraceError(
-                        f"{layout.place}: column {column!r}: {self._rows(bad)} negative, and a "
-                        f"{name} is not; correct the log"
-                    )
-                bad = block > 1
-                if name == "score" and bad.any():
-                    raise TraceError(
-                        f"{layout.place}: column {column!r}: {self._rows(bad)} above 1, and a "
-                        "score is from 0 to 1; give other grades as <node>.loss"
-                    )
-        if self._correct is not None:
-            for node, column in layout.fields["correct"].items():
-                bad = self._correct[:, node] < 0
+                    faults.append((label, what, bad))
+                high = 1.0 if name == "score" else column.high
+                self._check_range(name, label, values, column.low, high)
+        for name, values in inputs.items():
+            if values.dtype != object:
+                finite = np.isfinite(values)
+                bad = ~(finite if values.ndim == 1 else finite.all(axis=1))
                 if bad.any():
-                    faults.append((column, "is missing", bad))
-        graded_rows = bool(layout.fields["loss"] or layout.fields["score"])
-        needed = self._correct is None and not graded_rows and layout.spec.target == "label"
-        if self._label is not None and layout.label and needed:
-            bad = self._label < 0
-            if bad.any():
-                faults.append((layout.label, "is missing", bad))
+                    faults.append((layout.inputs[name], what, bad))
         return faults
+
+    def _check_range(
+        self, name: str, label: str, values: NDArray[Any], low: float, high: float
+    ) -> None:
+        place = f"{self._layout.place}: column {label!r}"
+        bad = values < low
+        if bad.any():
+            raise TraceError(
+                f"{place}: {self._rows(bad)} negative, and a {name} is not; correct the log"
+            )
+        bad = values > high
+        if high < np.inf and bad.any():
+            more = "; give other grades as <node>.loss" if name == "score" else "; correct the log"
+            raise TraceError(
+                f"{place}: {self._rows(bad)} above 1, and a {name} is from 0 to 1{more}"
+            )
 
     def _refuse(self, column: str, what: str, bad: NDArray[np.bool_]) -> None:
         raise TraceError(

@@ -1,9 +1,9 @@
 """What each column of a trace means.
 
-A column is ``label``, ``<node>.<field>`` or ``signal.<name>``. A node's name may hold dots, so
-columns split at the last one. A column that names a field of a node of the cascade belongs to that
-node, even where the node is called ``signal``; without a cascade, ``signal.`` always begins a
-signal.
+A column is ``<node>.<field>``, ``label``, ``group``, ``prompt`` or ``input.<name>``. A node's
+name may hold dots, so columns split at the last one. A column that names a field of a node of the
+cascade belongs to that node, even where the node is called ``input``; without a cascade,
+``input.`` always begins an input.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from numpy.typing import NDArray
 from ttamer.errors import CascadeError, TraceError
 from ttamer.trace.checks import UNPRICED
 from ttamer.trace.classes import shown
+from ttamer.trace.schema import BY_NAME, INPUT, SCHEMA
 from ttamer.trace.spec import CascadeSpec
-from ttamer.trace.trace import EXTRA_FIELDS, Trace
+from ttamer.trace.trace import Trace
 
 # Marks that separate columns in other tables; in a CSV file here a comma does.
 SEPARATORS = (";", "\t", "|")
 # What pandas names the column of an index without a name, in CSV and in Arrow.
 _INDEX = re.compile(r"|__index_level_\d+__")
-_FIELDS = ("confidence", "prediction", "correct", "loss", "score", "cost", *EXTRA_FIELDS)
+_NODE = [column for column in SCHEMA if column.by == "node"]
+_FIELDS = (*(column.name for column in _NODE), "score")
+_NUMBERS = (*(column.name for column in _NODE if column.kind == "number"), "score")
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,13 @@ class Layout:
     """The column of labels, if there is one."""
     fields: Mapping[str, Mapping[int, str]]
     """Column names by field and node number; a field that is left out has none."""
-    signals: Mapping[str, str]
-    """Column names by signal."""
+    inputs: Mapping[str, str]
+    """Column names by input."""
     notes: tuple[str, ...]
+    group: str | None = None
+    """The column of groups, if there is one."""
+    prompt: str | None = None
+    """The column of prompts, if there is one."""
 
     def __post_init__(self) -> None:
         every = {name: self.fields.get(name, {}) for name in _FIELDS}
@@ -52,14 +59,13 @@ class Layout:
     @property
     def numbers(self) -> tuple[str, ...]:
         """Columns that hold numbers."""
-        names = ("confidence", "loss", "score", "cost", *EXTRA_FIELDS)
-        node = (c for name in names for c in self.fields[name].values())
-        return (*node, *self.signals.values())
+        return tuple(c for name in _NUMBERS for c in self.fields[name].values())
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Columns that hold predictions and labels."""
-        return (*([self.label] if self.label else []), *self.fields["prediction"].values())
+        """Columns that hold predictions, labels and groups."""
+        of_rows = [column for column in (self.label, self.group) if column]
+        return (*of_rows, *self.fields["prediction"].values())
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -74,7 +80,8 @@ class Layout:
     @property
     def columns(self) -> tuple[str, ...]:
         """All columns used."""
-        return (*self.numbers, *self.classes, *self.flags)
+        texts = [self.prompt] if self.prompt else []
+        return (*self.numbers, *self.classes, *self.flags, *texts, *self.inputs.values())
 
 
 def plan(
@@ -88,16 +95,21 @@ def plan(
     """
     check_names(columns, place)
     fields: dict[str, dict[int, str]] = {name: {} for name in _FIELDS}
-    signals, strangers, unused = {}, [], []
+    inputs, strangers, unused = {}, [], []
     for column in columns:
         node, dot, name = column.rpartition(".")
         if dot and name in _FIELDS and node in spec.names:
             fields[name][spec.names.index(node)] = column
-        elif column.startswith("signal.") and len(column) > len("signal."):
-            signals[column.removeprefix("signal.")] = column
+        elif column.startswith(INPUT) and len(column) > len(INPUT):
+            inputs[column.removeprefix(INPUT)] = column
+        elif column.startswith("signal."):
+            raise TraceError(
+                f"{place}: the column {column!r} is named 'input.{column.removeprefix('signal.')}' "
+                "now: rename it"
+            )
         elif dot and node and name in _FIELDS:
             strangers.append(column)
-        elif column != "label" and not _INDEX.fullmatch(column):
+        elif column not in BY_NAME and not _INDEX.fullmatch(column):
             unused.append(column)
     if strangers:
         hint = _renames(strangers, spec, fields)
@@ -108,7 +120,7 @@ def plan(
             f"cascade has {shown(spec.names)}: add a [[node]], or an entry in costs, for each of "
             "them, or remove the columns"
         )
-    for name in ("confidence", "prediction", "correct", "loss", "score"):
+    for name in ("confidence", "prediction"):
         lacking = [f"{n}.{name}" for i, n in enumerate(spec.names) if i not in fields[name]]
         if lacking and (name == "confidence" or fields[name]):
             alike = get_close_matches(lacking[0], unused, n=1, cutoff=0.75)
@@ -133,7 +145,9 @@ def plan(
         found.append(f"no cost column for {shown(rest)}: the cascade's cost is used on every row")
     ordered = {name: dict(sorted(by_node.items())) for name, by_node in fields.items()}
     label = "label" if "label" in columns else None
-    return Layout(place, spec, label, ordered, signals, (*notes, *found))
+    group = "group" if "group" in columns else None
+    prompt = "prompt" if "prompt" in columns else None
+    return Layout(place, spec, label, ordered, inputs, (*notes, *found), group, prompt)
 
 
 def _renames(
@@ -189,7 +203,7 @@ def infer_spec(
     names = [
         column.removesuffix(".confidence")
         for column in columns
-        if column.endswith(".confidence") and not column.startswith("signal.")
+        if column.endswith(".confidence") and not column.startswith((INPUT, "signal."))
     ]
     if not any(names):
         raise TraceError(
@@ -206,27 +220,28 @@ def infer_spec(
 
 
 def columns_of(trace: Trace, rows: slice) -> dict[str, NDArray[Any]]:
-    """Return some rows of a trace as named columns; predictions and label as codes.
+    """Return some rows of a trace as named columns; predictions, label and group as codes.
 
     >>> trace = Trace(CascadeSpec.of({"a": 1.0}), [[0.5]], inputs={"length": [3.0]})
     >>> columns_of(trace, slice(None))
-    {'a.confidence': array([0.5]), 'signal.length': array([3.])}
+    {'a.confidence': array([0.5]), 'input.length': array([3.])}
     """
+    present = [
+        (column, values)
+        for column in SCHEMA
+        if (values := getattr(trace, column.field)) is not None and values.ndim == (
+            2 if column.by == "node" else 1)
+    ]  # fmt: skip
     columns: dict[str, Any] = {}
     for node, name in enumerate(trace.names):
-        columns[f"{name}.confidence"] = trace.confidence[rows, node]
-        if trace.prediction is not None:
-            columns[f"{name}.prediction"] = trace.prediction[rows, node]
-        if trace.correct is not None:
-            columns[f"{name}.correct"] = trace.correct[rows, node].view(np.bool_)
-        if trace.raw_loss is not None:
-            columns[f"{name}.loss"] = trace.raw_loss[rows, node]
-        if trace.cost.ndim == 2:
-            columns[f"{name}.cost"] = trace.cost[rows, node]
-        for extra, values in trace.extras.items():
-            if not np.isnan(values[0, node]):  # a node without it has no column
-                columns[f"{name}.{extra}"] = values[rows, node]
-    if trace.label is not None:
-        columns["label"] = trace.label[rows]
-    columns |= {f"signal.{name}": values[rows] for name, values in trace.signals.items()}
+        for column, values in present:
+            if column.by == "row":
+                continue
+            known = column.known(values)
+            # A node without a column is not known on any row, where some other node has it.
+            if column.optional and known.any() and not known[:, node].any():
+                continue
+            columns[f"{name}.{column.name}"] = values[rows, node]
+    columns |= {c.name: values[rows] for c, values in present if c.by == "row"}
+    columns |= {INPUT + name: values[rows] for name, values in trace.inputs.items()}
     return {name: np.ascontiguousarray(values) for name, values in columns.items()}

@@ -88,10 +88,10 @@ def read_batches(
 
 
 def _batches(source: Source, layout: Layout, rows: int, on_bad: OnBad) -> Iterator[Trace]:
-    codes, agreement = ClassCodes(), Agreement()
+    codes, groups, agreement = ClassCodes(), ClassCodes(), Agreement()
     read = kept = 0
     for batch in source.batches(layout, rows):
-        builder = TraceBuilder(layout, batch.rows, codes)
+        builder = TraceBuilder(layout, batch.rows, codes, groups)
         builder.add(batch)
         trace = builder.finish(on_bad)
         agreement.add(trace)

@@ -1,7 +1,8 @@
 """Traces from and to data frames, by Arrow: pandas, polars, and objects with its protocols.
 
 A frame has the columns of a trace file: ``<node>.confidence`` and, where known,
-``<node>.prediction``, ``<node>.correct``, ``<node>.cost``, ``label`` and ``signal.<name>``.
+``<node>.prediction``, ``<node>.correct``, ``<node>.cost``, ``label``,
+``group``, ``prompt`` and ``input.<name>``.
 """
 
 from __future__ import annotations
@@ -122,9 +123,21 @@ def frame_of(trace: Trace, library: FrameLibrary) -> Any:
         raise ArgumentError(f'library is {library!r}; it must be "pandas", "polars" or "arrow"')
     columns: dict[str, Any] = {}
     texts = np.array([*trace.classes, None], object)
+    groups = np.array([*trace.groups, None], object)
     for name, values in columns_of(trace, slice(None)).items():
         # A list: of an array that begins with None, polars makes a column of Python objects.
-        columns[name] = texts[values].tolist() if values.dtype == np.int32 else values
+        if values.dtype == np.int32:
+            of = groups if name == "group" else texts
+            columns[name] = of[values].tolist()
+        elif values.dtype == np.int8:
+            is_known = bool((values >= 0).all())
+            columns[name] = (
+                values == 1 if is_known else [None if v < 0 else bool(v) for v in values]
+            )
+        else:
+            columns[name] = (
+                values.tolist() if values.dtype == object or values.ndim == 2 else values
+            )
     if library == "arrow":
         return arrow().table(columns)
     try:

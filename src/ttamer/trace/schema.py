@@ -56,6 +56,11 @@ class Column:
         object.__setattr__(self, "field", self.field or self.name)
 
     @property
+    def optional(self) -> bool:
+        """Whether some nodes may lack the column."""
+        return self.by == "node" and self.name not in ("confidence", "prediction", "cost")
+
+    @property
     def missing(self) -> Any:
         """What stands where nothing is known."""
         return _MISSING[self.kind]

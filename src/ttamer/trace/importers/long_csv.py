@@ -6,7 +6,6 @@ Columns ``sample``, ``exit`` and ``confidence``, and where known ``prediction``,
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,7 +53,7 @@ def import_long_csv(
 ) -> Trace:
     r"""Read a long CSV as a trace; inputs and exits are numbered as they appear.
 
-    An input that lacks an exit is refused, or left out and counted.
+    An input that lacks the line of an exit has a gap there.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -79,17 +78,19 @@ def import_long_csv(
             f"the cascade has {shown(spec.names)}"
         )
     node = np.array([spec.names.index(name) for name in lines.exits])[lines.exit]
-    keep, left_out = _complete(lines, node, spec, on_bad)
-    columns = _wide(lines, node, spec, keep)
+    _check_lines(lines, node, spec)
+    columns = _wide(lines, node, spec)
     codes = ClassCodes()
     layout = plan(list(columns), spec, place, notes=notes)
-    builder = TraceBuilder(layout, int(keep.sum()), codes)
+    builder = TraceBuilder(layout, len(lines.samples), codes)
     builder.add(ArrayBatch(place, 0, columns, lines.classes))
     trace = builder.finish(on_bad)
     if not len(trace):
-        raise TraceError(f"{place}: every sample was left out ({len(keep)} in all); fix the log")
+        raise TraceError(
+            f"{place}: every sample was left out ({len(lines.samples)} in all); fix the log"
+        )
     check_classes(trace, place)
-    return dataclasses.replace(trace, left_out={**left_out, **trace.left_out})
+    return trace
 
 
 def _read(path: Path) -> _Lines:
@@ -154,47 +155,39 @@ def _mean_costs(lines: _Lines) -> dict[str, float]:
     return means
 
 
-def _complete(
-    lines: _Lines, node: NDArray[np.intp], spec: CascadeSpec, on_bad: OnBad
-) -> tuple[NDArray[np.bool_], dict[str, int]]:
-    """Return which samples have a line for every exit, and how many have not."""
+def _check_lines(lines: _Lines, node: NDArray[np.intp], spec: CascadeSpec) -> None:
+    """Refuse two lines of one sample and exit."""
     pair = lines.sample.astype(np.int64) * len(spec) + node
-    met = np.bincount(pair, minlength=len(lines.samples) * len(spec))
-    grid = met.reshape(len(lines.samples), len(spec))
+    grid = np.bincount(pair, minlength=len(lines.samples) * len(spec))
+    grid = grid.reshape(len(lines.samples), len(spec))
     if (grid > 1).any():
         sample, exit_ = np.argwhere(grid > 1)[0]
         raise TraceError(
             f"{lines.place}: sample {lines.samples[sample]!r} has {grid[sample, exit_]} lines for "
             f"exit {spec.names[exit_]!r}; keep one"
         )
-    keep = np.asarray((grid > 0).all(axis=1))
-    lacking = int((~keep).sum())
-    if lacking and on_bad == "refuse":
-        sample, exit_ = np.argwhere(grid == 0)[0]
+    never = [name for name, count in zip(spec.names, grid.sum(axis=0), strict=True) if not count]
+    if never:
         raise TraceError(
-            f"{lines.place}: sample {lines.samples[sample]!r} has no line for exit "
-            f"{spec.names[exit_]!r}, and {lacking} of {len(keep)} samples lack one; add the lines, "
-            'or leave such samples out, counted, with on_bad="skip"'
+            f"{lines.place}: there is no line for exit {never[0]!r}; add its lines, or remove it "
+            "from the cascade"
         )
-    return keep, {"a line for some exit is missing": lacking} if lacking else {}
 
 
-def _wide(
-    lines: _Lines, node: NDArray[np.intp], spec: CascadeSpec, keep: NDArray[np.bool_]
-) -> dict[str, NDArray[Any]]:
-    """Return the columns of a trace: one row for each sample that is kept."""
-    row = np.cumsum(keep) - 1
+def _wide(lines: _Lines, node: NDArray[np.intp], spec: CascadeSpec) -> dict[str, NDArray[Any]]:
+    """Return the columns of a trace: one row for each sample; a line that is missing is a gap."""
     columns: dict[str, NDArray[Any]] = {}
     for name, values in lines.values.items():
         if name == "label":
-            columns["label"] = _labels(lines)[keep]
+            columns["label"] = _labels(lines)
             continue
         if name == "correct":
             values = np.where(values < 0, np.nan, values)
+        missing = np.nan if values.dtype.kind == "f" else -1
         for number, exit_ in enumerate(spec.names):
-            mine = (node == number) & keep[lines.sample]
-            column = np.empty(int(keep.sum()), values.dtype)
-            column[row[lines.sample[mine]]] = values[mine]
+            of_exit = node == number
+            column = np.full(len(lines.samples), missing, values.dtype)
+            column[lines.sample[of_exit]] = values[of_exit]
             columns[f"{exit_}.{name}"] = column
     return columns
 
