@@ -209,12 +209,12 @@ class Node:
         try:
             if self.settings.confidence == "agreement":
                 return await self._ask_samples(work)
-            response = await self._call(work, self.with_logprobs(work))
+            response = await self._call(work, self.requested(work))
             return await self.read(response.body, self._cost(response, work), work)
         except (Unreadable, AttributeError, LookupError, TypeError, ValueError) as error:
             raise UpstreamFailed(self.name, "garbage", str(error)) from None
 
-    def with_logprobs(self, work: Work) -> Body:
+    def requested(self, work: Work) -> Body:
         """Return a request that asks for the log-probabilities that the confidence needs."""
         body = work.body
         if not self.settings.needs_logprobs:

@@ -1,0 +1,399 @@
+"""The ASGI application: any ASGI server runs it, any HTTP proxy may stand in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ttamer.llm.client import Client, open_session
+from ttamer.llm.compare import Comparer, cosines
+from ttamer.llm.node import Node, Verification, Work, open_nodes
+from ttamer.llm.settings import EnvName
+from ttamer.runtime.reply import Reply
+from ttamer.server.audits import Audits
+from ttamer.server.chat import CASCADE, Chat
+from ttamer.server.deciding import decide
+from ttamer.server.policies import PolicyStore
+from ttamer.server.prompts import Prompts
+from ttamer.server.refusals import Refused, json_response
+from ttamer.server.settings import Settings, read_settings
+from ttamer.server.sinks import DecisionLog, Metrics
+from ttamer.server.stream import streamed
+
+log = logging.getLogger("ttamer")
+PASSED_HEADERS = ("traceparent", "tracestate")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_BUSY = "the server is busy; try again"
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/feedback``: what somebody says about an earlier answer."""
+
+    request: str
+    """The id of the request: its header ``x-request-id``."""
+    label: str | None = None
+    """The right answer."""
+    score: float | None = None
+    """How good the answer was; thumbs are 1 and 0."""
+
+
+class Gate:
+    """How many requests are answered at once; as many may wait, and others are refused.
+
+    Bodies are read before a slot is taken, and all of them together are bounded too.
+    """
+
+    body_seconds = 15.0  # in which the body of a request must have come
+
+    def __init__(self, limit: int, max_body: int) -> None:
+        self._slots = asyncio.Semaphore(limit)
+        self._most, self._max_body = 2 * limit, max_body
+        self._max_bytes = max(64 * max_body, 256 * 2**20)
+        self.inside = self.running = self.bytes = 0
+
+    @asynccontextmanager
+    async def admitted(self, request: Request) -> AsyncIterator[bytes]:
+        """Count a request as one inside, and give its body."""
+        if self.inside >= self._most:
+            raise Refused(503, "overloaded", _BUSY, retry_after=1)
+        self.inside += 1
+        size = 0
+        try:
+            parts: list[bytes] = []
+            stated = request.headers.get("content-length", "")
+            if stated.isdecimal() and int(stated[:20]) > self._max_body:
+                raise self._too_large()
+            try:
+                async with asyncio.timeout(self.body_seconds):
+                    async for part in request.stream():
+                        size += len(part)
+                        self.bytes += len(part)
+                        if size > self._max_body:
+                            raise self._too_large()
+                        if self.bytes > self._max_bytes:
+                            raise Refused(503, "overloaded", _BUSY, retry_after=1)
+                        parts.append(part)
+            except TimeoutError:
+                raise Refused(408, "slow_body", "the body did not come in time") from None
+            yield b"".join(parts)
+        finally:
+            self.inside -= 1
+            self.bytes -= size
+
+    def _too_large(self) -> Refused:
+        return Refused(413, "too_large", f"the body has more than {self._max_body} bytes")
+
+    @asynccontextmanager
+    async def slot(self, seconds: float) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise Refused(503, "overloaded", _BUSY, retry_after=1) from None
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self._slots.release()
+
+
+class Service:
+    """The state of one process, open during the application's lifespan.
+
+    Args:
+        settings: The cascade and its settings.
+        policy: The file of the policy; "" in shadow mode.
+        force: Whether a policy is served that was fitted for other costs or answers.
+
+    Raises:
+        TTamerError: If something cannot be served, before a port opens.
+    """
+
+    def __init__(self, settings: Settings, policy: str = "", *, force: bool = False) -> None:
+        serve = settings.serve
+        self.settings = settings
+        self.token = EnvName(serve.token_env).read().encode() if serve.token_env else b""
+        names = settings.spec.names
+        self.metrics = Metrics(names)
+        self.gate = Gate(serve.max_concurrent, serve.max_body)
+        self.is_ready = False
+        self.nodes: dict[str, Node | Verification] = {}
+        asks = {name: partial(self._ask, name) for name in names}
+        self.policies = PolicyStore(policy, settings, asks, force=force)
+        self.decisions = DecisionLog(serve.log, names, texts=serve.log_texts)
+        self.audits = Audits(settings, self.policies, self.metrics, self.decisions)
+        self.prompts = Prompts()
+        self.chat = Chat(
+            settings, self.policies, self.nodes, self.prompts, self.metrics, self.decisions,
+            self.audits,
+        )  # fmt: skip
+        self._gauges()
+
+    async def _ask(self, name: str, work: Work) -> Reply:
+        return await self.nodes[name].ask(work)
+
+    def _gauges(self) -> None:
+        gauge, gate = self.metrics.gauge, self.gate
+        gauge("ttamer_running", "Requests being answered", lambda: gate.running)
+        gauge("ttamer_waiting", "Requests waiting", lambda: gate.inside - gate.running)
+        gauge("ttamer_log_rows_lost", "Rows of the log lost", lambda: self.decisions.lost)
+        gauge("ttamer_policies_refused", "Files refused", lambda: self.policies.refused)
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Open the connections to the nodes, the log and the audits."""
+        del app
+        settings = self.settings
+        async with open_session() as session:
+            clients = {name: Client(node, session) for name, node in settings.nodes.items()}
+            if settings.embeddings is not None:
+                self.prompts.embeddings = Client.of_embeddings(settings.embeddings, session)
+            comparer = None
+            if settings.compare.kind == "embedding":
+                comparer = Comparer(settings.compare, cosines(self.prompts.embed))
+            self.audits.comparer = comparer
+            nodes = open_nodes(
+                settings.source, settings.nodes, lambda node: clients[node.name], settings.compare,
+                comparer,
+            )  # fmt: skip
+            self.nodes.update(nodes)
+            self.metrics.gauges(
+                "ttamer_breaker_open", "Whether a node's server is left alone",
+                {name: partial(_is_open, client) for name, client in clients.items()},
+            )  # fmt: skip
+            self.decisions.start()
+            await self.audits.start()
+            loop = asyncio.get_running_loop()
+            with suppress(NotImplementedError, RuntimeError, ValueError, AttributeError):
+                loop.add_signal_handler(signal.SIGHUP, self.policies.hangup.set)
+            watcher = asyncio.create_task(self.policies.watch())
+            self.is_ready = True
+            try:
+                yield
+            finally:
+                self.is_ready = False
+                watcher.cancel()
+                with suppress(asyncio.CancelledError):
+                    await watcher
+                await self.audits.close()
+                await asyncio.to_thread(self.decisions.close)
+
+    # Requests
+
+    async def completions(self, request: Request) -> Response:
+        """``POST /v1/chat/completions``."""
+        request_id = _id_of(request)
+        async with AsyncExitStack() as stack:
+            self._check(request)
+            content = await stack.enter_async_context(self.gate.admitted(request))
+            await stack.enter_async_context(self.gate.slot(self.settings.serve.timeout))
+            passed = {k: v for k in PASSED_HEADERS if (v := request.headers.get(k))}
+            job = await self.chat.read(content, request_id, passed)
+            if job.chat.stream:
+                return await streamed(self.chat, job, stack)
+            return await _unless_gone(request, self.chat.answer(job))
+        raise AssertionError  # unreachable
+
+    async def decide(self, request: Request) -> Response:
+        """``POST /v1/decide``."""
+        async with self._body(request) as content:
+            allow = self.settings.serve.allow
+            return json_response(decide(content, self.policies.active, allow))
+        raise AssertionError
+
+    async def feedback(self, request: Request) -> Response:
+        """``POST /v1/feedback``."""
+        async with self._body(request) as content:
+            try:
+                given = msgspec.json.decode(content, type=Feedback)
+            except (msgspec.MsgspecError, ValueError) as error:
+                raise Refused(400, "invalid_request", str(error)[:300].replace("`", "'")) from None
+            if given.label is None and given.score is None:
+                raise Refused(400, "invalid_request", "label or score is needed")
+            self.decisions.feedback(given.request, given.label, given.score)
+            is_used = given.label is not None and self.audits.label(given.request, given.label)
+            return json_response({"audited": is_used})
+        raise AssertionError
+
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        self._check(request)
+        async with self.gate.admitted(request) as content:
+            yield content
+
+    async def models(self, request: Request) -> Response:
+        """``GET /v1/models``."""
+        self._check(request, has_body=False)
+        entries = [
+            {"id": name, "object": "model", "created": 0, "owned_by": CASCADE}
+            for name in self.chat.models
+        ]
+        return json_response({"object": "list", "data": entries})
+
+    async def health(self, request: Request) -> Response:
+        """``GET /health``: whether the process runs."""
+        del request
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """``GET /ready``: whether requests should be sent here."""
+        del request
+        active = self.policies.active
+        body = {"ready": self.is_ready, "policy": active.version}
+        return json_response(body, 200 if self.is_ready else 503)
+
+    async def scrape(self, request: Request) -> Response:
+        """``GET /metrics``."""
+        self._check(request, has_body=False)
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _check(self, request: Request, *, has_body: bool = True) -> None:
+        """Refuse who has not the token; without one, what pages in a browser could send."""
+        headers = request.headers
+        if self.token:
+            given = headers.get("authorization", "").encode("latin-1", "replace")
+            if not hmac.compare_digest(given, b"Bearer " + self.token):
+                raise Refused(401, "invalid_api_key", "the bearer token is missing or wrong")
+        elif not _is_local_name(headers.get("host", "")):
+            raise Refused(403, "host", "without a token, ask by an address or a local name")
+        if has_body and "json" not in headers.get("content-type", ""):
+            raise Refused(415, "content_type", "the content-type must be application/json")
+
+    def endpoint(self, handler: Handler) -> Handler:
+        """Return a handler whose refusals are responses, counted and with the id of the request."""
+
+        async def handle(request: Request) -> Response:
+            start, status = time.perf_counter(), 500
+            try:
+                response = await handler(request)
+            except Refused as error:
+                response = error.response()
+            except ClientDisconnect:
+                response = Response(status_code=499)
+            except Exception:
+                log.exception("request %s", _id_of(request))
+                response = Refused(500, "internal_error", "an error of the server").response()
+            status = response.status_code
+            self.metrics.finished(status, time.perf_counter() - start)
+            response.headers["x-request-id"] = _id_of(request)
+            return response
+
+        return handle
+
+
+def _is_open(client: Client) -> float:
+    return float(client.breaker.is_open)
+
+
+def _id_of(request: Request) -> str:
+    """Return the id of a request: the client's where it can be used, else a new one."""
+    kept: str | None = getattr(request.state, "id", None)
+    if kept is None:
+        given = request.headers.get("x-request-id", "")
+        kept = given if _REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
+        request.state.id = kept
+    return kept
+
+
+def _is_local_name(host: str) -> bool:
+    """Return whether a page of the web cannot have this host: an address, or a name without dots.
+
+    >>> [_is_local_name(host) for host in ("127.0.0.1:80", "[::1]", "ttamer:8080", "a.com")]
+    [True, True, True, False]
+    """
+    name = host.partition("]")[0][1:] if host.startswith("[") else host.rpartition(":")[0] or host
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return "." not in name
+    return True
+
+
+async def _unless_gone(request: Request, work: Awaitable[Response]) -> Response:
+    """Run a handler; where the client leaves, cancel it and its calls."""
+    task, has_left = asyncio.current_task(), False
+    assert task is not None  # noqa: S101 - this is a coroutine
+
+    async def wait() -> None:
+        nonlocal has_left
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        has_left = True
+        task.cancel()
+
+    watcher = asyncio.create_task(wait())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not has_left:
+            raise
+        task.uncancel()
+        raise ClientDisconnect from None
+    finally:
+        watcher.cancel()
+
+
+def make_app(settings: Settings, policy: str = "", *, force: bool = False) -> Starlette:
+    """Return the application of a cascade and a policy file, for any ASGI server.
+
+    Args:
+        settings: The cascade and its settings, as :func:`read_settings` reads them.
+        policy: The policy's file; "" in shadow mode.
+        force: Whether a policy is served that was fitted for other costs or answers.
+
+    Returns:
+        The application; its ``state.service`` is the :class:`Service`.
+
+    Raises:
+        TTamerError: If something cannot be served.
+    """
+    service = Service(settings, policy, force=force)
+    posts: Mapping[str, Any] = {
+        "/v1/chat/completions": service.completions,
+        "/v1/decide": service.decide,
+        "/v1/feedback": service.feedback,
+    }
+    gets: Mapping[str, Any] = {
+        "/v1/models": service.models,
+        "/health": service.health,
+        "/ready": service.ready,
+        "/metrics": service.scrape,
+    }
+    routes = [Route(path, service.endpoint(do), methods=["POST"]) for path, do in posts.items()]
+    routes += [Route(path, service.endpoint(do), methods=["GET"]) for path, do in gets.items()]
+    app = Starlette(routes=routes, lifespan=service.lifespan)
+    app.state.service = service
+    return app
+
+
+def create() -> Starlette:
+    r"""Return the application that ``TTAMER_CASCADE`` and ``TTAMER_POLICY`` name.
+
+    ::
+
+        TTAMER_CASCADE=cascade.toml TTAMER_POLICY=policy.ttamer \
+            granian --interface asgi --factory ttamer.serve:create
+    """
+    settings = read_settings(os.environ["TTAMER_CASCADE"])
+    return make_app(settings, os.environ.get("TTAMER_POLICY", ""))

@@ -1,0 +1,274 @@
+"""The policy in service: loaded from a file, checked against the cascade, replaced while serving.
+
+A request reads :attr:`PolicyStore.active` once, and goes on with it whatever comes after. A file
+that cannot be served leaves the policy as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ttamer.artefact.files import open_artefact
+from ttamer.errors import ArtefactError, TTamerError
+from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+from ttamer.llm.node import Work
+from ttamer.runtime.cascade import Cascade, Decider
+from ttamer.server.settings import OperatingPoint, Settings
+from ttamer.trace.spec import CascadeSpec
+
+log = logging.getLogger("ttamer")
+Ask = Callable[[Work], Awaitable[Any]]
+Point = tuple[OperatingPoint, float]
+KEPT_POINTS = 64  # the policies of operating points that requests asked for
+
+
+@dataclass(frozen=True, eq=False)
+class Active:
+    """What answers a request."""
+
+    policy: Decider
+    """That of the operator's operating point."""
+    version: str
+    """The first 16 digits of the file's SHA-256; ``+N`` after the N-th swap by the drift loop."""
+    artefact: FittedLadder | FittedPolicy | None
+    nodes: Mapping[str, Ask]
+    max_cost: float | None = None
+    _kept: OrderedDict[Point, Decider] = field(default_factory=OrderedDict, repr=False)
+
+    def cascade(self, point: Point | None = None, max_cost: float | None = None) -> Cascade:
+        """Return what runs a request at an operating point; the lower cap on the cost holds."""
+        policy = self.policy if point is None else self._at(point)
+        caps = [cap for cap in (self.max_cost, max_cost) if cap is not None]
+        return Cascade(policy, self.nodes, max_cost=min(caps, default=None))
+
+    def _at(self, point: Point) -> Decider:
+        if self.artefact is None:
+            return self.policy
+        if point not in self._kept:
+            self._kept[point] = policy_at(self.artefact, point)
+            while len(self._kept) > KEPT_POINTS:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(point)
+        return self._kept[point]
+
+    @cached_property
+    def classes(self) -> frozenset[str]:
+        """The answers that the policy knows; its file holds them."""
+        return frozenset(getattr(getattr(self.artefact, "fitted", None), "classes", ()))
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """What the policy reads of a prompt."""
+        belief = getattr(getattr(self.artefact, "fitted", None), "belief", None)
+        names = getattr(getattr(belief, "signals", None), "names", ())
+        return tuple(names)
+
+    @property
+    def promise(self) -> str:
+        """Whether the error of the operating point is certified; nothing where none is stated."""
+        promise = getattr(self.policy, "promise", None)
+        if promise is None:
+            return ""
+        is_capped = self.max_cost is not None  # it can end a request early, which was not certified
+        return "certified" if promise.certified and not is_capped else "not-certified"
+
+
+def policy_at(artefact: FittedLadder | FittedPolicy, point: Point | None) -> Decider:
+    """Return the policy of an operating point; without one, the ladder's default."""
+    if isinstance(artefact, FittedPolicy):
+        return artefact
+    if point is None:
+        return artefact.default()
+    name, value = point
+    choose: dict[OperatingPoint, Callable[[float], Decider]] = {
+        "tradeoff": artefact.at,
+        "mistake_cost": artefact.for_mistake_cost,
+        "budget": artefact.for_budget,
+        "error": artefact.for_error,
+    }
+    return choose[name](value)
+
+
+class Incumbent:
+    """The policy of shadow mode: one node answers, whatever it says.
+
+    >>> from ttamer.trace.spec import CascadeSpec
+    >>> turn = Incumbent(CascadeSpec.of({"small": 1.0, "large": 9.0}), "large").session()
+    >>> turn.next, turn.price
+    ('large', 9.0)
+    """
+
+    def __init__(self, spec: CascadeSpec, node: str) -> None:
+        self.spec, self.node = spec, node
+
+    def session(self, **_: Any) -> IncumbentTurn:
+        """Start one request; no argument changes what is asked."""
+        return IncumbentTurn(self.node, float(self.spec.costs[self.spec.index_of(self.node)]))
+
+
+class IncumbentTurn:
+    """One request of the incumbent's."""
+
+    capped = False
+
+    def __init__(self, node: str, cost: float) -> None:
+        self.next: str | None = node
+        self.answer: str | None = None
+        self.price = cost
+
+    def observe(self, **_: Any) -> None:
+        """Take the answer, and stop."""
+        self.next, self.answer = None, self.next
+
+    def fail(self) -> None:
+        """Stop without an answer."""
+        self.next = None
+
+    def ahead(self) -> frozenset[str | None]:
+        """Return what may follow."""
+        return frozenset() if self.next is None else frozenset({None})
+
+    def explain(self) -> Any:
+        """Return why it stopped."""
+        return SimpleNamespace(why="shadow mode: the incumbent answers")
+
+
+class PolicyStore:
+    """A policy file, and the policy that was last found good in it.
+
+    Args:
+        path: The file; "" for none, in shadow mode.
+        settings: The cascade that is served.
+        nodes: What asks each node.
+        force: Whether a policy is served that was fitted for other costs, answers or confidences.
+    """
+
+    interval = 2.0  # seconds between two looks at the file
+
+    def __init__(
+        self, path: str | os.PathLike[str], settings: Settings, nodes: Mapping[str, Ask],
+        *, force: bool = False,
+    ) -> None:  # fmt: skip
+        self.path, self._settings, self._nodes = os.fspath(path), settings, nodes
+        self._force = force
+        self.refused = 0
+        """How often a file was refused since the start."""
+        self.hangup = asyncio.Event()
+        """Set to reload now."""
+        self.reloaded: Callable[[], None] | None = None
+        """Called in a thread after a reload."""
+        self._stamp = self._stat()
+        self.active = self.load()
+
+    def load(self) -> Active:
+        """Return the policy in the file.
+
+        Raises:
+            ArtefactError: If it cannot be served.
+        """
+        if self._settings.serve.mode == "shadow":
+            incumbent = Incumbent(self._settings.spec, self._settings.incumbent)
+            return Active(incumbent, "shadow", None, self._nodes)
+        opened = open_artefact(self.path)
+        artefact, names = opened.policy, self._settings.spec.names
+        if not isinstance(artefact, FittedLadder | FittedPolicy):
+            raise ArtefactError(
+                f"{self.path}: was solved from a problem, and serving needs a fit, which relates "
+                "confidences to errors; make one with: ttamer fit"
+            )
+        fitted = artefact.spec.names
+        if fitted != names:
+            raise ArtefactError(
+                f"{self.path}: was fitted for {', '.join(fitted)[:200]}, and the cascade has "
+                f"{', '.join(names)}; fit it with the same cascade.toml"
+            )
+        if not self._force:
+            self._check(artefact)
+        return self._active(artefact, str(opened.facts["sha256"])[:16])
+
+    def _active(
+        self, artefact: FittedLadder | FittedPolicy | None, version: str,
+        policy: Decider | None = None,
+    ) -> Active:  # fmt: skip
+        serve = self._settings.serve
+        if policy is None:
+            assert artefact is not None  # noqa: S101 - one of them is given
+            policy = policy_at(artefact, serve.operating_point)
+        active = Active(policy, version, artefact, self._nodes, serve.max_cost)
+        active.cascade()  # refused now, if no node can be asked within max_cost
+        return active
+
+    def _check(self, artefact: FittedLadder | FittedPolicy) -> None:
+        """Refuse a policy that was fitted for other costs, answers or confidences."""
+        fitted, spec, rules = artefact.spec, self._settings.spec, self._settings.source.answer_rules
+        differences = [
+            f"cost {old.cost:g} of {new.name!r}, and it is {new.cost:g} now"
+            for old, new in zip(fitted.nodes, spec.nodes, strict=True)
+            if not math.isclose(old.cost, new.cost, rel_tol=1e-9)
+        ]
+        if fitted.target != spec.target:
+            differences.append(f"target {fitted.target!r}, and it is {spec.target!r} now")
+        if fitted.mistakes != spec.mistakes:
+            differences.append("other mistakes than the cascade has now")
+        differences += [
+            f"{name} {str(old)[:200]}, and it is {rules[name]} now"
+            for name, old in artefact.fitted.plan.items()
+            if rules.get(name, old) != old
+        ]
+        if differences:
+            raise ArtefactError(
+                f"{self.path}: was fitted for {'; '.join(differences)}: write in cascade.toml what "
+                "it was fitted for, fit it again with this cascade.toml, or pass --force"
+            )
+
+    def swap(
+        self, policy: Decider, artefact: FittedLadder | FittedPolicy | None, version: str
+    ) -> None:
+        """Put another policy into service, until the file changes."""
+        self.active = self._active(artefact, version, policy)
+
+    async def reload(self) -> bool:
+        """Load the file again, in a thread; where it cannot be served nothing changes."""
+        try:
+            active = await asyncio.to_thread(self.load)
+        except (TTamerError, OSError, ValueError) as error:
+            self.refused += 1
+            log.warning("the policy is as before: %s", error)
+            return False
+        self.active = active
+        log.info("policy %s", active.version)
+        if self.reloaded is not None:
+            await asyncio.to_thread(self.reloaded)
+        return True
+
+    async def watch(self) -> None:
+        """Reload on a hangup, and where the file has changed and then kept still for one look."""
+        before = self._stamp
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.interval):
+                    await self.hangup.wait()
+            now, is_asked = self._stat(), self.hangup.is_set()
+            self.hangup.clear()
+            if is_asked or (now is not None and now == before != self._stamp):
+                self._stamp = now
+                await self.reload()
+            before = now
+
+    def _stat(self) -> tuple[int, ...] | None:
+        try:
+            status = Path(self.path).stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino

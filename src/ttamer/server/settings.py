@@ -1,0 +1,259 @@
+"""The settings of the server: the ``[serve]`` table of ``cascade.toml``, and each ``[[node]]``."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+
+from ttamer.errors import CascadeError
+from ttamer.llm.compare import Comparison
+from ttamer.llm.settings import (
+    Above0,
+    AtLeast0,
+    EmbeddingSettings,
+    NodeSettings,
+    checked,
+    comparison_of,
+    embeddings_of,
+    read_nodes,
+)
+from ttamer.trace.spec import CascadeSpec
+
+OperatingPoint = Literal["tradeoff", "mistake_cost", "budget", "error"]
+POINTS: tuple[OperatingPoint, ...] = get_args(OperatingPoint)
+
+_PROXY = "keys, budgets and tenants belong to the proxy in front, such as LiteLLM"
+_SERVER = "it belongs to the proxy in front, such as nginx or Envoy"
+_STREAMS = "a stream is relayed where its node's answer is returned in any case"
+GONE = {
+    "keys_env": "write token_env for the one token of the server; " + _PROXY,
+    "keys_file": "write token_env for the one token of the server; " + _PROXY,
+    "key": _PROXY,
+    "admin_keys_env": "SIGHUP and a changed file reload the policy; there is no /admin",
+    "hosts": "without a token only requests to this machine are answered",
+    "cors": _SERVER,
+    "max_connections": _SERVER,
+    "max_connections_per_address": _SERVER,
+    "queue": "as many requests wait as max_concurrent are answered",
+    "retry_after": "it is one second, or what a model's server asked for",
+    "max_depth": "the parser has its own limit",
+    "hedge": "hedging belongs to the proxy in front of a model's servers",
+    "direct": "ask a model at its own server",
+    "tradeoff_range": 'write allow = ["tradeoff"]: any tradeoff may then be asked for',
+    "budget_range": 'write allow = ["budget"]: any budget may then be asked for',
+    "error_range": 'write allow = ["error"]: any error may then be asked for',
+    "trace_log": "write log: it is a trace",
+    "trace_log_bytes": "the log is rotated at 64 MiB",
+    "trace_log_files": "four files of the log are kept",
+    "log_predictions": "write log_texts",
+    "otel": "set OpenTelemetry's own ASGI instrumentation up around the app",
+    "speculate": _STREAMS,
+    "speculate_chance": _STREAMS,
+    "speculate_budget": _STREAMS,
+    "signals": "what the policy reads of a prompt is computed",
+    "keep_alive": "a stream without an answer has a comment every 10 seconds",
+    "watch": "the policy's file is looked at every 2 seconds",
+    "lame_duck": "write ttamer serve --lame-duck SECONDS",
+    "drain": "write ttamer serve --drain SECONDS",
+}
+_LOOP = "the loop uses its default; ttamer drift has the others"
+AUDIT_GONE = {
+    "budget_in_all": "write budget, the most that audits may cost in an hour",
+    "at_once": "four audits run at once",
+    "max_client_share": _PROXY,
+    "log_answers": "write log_texts in [serve]",
+    "keep_rows": "rows are kept for 30 days",
+    "keep_bytes": "rows are kept for 30 days",
+    "keep_days": "rows are kept for 30 days",
+    "error": "write error in [serve]: it is the operating point that the loop guarantees",
+    "drop": "write error in [serve]; ttamer drift can guarantee a drop",
+    **dict.fromkeys(
+        ("confidence", "false_alarms", "refit_rows", "shadow_rows", "attempts", "window", "seed"),
+        _LOOP,
+    ),
+}
+
+
+class AuditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The ``[serve.audit]`` table: on which requests all nodes are asked, after the response."""
+
+    share: Annotated[float, Meta(gt=0, le=1)]
+    """Of the requests, while the budget lasts."""
+    budget: Above0 = math.inf
+    """The most that audits may cost in an hour, in the cascade's units."""
+    log: str = ""
+    """A folder for audited rows."""
+    reference: str = ""
+    """A trace of rows that the policy was not fitted to; with it the drift loop runs."""
+
+
+class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The ``[serve]`` table; every key is optional."""
+
+    token_env: str = ""
+    """The environment variable with the bearer token of the server; without it there is none."""
+    compare: Any = "normalised"
+    """How answers are compared: a kind, or a table with the kind and its options."""
+    tradeoff: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """The operating point is one of tradeoff, mistake_cost, budget and error."""
+    mistake_cost: Above0 | None = None
+    """The cost of a wrong answer, in the cascade's units."""
+    budget: Above0 | None = None
+    """The mean cost of a request."""
+    error: AtLeast0 | None = None
+    """The share of wrong answers."""
+    allow: tuple[OperatingPoint, ...] = ()
+    """Which of these a request may choose for itself."""
+    max_cost: Above0 | None = None
+    """The most that one request may cost."""
+    timeout: Above0 = 60.0
+    """The seconds that a request may take; then the best answer so far is returned."""
+    max_body: Annotated[int, Meta(ge=1)] = 4 * 2**20
+    """The most bytes of a request."""
+    max_concurrent: Annotated[int, Meta(ge=1)] = 256
+    """The most requests at once; as many more wait, others are refused."""
+    stream: Literal["whole", "last"] = "whole"
+    """With "last" the last node's tokens are relayed though the policy might prefer an earlier
+    answer; with "whole" only where it does not."""
+    log: str = ""
+    """A file for the decision log: one JSON line per request."""
+    log_texts: bool = False
+    """Whether the log holds prompts and answers; by default hashes stand for them."""
+    mode: Literal["policy", "shadow"] = "policy"
+    """With "shadow" clients get the incumbent's answer, and audits ask the other nodes."""
+    incumbent: str = ""
+    """The node that answers in shadow mode; by default the last."""
+    embeddings: Any = None
+    audit: Any = None
+
+    @property
+    def operating_point(self) -> tuple[OperatingPoint, float] | None:
+        """The operating point that the operator states; ``None`` where none is stated."""
+        stated = [(name, getattr(self, name)) for name in POINTS if getattr(self, name) is not None]
+        if len(stated) > 1:
+            names = " and ".join(name for name, _ in stated)
+            raise CascadeError(f"[serve]: has {names}, and there is one operating point; keep one")
+        return stated[0] if stated else None
+
+
+@dataclass(frozen=True)
+class Settings:
+    r"""A cascade and everything needed to serve it.
+
+    >>> spec = CascadeSpec.from_toml(
+    ...     "[[node]]\nname = 'small'\ncost = 1\nupstream = 'http://127.0.0.1:8081/v1'"
+    ... )
+    >>> Settings.of(spec).nodes["small"].cost
+    1.0
+    """
+
+    spec: CascadeSpec
+    """With each verified answer as a node of its own."""
+    source: CascadeSpec
+    """As the file has it."""
+    serve: ServeSettings
+    nodes: dict[str, NodeSettings]
+    """By name, as the file has them."""
+    compare: Comparison
+    embeddings: EmbeddingSettings | None = None
+    audit: AuditSettings | None = None
+
+    @classmethod
+    def of(cls, spec: CascadeSpec) -> Settings:
+        """Check a cascade for serving.
+
+        Args:
+            spec: The cascade, with its ``[serve]`` table and an upstream for each node.
+
+        Returns:
+            The checked settings.
+
+        Raises:
+            CascadeError: If a key or value is not allowed, or was a setting once.
+        """
+        serve = checked(ServeSettings, spec.serve, "[serve]", gone=GONE)
+        serve.operating_point  # noqa: B018 - refuses two
+        audit = None
+        if serve.audit is not None:
+            audit = checked(AuditSettings, serve.audit, "[serve.audit]", gone=AUDIT_GONE)
+        settings = cls(
+            spec.split_verified(), spec, serve, read_nodes(spec), comparison_of(spec),
+            embeddings_of(spec), audit,
+        )  # fmt: skip
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        serve, audit, spec = self.serve, self.audit, self.source
+        if serve.error is not None and serve.error > (spec.loss_bound or 1.0):
+            raise CascadeError(
+                f"[serve]: error is {serve.error:g}; it must be at most {spec.loss_bound or 1:g}, "
+                "as 0.05 for 5% of wrong answers"
+            )
+        if self.compare.kind == "embedding" and self.embeddings is None:
+            raise CascadeError(
+                '[serve]: compare = "embedding" needs [serve.embeddings] with an upstream'
+            )
+        if serve.incumbent and serve.incumbent not in spec.names:
+            raise CascadeError(
+                f"[serve]: incumbent is {serve.incumbent!r}; the nodes are {', '.join(spec.names)}"
+            )
+        if serve.incumbent and serve.mode != "shadow":
+            raise CascadeError('[serve]: has incumbent, which needs mode = "shadow"')
+        if serve.mode == "shadow" and (audit is None or not serve.log):
+            raise CascadeError(
+                '[serve]: mode = "shadow" needs log, and [serve.audit] with the share of requests '
+                "on which the other nodes are asked"
+            )
+        if audit is None:
+            return
+        if len(spec.nodes) < 2:
+            raise CascadeError("[serve.audit]: needs at least two nodes; remove the table")
+        if spec.has_verify_costs:
+            raise CascadeError(
+                "[serve.audit]: an audited row has every node's confidence, and with verify_cost "
+                "some are not asked for; remove one of them"
+            )
+        if not (audit.log or audit.reference or serve.log):
+            raise CascadeError(
+                "[serve.audit]: audited rows have no destination; set log in [serve], or log or "
+                "reference here"
+            )
+        if audit.reference and serve.error is None:
+            raise CascadeError(
+                "[serve.audit]: the drift loop guarantees an error, and with reference it runs; "
+                "set error in [serve]"
+            )
+
+    @property
+    def incumbent(self) -> str:
+        """The node that answers in shadow mode."""
+        return self.serve.incumbent or self.source.names[-1]
+
+
+def read_settings(path: str | os.PathLike[str]) -> Settings:
+    """Read and check a ``cascade.toml`` for serving.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The cascade with the settings of the server and of every node.
+
+    Raises:
+        CascadeError: If the file cannot be read, or a key or value is not allowed.
+
+    >>> read_settings("no-such-file.toml")
+    Traceback (most recent call last):
+    ttamer.errors.CascadeError: no-such-file.toml: cannot be read: No such file or directory
+    """
+    spec = CascadeSpec.from_file(path)
+    try:
+        return Settings.of(spec)
+    except CascadeError as error:
+        raise CascadeError(f"{path}: {error}") from None
