@@ -1,8 +1,9 @@
 """Streams: the chunks of an answer as server-sent events.
 
 One task runs the policy and puts events into a bounded queue; the response reads it. A client that
-leaves cancels the task, a slow one fills the queue, and the first event decides the status. Nothing
-is sent before an answer is chosen, but for comments that keep the connection alive.
+leaves cancels the task, one that does not read fills the queue and ends it, and the first event
+decides the status. Nothing is sent before an answer is chosen, but for comments that keep the
+connection alive.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -30,12 +31,12 @@ from ttamer.trace.verification import SUFFIX
 
 log = logging.getLogger("ttamer")
 KEEP_ALIVE = 10.0  # seconds between comments while there is no answer
+UNREAD = 60.0  # seconds after which a stream that is not read ends
 PIECE = 64  # characters of one chunk of an answer that was whole before it was sent
 MAX_KEPT = 2**20  # characters of a relayed answer that are kept for its confidence
 JUDGED_APART = ("agreement", "verifier", "self-report", "field")
 DONE = b"data: [DONE]\n\n"
 _END = object()
-Put = Callable[[Any], Awaitable[None]]
 
 
 async def streamed(chat: Chat, job: Job, stack: AsyncExitStack) -> StreamingResponse:
@@ -44,25 +45,27 @@ async def streamed(chat: Chat, job: Job, stack: AsyncExitStack) -> StreamingResp
     Args:
         chat: What answers.
         job: The request.
-        stack: What the request holds; it is given back when the stream ends.
+        stack: What the request holds; the task holds it from now on.
 
     Raises:
         Refused: If there is no answer.
     """
     queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=16)
-    task = asyncio.create_task(_Events(chat, job, queue.put).run())
-    stack.push_async_callback(_cancelled, task)
+    task = asyncio.create_task(_Events(chat, job, queue).run(stack.pop_all()))
     first: Any = None
-    with suppress(TimeoutError):
+    try:
         async with asyncio.timeout(KEEP_ALIVE):
             first = await queue.get()
+    except TimeoutError:
+        pass
+    except asyncio.CancelledError:
+        await _cancelled(task)
+        raise
     if isinstance(first, Refused):  # nothing was sent: the response can have its status
         raise first
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     headers["x-ttamer-policy"] = job.active.version
-    return _Stream(
-        stack.pop_all(), _read(queue, first), media_type="text/event-stream", headers=headers
-    )
+    return _Stream(task, _read(queue, first), media_type="text/event-stream", headers=headers)
 
 
 async def _read(queue: asyncio.Queue[Any], first: Any) -> AsyncIterator[bytes]:
@@ -86,30 +89,42 @@ async def _cancelled(task: asyncio.Task[Any]) -> None:
 
 
 class _Stream(StreamingResponse):
-    """A stream that gives back what it holds, also where the client left before it began."""
+    """A stream that ends its task, also where the client left before it began."""
 
-    def __init__(self, held: AsyncExitStack, *args: Any, **options: Any) -> None:
+    def __init__(self, task: asyncio.Task[None], *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._held = held
+        self._task = task
 
     async def __call__(self, *connection: Any) -> None:
         try:
             await super().__call__(*connection)
         finally:
-            await self._held.aclose()
+            await _cancelled(self._task)
 
 
 class _Events:
     """Runs the policy for one stream, and puts its events."""
 
-    def __init__(self, chat: Chat, job: Job, put: Put) -> None:
-        self._chat, self._job, self._put = chat, job, put
+    def __init__(self, chat: Chat, job: Job, queue: asyncio.Queue[Any]) -> None:
+        self._chat, self._job, self._queue = chat, job, queue
         self._head = {
             "id": f"chatcmpl-{job.id}", "object": "chat.completion.chunk", "created": job.created,
         }  # fmt: skip
 
-    async def run(self) -> None:
-        """Put all events, and the end."""
+    async def run(self, held: AsyncExitStack) -> None:
+        """Put all events, and the end; then give back what the request holds."""
+        async with held:
+            with suppress(TimeoutError):  # the client does not read
+                await self._run()
+
+    async def _put(self, item: Any) -> None:
+        if self._queue.full():
+            async with asyncio.timeout(UNREAD):
+                await self._queue.put(item)
+        else:
+            self._queue.put_nowait(item)
+
+    async def _run(self) -> None:
         try:
             outcome = await self._chat.outcome(self._job, self._relay)
             if isinstance(outcome, Outcome):
@@ -129,6 +144,8 @@ class _Events:
                 await self._put(DONE)
         except Refused as error:
             await self._put(error)
+        except TimeoutError:
+            raise
         except Exception:
             log.exception("request %s", self._job.id)
             await self._put(Refused(500, "internal_error", "an error of the server"))

@@ -1,0 +1,169 @@
+"""Starting an ASGI server: uvicorn with h11, whose connections are bounded here, or granian."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ttamer._extras import require
+from ttamer.errors import ArgumentError
+
+HEADER_SECONDS = 15.0  # in which the head of a request must have come
+KEEP_ALIVE_SECONDS = 75
+RESERVED_FILES = 128  # descriptors for logs and the connections to nodes, of which half is more
+
+
+def check_exposure(host: str, *, has_token: bool) -> None:
+    """Refuse an address that others can reach, where there is no token.
+
+    >>> check_exposure("127.0.0.1", has_token=False)
+    >>> check_exposure("0.0.0.0", has_token=False)
+    Traceback (most recent call last):
+    ttamer.errors.ArgumentError: --host is 0.0.0.0, which other machines can reach, and ...
+    """
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost"
+    if not (is_local or has_token):
+        raise ArgumentError(
+            f"--host is {host}, which other machines can reach, and there is no token: set "
+            "token_env in [serve], or serve 127.0.0.1 behind a proxy",
+            param="host",
+        )
+
+
+class BoundedH11(H11Protocol):
+    """Connections with a time limit for each head of a request, and a limit of their number.
+
+    uvicorn closes a connection that is idle between requests, and none that never sends one.
+    """
+
+    most = 10_000
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            transport.abort()
+            return
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._timer is None and self._is_waiting():
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        self._timer = self.loop.call_later(HEADER_SECONDS, self._expire)
+
+    def _is_waiting(self) -> bool:
+        """Return whether the head of a request has not come, or only a part of it."""
+        return self.cycle is None or (
+            self.cycle.response_complete and bool(self.conn.trailing_data[0])
+        )
+
+    def _expire(self) -> None:
+        self._timer = None
+        if self._is_waiting() and self.conn.our_state is h11.IDLE:
+            self.transport.close()
+
+
+class LameDuck(uvicorn.Server):
+    """Goes on answering for some seconds after SIGTERM, while ``/ready`` says 503."""
+
+    seconds = 5.0
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Stop at once on SIGINT, and where it was asked before."""
+        service = self.config.app.state.service  # type: ignore[union-attr]
+        if sig != signal.SIGTERM or not service.is_ready or not self.seconds:
+            super().handle_exit(sig, frame)
+            return
+        service.is_ready = False
+        loop, stop = asyncio.get_running_loop(), super().handle_exit
+        loop.call_soon_threadsafe(loop.call_later, self.seconds, stop, sig, frame)
+
+
+def serve(
+    app: Starlette,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    lame_duck: float = 5.0,
+    drain: float = 30.0,
+    started: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Serve an application with uvicorn until the process is told to stop.
+
+    Args:
+        app: What :func:`~ttamer.serve.make_app` returned.
+        host: The address to listen on.
+        port: The port; 0 for any.
+        lame_duck: The seconds after SIGTERM in which connections are still accepted.
+        drain: The seconds that running requests may take after that.
+        started: Called with the URL once connections are accepted.
+
+    Raises:
+        ArgumentError: If others can reach the address and there is no token, or it is taken.
+    """
+    check_exposure(host, has_token=bool(app.state.service.token))
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    BoundedH11.most = max(16, (files - RESERVED_FILES) // 2)
+    config = uvicorn.Config(
+        app, host=host, port=port, http=BoundedH11, ws="none", lifespan="on", access_log=False,
+        server_header=False, proxy_headers=False, log_level="warning", backlog=512,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=round(drain),
+    )  # fmt: skip
+    server = LameDuck(config)
+    server.seconds = lame_duck
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=512)
+    except (OSError, OverflowError) as error:
+        raise ArgumentError(f"{host}:{port} cannot be listened on: {error}", param="port") from None
+    address, number = listener.getsockname()[:2]
+    started(f"http://[{address}]:{number}" if ":" in address else f"http://{address}:{number}")
+    server.run(sockets=[listener])
+
+
+def serve_with_granian(cascade: str, policy: str, *, host: str, port: int, has_token: bool) -> None:
+    """Serve with granian, which reads the files by itself.
+
+    Args:
+        cascade: The file of the cascade.
+        policy: The file of the policy; "" in shadow mode.
+        host: The address to listen on.
+        port: The port.
+        has_token: Whether the settings name a token.
+
+    Raises:
+        ArgumentError: If others can reach the address and there is no token.
+        MissingExtra: If granian is not installed.
+    """
+    check_exposure(host, has_token=has_token)
+    granian = require("granian", "serve")
+    http = require("granian.http", "serve")
+    os.environ |= {"TTAMER_CASCADE": cascade, "TTAMER_POLICY": policy}
+    head = http.HTTP1Settings(header_read_timeout=int(1000 * HEADER_SECONDS))
+    granian.Granian(
+        "ttamer.server.app:create", address=host, port=port, interface="asgi", factory=True,
+        websockets=False, http="1", http1_settings=head, log_access=False, workers=1,
+    ).serve()  # fmt: skip
