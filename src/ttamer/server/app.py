@@ -11,12 +11,13 @@ import random
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
+from aiohttp import ClientSession
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -25,8 +26,8 @@ from starlette.routing import Route
 
 from ttamer.llm.client import Client, open_session
 from ttamer.llm.compare import Comparer, cosines
-from ttamer.llm.node import Node, Verification, Work, open_nodes
-from ttamer.llm.settings import EnvName
+from ttamer.llm.node import Node, Upstream, Verification, Work, open_nodes
+from ttamer.llm.settings import EnvName, NodeSettings
 from ttamer.runtime.reply import Reply
 from ttamer.server.audits import Audits
 from ttamer.server.chat import CASCADE, Chat
@@ -125,20 +126,25 @@ class Service:
         settings: The cascade and its settings.
         policy: The file of the policy; "" in shadow mode.
         force: Whether a policy is served that was fitted for other costs or answers.
+        connect: From a node's settings to what is asked; by default its server.
 
     Raises:
         TTamerError: If something cannot be served, before a port opens.
     """
 
-    def __init__(self, settings: Settings, policy: str = "", *, force: bool = False) -> None:
+    def __init__(
+        self, settings: Settings, policy: str = "", *, force: bool = False,
+        connect: Callable[[NodeSettings, ClientSession], Upstream] = Client,
+    ) -> None:  # fmt: skip
         serve = settings.serve
-        self.settings = settings
+        self.settings, self._connect = settings, connect
         self.token = EnvName(serve.token_env).read().encode() if serve.token_env else b""
         names = settings.spec.names
         self.metrics = Metrics(names)
         self.gate = Gate(serve.max_concurrent, serve.max_body)
         self.is_ready = False
         self.nodes: dict[str, Node | Verification] = {}
+        self.upstreams: dict[str, Upstream] = {}
         asks = {name: partial(self._ask, name) for name in names}
         self.policies = PolicyStore(policy, settings, asks, force=force)
         self.decisions = DecisionLog(serve.log, names, texts=serve.log_texts)
@@ -159,6 +165,14 @@ class Service:
         gauge("ttamer_waiting", "Requests waiting", lambda: gate.inside - gate.running)
         gauge("ttamer_log_rows_lost", "Rows of the log lost", lambda: self.decisions.lost)
         gauge("ttamer_policies_refused", "Files refused", lambda: self.policies.refused)
+        self.metrics.gauges(
+            "ttamer_breaker_open", "Whether a node's server is left alone",
+            {name: partial(self._is_open, name) for name in self.settings.nodes},
+        )  # fmt: skip
+
+    def _is_open(self, name: str) -> float:
+        upstream = self.upstreams.get(name)
+        return float(isinstance(upstream, Client) and upstream.breaker.is_open)
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -166,7 +180,7 @@ class Service:
         del app
         settings = self.settings
         async with open_session() as session:
-            clients = {name: Client(node, session) for name, node in settings.nodes.items()}
+            clients = {n: self._connect(node, session) for n, node in settings.nodes.items()}
             if settings.embeddings is not None:
                 self.prompts.embeddings = Client.of_embeddings(settings.embeddings, session)
             comparer = None
@@ -178,10 +192,7 @@ class Service:
                 comparer,
             )  # fmt: skip
             self.nodes.update(nodes)
-            self.metrics.gauges(
-                "ttamer_breaker_open", "Whether a node's server is left alone",
-                {name: partial(_is_open, client) for name, client in clients.items()},
-            )  # fmt: skip
+            self.upstreams.update(clients)
             self.decisions.start()
             await self.audits.start()
             loop = asyncio.get_running_loop()
@@ -210,9 +221,8 @@ class Service:
             await stack.enter_async_context(self.gate.slot(self.settings.serve.timeout))
             passed = {k: v for k in PASSED_HEADERS if (v := request.headers.get(k))}
             job = await self.chat.read(content, request_id, passed)
-            if job.chat.stream:
-                return await streamed(self.chat, job, stack)
-            return await _unless_gone(request, self.chat.answer(job))
+            work = streamed(self.chat, job, stack) if job.chat.stream else self.chat.answer(job)
+            return await _unless_gone(request, work)
         raise AssertionError  # unreachable
 
     async def decide(self, request: Request) -> Response:
@@ -302,10 +312,6 @@ class Service:
         return handle
 
 
-def _is_open(client: Client) -> float:
-    return float(client.breaker.is_open)
-
-
 def _id_of(request: Request) -> str:
     """Return the id of a request: the client's where it can be used, else a new one."""
     kept: str | None = getattr(request.state, "id", None)
@@ -316,6 +322,7 @@ def _id_of(request: Request) -> str:
     return kept
 
 
+@lru_cache(256)
 def _is_local_name(host: str) -> bool:
     """Return whether a page of the web cannot have this host: an address, or a name without dots.
 
@@ -330,7 +337,7 @@ def _is_local_name(host: str) -> bool:
     return True
 
 
-async def _unless_gone(request: Request, work: Awaitable[Response]) -> Response:
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """Run a handler; where the client leaves, cancel it and its calls."""
     task, has_left = asyncio.current_task(), False
     assert task is not None  # noqa: S101 - this is a coroutine
@@ -354,13 +361,17 @@ async def _unless_gone(request: Request, work: Awaitable[Response]) -> Response:
         watcher.cancel()
 
 
-def make_app(settings: Settings, policy: str = "", *, force: bool = False) -> Starlette:
+def make_app(
+    settings: Settings, policy: str = "", *, force: bool = False,
+    connect: Callable[[NodeSettings, ClientSession], Upstream] = Client,
+) -> Starlette:  # fmt: skip
     """Return the application of a cascade and a policy file, for any ASGI server.
 
     Args:
         settings: The cascade and its settings, as :func:`read_settings` reads them.
         policy: The policy's file; "" in shadow mode.
         force: Whether a policy is served that was fitted for other costs or answers.
+        connect: From a node's settings to what is asked; by default its server.
 
     Returns:
         The application; its ``state.service`` is the :class:`Service`.
@@ -368,7 +379,7 @@ def make_app(settings: Settings, policy: str = "", *, force: bool = False) -> St
     Raises:
         TTamerError: If something cannot be served.
     """
-    service = Service(settings, policy, force=force)
+    service = Service(settings, policy, force=force, connect=connect)
     posts: Mapping[str, Any] = {
         "/v1/chat/completions": service.completions,
         "/v1/decide": service.decide,

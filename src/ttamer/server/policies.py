@@ -48,9 +48,15 @@ class Active:
 
     def cascade(self, point: Point | None = None, max_cost: float | None = None) -> Cascade:
         """Return what runs a request at an operating point; the lower cap on the cost holds."""
+        if point is None and max_cost is None:
+            return self._default
         policy = self.policy if point is None else self._at(point)
         caps = [cap for cap in (self.max_cost, max_cost) if cap is not None]
         return Cascade(policy, self.nodes, max_cost=min(caps, default=None))
+
+    @cached_property
+    def _default(self) -> Cascade:
+        return Cascade(self.policy, self.nodes, max_cost=self.max_cost)
 
     def _at(self, point: Point) -> Decider:
         if self.artefact is None:
@@ -73,6 +79,29 @@ class Active:
         belief = getattr(getattr(self.artefact, "fitted", None), "belief", None)
         names = getattr(getattr(belief, "signals", None), "names", ())
         return tuple(names)
+
+    def warnings(self, settings: Settings) -> list[str]:
+        """Return what an operator should know before this is served."""
+        warnings = []
+        promise = getattr(self.policy, "promise", None)
+        if promise is not None and not promise.certified:
+            warnings.append(f"{promise}; the policy with the lowest error answers")
+        elif self.promise == "not-certified":
+            warnings.append(
+                "max_cost can end a request early, and the policy was certified without it: "
+                "responses have x-ttamer-promise: not-certified"
+            )
+        fitted = getattr(self.artefact, "fitted", None)
+        for name, columns in getattr(fitted, "reads", {}).items():
+            missing = [each for each in columns if each not in settings.nodes[name].extras]
+            if missing:
+                wanted = ", ".join(f'"{column}"' for column in columns)
+                warnings.append(
+                    f"the policy reads {' and '.join(columns)} of {name!r}, which its settings do "
+                    f"not compute: its answers are judged by their confidence alone; add "
+                    f"extras = [{wanted}] to its [[node]]"
+                )
+        return warnings
 
     @property
     def promise(self) -> str:

@@ -54,6 +54,7 @@ class BoundedH11(H11Protocol):
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Refuse a connection too many, and wait for the head of a request."""
         super().connection_made(transport)
         if len(self.connections) > self.most:
             transport.abort()
@@ -61,11 +62,13 @@ class BoundedH11(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
+        """Read, and wait for the rest of a head."""
         super().data_received(data)
         if self._timer is None and self._is_waiting():
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End the wait."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -115,6 +115,7 @@ class DecisionLog:
     def start(self) -> None:
         """Start the thread that writes."""
         if self.path:
+            self._stop.clear()
             self._thread = threading.Thread(target=self._run, daemon=True, name="ttamer log")
             self._thread.start()
 

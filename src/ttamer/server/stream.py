@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from starlette.responses import StreamingResponse
 
-from ttamer.llm.client import Client, UpstreamFailed, stated_cost
+from ttamer.llm.client import UpstreamFailed, stated_cost
 from ttamer.llm.confidence import Unreadable, message_text
 from ttamer.llm.node import Node, Usage, Work, ineligible
 from ttamer.runtime.calling import Call
@@ -157,7 +157,7 @@ class _Events:
         A failure before the first chunk is a failure of the node; a later one ends the stream.
         """
         node = self._chat.nodes[call.node]
-        if not isinstance(node, Node) or not isinstance(node.upstream, Client):
+        if not isinstance(node, Node):
             return None
         if node.settings.confidence in JUDGED_APART:
             return None

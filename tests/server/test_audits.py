@@ -1,0 +1,245 @@
+"""Audits, shadow mode and the decision log: no request waits, and what is lost is counted."""
+
+import asyncio
+import json
+
+import pytest
+
+from support.fake_models import uniform
+from ttamer.server import audits as auditing
+from ttamer.server.sinks import DecisionLog
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def logged(serve, tmp_path):
+    """Serve with a decision log; ``logged(share=0.5, serve={...})``."""
+
+    def make(share=None, budget=None, nodes=2, **tables):
+        table = {"log": str(tmp_path / "decisions.jsonl"), **tables.pop("serve", {})}
+        if share is not None:
+            table["audit"] = {"share": share} | ({} if budget is None else {"budget": budget})
+        served = serve(nodes, serve=table, **tables)
+        served.log = tmp_path / "decisions.jsonl"
+        return served
+
+    return make
+
+
+async def ask(client, count, **fields):
+    return [await client.chat(f"prompt {number}", **fields) for number in range(count)]
+
+
+async def settle(served):
+    while served.service.audits._tasks:
+        await asyncio.sleep(0.01)
+
+
+def test_every_request_is_a_row_with_gaps_and_no_text(logged):
+    served = logged()
+    responses = served.run(lambda client: ask(client, 20))
+    rows = rows_of(served.log)
+    assert len(rows) == 20
+    for row, response in zip(rows, responses, strict=True):
+        assert row["v"] == 1
+        assert row["request"] == response.headers["x-request-id"]
+        assert row["by"] == response.headers["x-ttamer-answered-by"]
+        path = response.headers["x-ttamer-path"].split(",")
+        for name, node in row["nodes"].items():
+            assert ("confidence" in node) == (name in path)
+            assert node["chance"] == (1.0 if name in path else 0.0)
+    text = served.log.read_text()
+    assert '"prompt' not in text.replace('"prompt_', "")
+    assert rows[0]["inputs"]["numbers"]["prompt_turns"] == 1.0
+    assert sum(rows[0]["inputs"]["words"].values()) == 2
+
+
+def test_answers_are_digests_but_those_that_the_policy_knows(logged):
+    served = logged(serve={"compare": "exact"}, force=True)
+    for model in served.models.values():
+        model.text = "my secret"
+    served.run(lambda client: ask(client, 2))
+    rows = rows_of(served.log)
+    kept = {n["prediction"] for row in rows for n in row["nodes"].values() if "prediction" in n}
+    assert len(kept) == 1
+    assert kept.pop().startswith("#")
+    assert "secret" not in served.log.read_text()
+    key = served.log.with_name("decisions.jsonl.key")
+    assert key.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_audited_request_has_every_node_and_its_chance(logged):
+    served = logged(share=0.5)
+
+    async def scenario(client):
+        responses = await ask(client, 60)
+        await settle(served)
+        return responses, await client.metric("ttamer_audits_total")
+
+    responses, audited = served.run(scenario)
+    rows = {row["request"]: row for row in rows_of(served.log)}
+    complete = [r for r in rows.values() if all("confidence" in n for n in r["nodes"].values())]
+    assert 15 < audited < 45
+    for response in responses:
+        row = rows[response.headers["x-request-id"]]
+        path = response.headers["x-ttamer-path"].split(",")
+        for name, node in row["nodes"].items():
+            assert node["chance"] == (1.0 if name in path else 0.5)
+    assert len(complete) >= audited
+    assert {len(model.bodies) for model in served.models.values()} != {60}
+
+
+def test_no_request_waits_for_an_audit_and_a_failed_one_is_no_part_of_a_sample(logged):
+    served = logged(share=1.0, serve={"tradeoff": 0.0})
+    served.models["large"].plan = ["error"]
+
+    async def scenario(client):
+        await client.chat("prompt 1")
+        await settle(served)
+        served.models["large"].delay = 0.3
+        response = await asyncio.wait_for(client.chat("prompt 2"), 0.2)
+        await settle(served)
+        return response
+
+    response = served.run(scenario)
+    assert response.headers["x-ttamer-path"] == "small"
+    failed, good = rows_of(served.log)
+    assert failed["nodes"]["large"]["chance"] is None
+    assert failed["nodes"]["large"]["failed"] == "error"
+    assert good["nodes"]["large"]["chance"] == 1.0
+
+
+def test_a_request_that_chose_for_itself_is_not_audited(logged):
+    served = logged(share=1.0, serve={"allow": ["tradeoff"]})
+    served.run(lambda client: ask(client, 3, ttamer={"tradeoff": 0.0}))
+    assert [row["nodes"]["large"]["chance"] for row in rows_of(served.log)] == [0.0] * 3
+
+
+def test_a_budget_ends_audits_and_not_answers(logged):
+    served = logged(share=1.0, budget=40.0, serve={"tradeoff": 0.0})
+
+    async def scenario(client):
+        responses = await ask(client, 60)
+        await settle(served)
+        return responses
+
+    assert {response.status_code for response in served.run(scenario)} == {200}
+    assert len(served.models["large"].bodies) * 12.5 <= 40.0
+
+
+def test_audits_that_would_pile_up_are_left_out(logged, monkeypatch):
+    monkeypatch.setattr(auditing.Audits, "most_waiting", 2)
+    served = logged(share=1.0, serve={"tradeoff": 0.0})
+    served.models["large"].delay = 0.3
+
+    async def scenario(client):
+        await ask(client, 6)
+        await settle(served)
+
+    served.run(scenario)
+    chances = [row["nodes"]["large"]["chance"] for row in rows_of(served.log)]
+    assert chances.count(None) == 4
+
+
+class TestShadow:
+    def shadow(self, logged, **more):
+        tables = {"mode": "shadow", "tradeoff": None} | more
+        return logged(share=0.5, serve=tables, policy=False)
+
+    def test_clients_get_the_incumbents_answer_always(self, logged):
+        served = self.shadow(logged)
+
+        async def scenario(client):
+            responses = await ask(client, 40)
+            await settle(served)
+            served.models["small"].plan = ["timeout"] * 99
+            responses += await ask(client, 10)
+            await settle(served)
+            return responses
+
+        responses = served.run(scenario)
+        for number, response in enumerate(responses):
+            assert response.headers["x-ttamer-path"] == "large"
+            text = response.json()["choices"][0]["message"]["content"]
+            assert text == served.models["large"].answer(f"prompt {number % 40}")[0]
+        rows = rows_of(served.log)
+        assert len(rows) == 50
+        assert {row["nodes"]["large"]["chance"] for row in rows} == {1.0}
+        assert {row["nodes"]["small"]["chance"] for row in rows} == {0.5, None}
+
+    def test_another_node_can_be_the_incumbent_and_streams_are_its_own(self, logged):
+        served = self.shadow(logged, incumbent="small")
+
+        async def scenario(client):
+            whole, stream = (
+                await client.chat("prompt 1"),
+                await client.chat("prompt 1", stream=True),
+            )
+            await settle(served)
+            return whole, stream
+
+        whole, stream = served.run(scenario)
+        assert whole.json()["model"] == "small"
+        assert served.models["small"].answer("prompt 1")[0] in stream.text
+
+    def test_nobody_can_choose_another_point(self, logged):
+        served = self.shadow(logged, allow=["tradeoff"])
+        response = served.chat({"ttamer": {"tradeoff": 0.0}})
+        assert response.headers["x-ttamer-path"] == "large"
+
+
+class TestFeedback:
+    def test_labels_and_thumbs_are_rows_of_the_log(self, logged):
+        served = logged(serve={"log_texts": True})
+
+        async def scenario(client):
+            request = (await client.chat()).headers["x-request-id"]
+            for body in ({"label": "B"}, {"score": 0}, {}, {"label": 3}):
+                response = await client.post("/feedback", json={"request": request, **body})
+                statuses.append(response.status_code)
+            return request
+
+        statuses = []
+        request = served.run(scenario)
+        assert statuses == [200, 200, 400, 400]
+        _, label, score = rows_of(served.log)
+        assert (label["feedback"], label["label"], score["score"]) == (request, "B", 0)
+
+
+class TestLog:
+    def log(self, path, **options):
+        log = DecisionLog(str(path), ["small"], **options)
+        log.write("r", "v", {"messages": []}, [], by="small", cost=1.0)
+        return log
+
+    def test_a_disk_that_is_full_costs_rows_that_are_counted(self, tmp_path):
+        log = self.log(tmp_path / "d.jsonl")
+        log.path = str(tmp_path)  # a folder cannot be written
+        log.flush()
+        assert log.lost == 1
+        log.most_waiting = 0
+        log.write("r", "v", {"messages": []}, [], by="small", cost=1.0)
+        assert log.lost == 2
+
+    def test_a_log_is_rotated_and_may_be_renamed(self, tmp_path):
+        path = tmp_path / "d.jsonl"
+        log = self.log(path)
+        log.max_bytes = 1000
+        for number in range(100):
+            log.write(f"r{number}", "v", {"messages": []}, [], by="small", cost=1.0)
+            log.flush()
+        files = sorted(tmp_path.glob("d.jsonl*"))
+        assert len(files) == log.files + 1  # and the key
+        assert all(file.stat().st_size <= 1000 for file in files)
+        path.rename(tmp_path / "away")
+        log.write("last", "v", {"messages": []}, [], by="small", cost=1.0)
+        log.flush()
+        assert len(rows_of(path)) == 1
+
+    def test_two_processes_have_one_key(self, tmp_path):
+        one, two = self.log(tmp_path / "d.jsonl"), self.log(tmp_path / "d.jsonl")
+        assert one._digest("x", ()) == two._digest("x", ()) != two._digest("y", ())
+        assert uniform("a") != uniform("b")

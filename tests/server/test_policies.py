@@ -1,0 +1,115 @@
+"""The policy in service: reloads without a lost request, and a broken file changes nothing."""
+
+import asyncio
+import math
+
+import pytest
+
+import ttamer as tt
+from ttamer.server.policies import KEPT_POINTS, PolicyStore
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch):
+    monkeypatch.setattr(PolicyStore, "interval", 0.02)
+
+
+def version_of(served):
+    return served.service.policies.active.version
+
+
+async def changed(served, former):
+    while version_of(served) == former:
+        await asyncio.sleep(0.01)
+
+
+def other_policy(served):
+    """Another valid policy for the same cascade."""
+    return served.service.policies.active.artefact.at(0.5)
+
+
+def test_a_changed_file_is_put_into_service_without_a_lost_request(serve):
+    served = serve()
+    former = version_of(served)
+
+    async def scenario(client):
+        asking = asyncio.create_task(ask_until(client))
+        tt.save(other_policy(served), served.folder / "policy.ttamer")
+        await changed(served, former)
+        await asyncio.sleep(0.05)
+        asking.cancel()
+        return done, await client.chat()
+
+    done = []
+
+    async def ask_until(client):
+        while True:
+            done.append((await client.chat(f"prompt {len(done)}")).status_code)
+            await asyncio.sleep(0)
+
+    statuses, last = served.run(scenario)
+    assert set(statuses) == {200}
+    assert last.headers["x-ttamer-policy"] == version_of(served) != former
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing", None])
+def test_a_file_that_cannot_be_served_leaves_the_policy_as_it_is(serve, content):
+    served = serve()
+    former, path = version_of(served), served.folder / "policy.ttamer"
+    good = path.read_bytes()
+
+    async def scenario(client):
+        path.write_bytes(good[: len(good) // 2] if content is None else content)
+        while not served.service.policies.refused:
+            await asyncio.sleep(0.01)
+        response = await client.chat()
+        assert await client.metric("ttamer_policies_refused") >= 1
+        path.write_bytes(good)
+        return response
+
+    response = served.run(scenario)
+    assert response.status_code == 200
+    assert response.headers["x-ttamer-policy"] == former
+
+
+def test_a_file_that_is_gone_for_a_moment_is_no_change(serve):
+    served = serve()
+
+    async def scenario(client):
+        (served.folder / "policy.ttamer").rename(served.folder / "away")
+        await asyncio.sleep(0.1)
+        return await client.chat()
+
+    assert served.run(scenario).status_code == 200
+    assert served.service.policies.refused == 0
+
+
+def test_a_hangup_reloads_at_once(serve):
+    served = serve()
+    former = version_of(served)
+
+    async def scenario(client):
+        del client
+        tt.save(other_policy(served), served.folder / "policy.ttamer")
+        served.service.policies.hangup.set()
+        await asyncio.wait_for(changed(served, former), 5)
+
+    served.run(scenario)
+
+
+def test_the_policies_that_requests_choose_are_bounded(serve):
+    active = serve(serve={"allow": ["tradeoff"]}).service.policies.active
+    for number in range(3 * KEPT_POINTS):
+        active.cascade(("tradeoff", number / 1000))
+    assert len(active._kept) == KEPT_POINTS
+    assert active.cascade(None, math.inf).max_cost == math.inf
+    assert active.cascade() is active.cascade()
+
+
+def test_a_swap_lasts_until_the_file_changes(serve):
+    served = serve()
+    store = served.service.policies
+    store.swap(other_policy(served), store.active.artefact, "abc+1")
+    assert served.chat().headers["x-ttamer-policy"] == "abc+1"
+    assert asyncio.run(store.reload())
+    assert "+" not in version_of(served)
