@@ -13,7 +13,6 @@ import io
 import json
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,10 +27,6 @@ from ttamer import datasets, torch as exits
 # What has no public name: when it moves, the move is to be followed here and nowhere else.
 from ttamer.cli import main
 from ttamer.fitting import fit_batches
-from ttamer.serve.config import read_settings
-from ttamer.serve.formats.openapi import description
-from ttamer.serve.observability.metrics import Metrics
-from ttamer.serve.observability.record import RequestRecord
 from ttamer.trace.trace import BELIEF_FIELDS
 
 if TYPE_CHECKING:
@@ -656,109 +651,6 @@ def of_frontier() -> Entries:
                 yield from listed(f"{name}, {family}", own)
                 yield f"{name}, {family}, summary", about
             yield from flat(name, facts)
-
-
-# The gateway.
-
-CASCADE = """[cascade]
-order = "any"
-name = "golden"
-
-[serve]
-{serve}
-[[node]]
-name = "small"
-cost = 1.0
-upstream = "http://127.0.0.1:1/v1"
-
-[[node]]
-name = "large"
-cost = 12.5
-upstream = "http://127.0.0.1:2/v1"
-"""
-GATEWAYS = {
-    "plain": "",
-    "all": 'keys_env = "GOLDEN_KEYS"\ndirect = true\ncompare = "exact"\n'
-    'allow = ["tradeoff", "budget", "error"]\ntradeoff_range = [0.5, 1.0]\nbudget_range = [2, 9]\n'
-    '[serve.audit]\nshare = 0.5\nlog = "audits"\n',
-}
-PROSE = ("description", "summary", "title")
-
-
-def structure(item: Any) -> Any:
-    """Return a part of the description without its prose."""
-    if isinstance(item, list):
-        return [structure(each) for each in item]
-    if not isinstance(item, dict):
-        return item
-    return {
-        key: structure(value)
-        for key, value in item.items()
-        if not (key in PROSE and isinstance(value, str))
-    }
-
-
-def prose(item: Any, place: str = "") -> Iterator[str]:
-    """Yield the prose of a description, and where it stands."""
-    parts = enumerate(item) if isinstance(item, list) else ()
-    for key, value in item.items() if isinstance(item, dict) else parts:
-        if key in PROSE and isinstance(value, str):
-            yield f"{place}/{key}: {value}"
-        else:
-            yield from prose(value, f"{place}/{key}")
-
-
-@group("serve/openapi")
-def of_openapi() -> Entries:
-    with tempfile.TemporaryDirectory() as folder:
-        for name, serve in GATEWAYS.items():
-            path = Path(folder, "cascade.toml")
-            path.write_text(CASCADE.format(serve=serve), "utf-8")
-            document = json.loads(json.dumps(description(read_settings(path))))
-            del document["info"]["version"]
-            yield f"{name}, prose", list(prose(document))
-            for key, methods in structure(document["paths"]).items():
-                for method, operation in methods.items():
-                    yield from flat(f"{name}, {method} {key}", operation)
-            yield (
-                f"{name}, paths",
-                [[path, list(methods)] for path, methods in document["paths"].items()],
-            )
-            for key, schema in structure(document["components"]["schemas"]).items():
-                yield f"{name}, schema {key}", schema
-            yield f"{name}, security", document["components"]["securitySchemes"]
-            rest = {key: document[key] for key in document if key not in ("paths", "components")}
-            yield f"{name}, else", structure(rest)
-
-
-@group("serve/metrics")
-def of_metrics() -> Entries:
-    metrics = Metrics(["small", "large"], ["/v1/chat/completions"])
-    asked = SimpleNamespace(
-        node="small", prediction="a", confidence=0.5, cost=1.0, seconds=0.1, error="timeout: late"
-    )
-    metrics.started()
-    metrics.finished(
-        RequestRecord("1", "/v1/chat/completions", 200, 0.02, asked=(asked,), by="large", cost=1.0)
-    )
-    metrics.policy("aa", "start")
-    lines = metrics.text().decode().splitlines()
-    families = [line.split()[2:4] for line in lines if line.startswith("# TYPE")]
-    own = sorted(each for each in families if not each[0].endswith("_created"))
-    yield "names and kinds", own
-    samples = [line.split(" ")[0] for line in lines if not line.startswith("#")]
-    samples = sorted(each for each in samples if "_created" not in each)
-    labels: dict[str, set[str]] = {}
-    for sample in samples:
-        name, _, rest = sample.partition("{")
-        labels.setdefault(name, set()).update(
-            each.split("=")[0] for each in rest.rstrip("}").split('",') if each
-        )
-    for name, found in sorted(labels.items()):
-        yield f"labels of {name}", sorted(found)
-    yield "series", samples
-    helped = [line for line in lines if line.startswith("# HELP") and "_created" not in line]
-    yield "prose", sorted(helped)
 
 
 # Traces.

@@ -47,10 +47,10 @@ def add_to(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Check, listen, and serve until stopped."""
     from ttamer.cli.traces import refuse_trace
-    from ttamer.server.app import make_app
-    from ttamer.server.probing import probe
-    from ttamer.server.server import serve, serve_with_granian
-    from ttamer.server.settings import read_settings
+    from ttamer.serve.app import make_app
+    from ttamer.serve.probing import probe
+    from ttamer.serve.server import serve, serve_with_granian
+    from ttamer.serve.settings import read_settings
 
     if args.probe and not args.check:
         raise ArgumentError("--probe belongs to --check; add --check")

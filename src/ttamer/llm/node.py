@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -59,12 +59,6 @@ class Upstream(Protocol):
         headers: Mapping[str, str] | None = ...,
     ) -> Response:
         """Return the response to a request; a failure is an :class:`UpstreamFailed`."""
-        ...
-
-    def stream(
-        self, body: Body, deadline: Deadline = ..., headers: Mapping[str, str] | None = ...
-    ) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
-        """Give the chunks of a streamed answer."""
         ...
 
 

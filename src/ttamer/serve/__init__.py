@@ -1,5 +1,4 @@
-"""An OpenAI-compatible gateway in front of a cascade, and traces from its upstreams."""
+"""A policy server: OpenAI's chat completions in front of a cascade."""
 
-from ttamer._lazy import attach
-
-__getattr__, __dir__, __all__ = attach(__name__)
+from ttamer.serve.app import create as create, make_app as make_app
+from ttamer.serve.settings import Settings as Settings, read_settings as read_settings

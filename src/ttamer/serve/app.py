@@ -1,328 +1,411 @@
-"""The gateway as an ASGI application: its routes, and the responses that ask no node."""
+"""The ASGI application: any ASGI server runs it, any HTTP proxy may stand in front of it."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import ipaddress
+import logging
+import os
+import random
 import re
-from typing import TYPE_CHECKING, Any
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import lru_cache, partial
+from typing import Any
 
-from ttamer.errors import ArgumentError
-from ttamer.serve.admission import ADMIN, RequestGuard, check_key
-from ttamer.serve.formats import openai
-from ttamer.serve.formats.messages import message_error
-from ttamer.serve.formats.openapi import description
-from ttamer.serve.formats.schemas import EMBEDDING, LABEL, check, compile_schema
-from ttamer.serve.gateway import UnknownModel
-from ttamer.serve.http import (
-    JSON,
-    ClientDisconnected,
-    HttpError,
-    HttpExchange,
-    InternalError,
-    SlowBody,
-    check_content_type,
-    parse_json,
-)
-from ttamer.serve.observability.record import RequestRecord
-from ttamer.serve.observability.status import PAGE, PAGE_HEADERS
-from ttamer.serve.request import GRACE, TIMER_SLACK, RequestHandler, cost_headers, failure, late
-from ttamer.serve.routes import DRIFT, EMBEDDINGS, MODELS, route_of
-from ttamer.serve.upstreams.upstream import CallContext, UpstreamFailed
+import msgspec
+from aiohttp import ClientSession
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+from ttamer.llm.client import Client, open_session
+from ttamer.llm.compare import Comparer
+from ttamer.llm.likeness import cosines
+from ttamer.llm.node import Node, Upstream, Verification, Work, open_nodes
+from ttamer.llm.settings import EnvName, NodeSettings
+from ttamer.runtime.reply import Reply
+from ttamer.serve.audits import Audits
+from ttamer.serve.chat import CASCADE, Chat
+from ttamer.serve.deciding import decide
+from ttamer.serve.policies import PolicyStore
+from ttamer.serve.prompts import Prompts
+from ttamer.serve.refusals import Refused, json_response
+from ttamer.serve.settings import Settings, read_settings
+from ttamer.serve.sinks import DecisionLog, Metrics
+from ttamer.serve.stream import streamed
 
-    from ttamer.serve.gateway import Gateway
-    from ttamer.serve.http import Receive, Scope, Send
-
-    Handler = Callable[[HttpExchange], Awaitable[None]]
-
-__all__ = ["App", "make_app"]
-
-_MESSAGES = openai.MESSAGES.route
-"""The route of messages: errors there, and below it, have Anthropic's form."""
-_LABEL, _EMBEDDING = compile_schema(LABEL), compile_schema(EMBEDDING)
-_ALLOWED_HEADER = re.compile(
-    r"authorization|content-type|x-[a-z0-9-]{1,64}|openai-[a-z]{1,32}|anthropic-[a-z-]{1,64}"
-)
-"""The request headers that a page of an allowed origin may set."""
+log = logging.getLogger("ttamer")
+PASSED_HEADERS = ("traceparent", "tracestate")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_BUSY = "the server is busy; try again"
+Handler = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(gateway: Gateway) -> App:
-    """Return the ASGI application of a gateway, which opens and closes it with its lifespan.
+class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/feedback``: what somebody says about an earlier answer."""
+
+    request: str
+    """The id of the request: its header ``x-request-id``."""
+    label: str | None = None
+    """The right answer."""
+    score: float | None = None
+    """How good the answer was; thumbs are 1 and 0."""
+
+
+class Gate:
+    """How many requests are answered at once; as many may wait, and others are refused.
+
+    Bodies are read before a slot is taken, and all of them together are bounded too.
+    """
+
+    body_seconds = 15.0  # in which the body of a request must have come
+
+    def __init__(self, limit: int, max_body: int) -> None:
+        self._slots = asyncio.Semaphore(limit)
+        self._most, self._max_body = 2 * limit, max_body
+        self._max_bytes = max(64 * max_body, 256 * 2**20)
+        self.inside = self.running = self.bytes = 0
+
+    @asynccontextmanager
+    async def admitted(self, request: Request) -> AsyncIterator[bytes]:
+        """Count a request as one inside, and give its body."""
+        if self.inside >= self._most:
+            raise Refused(503, "overloaded", _BUSY, retry_after=1)
+        self.inside += 1
+        size = 0
+        try:
+            parts: list[bytes] = []
+            stated = request.headers.get("content-length", "")
+            if stated.isdecimal() and int(stated[:20]) > self._max_body:
+                raise self._too_large()
+            try:
+                async with asyncio.timeout(self.body_seconds):
+                    async for part in request.stream():
+                        size += len(part)
+                        self.bytes += len(part)
+                        if size > self._max_body:
+                            raise self._too_large()
+                        if self.bytes > self._max_bytes:
+                            raise Refused(503, "overloaded", _BUSY, retry_after=1)
+                        parts.append(part)
+            except TimeoutError:
+                raise Refused(408, "slow_body", "the body did not come in time") from None
+            yield b"".join(parts)
+        finally:
+            self.inside -= 1
+            self.bytes -= size
+
+    def _too_large(self) -> Refused:
+        return Refused(413, "too_large", f"the body has more than {self._max_body} bytes")
+
+    @asynccontextmanager
+    async def slot(self, seconds: float) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise Refused(503, "overloaded", _BUSY, retry_after=1) from None
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self._slots.release()
+
+
+class Service:
+    """The state of one process, open during the application's lifespan.
 
     Args:
-        gateway: The gateway, not yet open.
+        settings: The cascade and its settings.
+        policy: The file of the policy; "" in shadow mode.
+        force: Whether a policy is served that was fitted for other costs or answers.
+        connect: From a node's settings to what is asked; by default its server.
+
+    Raises:
+        TTamerError: If something cannot be served, before a port opens.
+    """
+
+    def __init__(
+        self, settings: Settings, policy: str = "", *, force: bool = False,
+        connect: Callable[[NodeSettings, ClientSession], Upstream] = Client,
+    ) -> None:  # fmt: skip
+        serve = settings.serve
+        self.settings, self._connect = settings, connect
+        self.token = EnvName(serve.token_env).read().encode() if serve.token_env else b""
+        names = settings.spec.names
+        self.metrics = Metrics(names)
+        self.gate = Gate(serve.max_concurrent, serve.max_body)
+        self.is_ready = False
+        self.nodes: dict[str, Node | Verification] = {}
+        self.upstreams: dict[str, Upstream] = {}
+        asks = {name: partial(self._ask, name) for name in names}
+        self.policies = PolicyStore(policy, settings, asks, force=force)
+        self.decisions = DecisionLog(serve.log, names, texts=serve.log_texts)
+        self.audits = Audits(settings, self.policies, self.metrics, self.decisions)
+        self.prompts = Prompts()
+        self.chat = Chat(
+            settings, self.policies, self.nodes, self.prompts, self.metrics, self.decisions,
+            self.audits,
+        )  # fmt: skip
+        self._gauges()
+
+    async def _ask(self, name: str, work: Work) -> Reply:
+        return await self.nodes[name].ask(work)
+
+    def _gauges(self) -> None:
+        gauge, gate = self.metrics.gauge, self.gate
+        gauge("ttamer_running", "Requests being answered", lambda: gate.running)
+        gauge("ttamer_waiting", "Requests waiting", lambda: gate.inside - gate.running)
+        gauge("ttamer_log_rows_lost", "Rows of the log lost", lambda: self.decisions.lost)
+        gauge("ttamer_policies_refused", "Files refused", lambda: self.policies.refused)
+        self.metrics.gauges(
+            "ttamer_breaker_open", "Whether a node's server is left alone",
+            {name: partial(self._is_open, name) for name in self.settings.nodes},
+        )  # fmt: skip
+
+    def _is_open(self, name: str) -> float:
+        upstream = self.upstreams.get(name)
+        return float(isinstance(upstream, Client) and upstream.breaker.is_open)
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Open the connections to the nodes, the log and the audits."""
+        del app
+        settings = self.settings
+        async with open_session() as session:
+            clients = {n: self._connect(node, session) for n, node in settings.nodes.items()}
+            if settings.embeddings is not None:
+                self.prompts.embeddings = Client.of_embeddings(settings.embeddings, session)
+            comparer = None
+            if settings.compare.kind == "embedding":
+                comparer = Comparer(settings.compare, cosines(self.prompts.embed))
+            self.audits.comparer = comparer
+            nodes = open_nodes(
+                settings.source, settings.nodes, lambda node: clients[node.name], settings.compare,
+                comparer,
+            )  # fmt: skip
+            self.nodes.update(nodes)
+            self.upstreams.update(clients)
+            self.decisions.start()
+            await self.audits.start()
+            loop = asyncio.get_running_loop()
+            with suppress(NotImplementedError, RuntimeError, ValueError, AttributeError):
+                loop.add_signal_handler(signal.SIGHUP, self.policies.hangup.set)
+            watcher = asyncio.create_task(self.policies.watch())
+            self.is_ready = True
+            try:
+                yield
+            finally:
+                self.is_ready = False
+                watcher.cancel()
+                with suppress(asyncio.CancelledError):
+                    await watcher
+                await self.audits.close()
+                await asyncio.to_thread(self.decisions.close)
+
+    # Requests
+
+    async def completions(self, request: Request) -> Response:
+        """``POST /v1/chat/completions``."""
+        request_id = _id_of(request)
+        async with AsyncExitStack() as stack:
+            self._check(request)
+            content = await stack.enter_async_context(self.gate.admitted(request))
+            await stack.enter_async_context(self.gate.slot(self.settings.serve.timeout))
+            passed = {k: v for k in PASSED_HEADERS if (v := request.headers.get(k))}
+            job = await self.chat.read(content, request_id, passed)
+            work = streamed(self.chat, job, stack) if job.chat.stream else self.chat.answer(job)
+            return await _unless_gone(request, work)
+        raise AssertionError  # unreachable
+
+    async def decide(self, request: Request) -> Response:
+        """``POST /v1/decide``."""
+        async with self._body(request) as content:
+            allow = self.settings.serve.allow
+            return json_response(decide(content, self.policies.active, allow))
+        raise AssertionError
+
+    async def feedback(self, request: Request) -> Response:
+        """``POST /v1/feedback``."""
+        async with self._body(request) as content:
+            try:
+                given = msgspec.json.decode(content, type=Feedback)
+            except (msgspec.MsgspecError, ValueError) as error:
+                raise Refused(400, "invalid_request", str(error)[:300].replace("`", "'")) from None
+            if given.label is None and given.score is None:
+                raise Refused(400, "invalid_request", "label or score is needed")
+            self.decisions.feedback(given.request, given.label, given.score)
+            is_used = given.label is not None and self.audits.label(given.request, given.label)
+            return json_response({"audited": is_used})
+        raise AssertionError
+
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        self._check(request)
+        async with self.gate.admitted(request) as content:
+            yield content
+
+    async def models(self, request: Request) -> Response:
+        """``GET /v1/models``."""
+        self._check(request, has_body=False)
+        entries = [
+            {"id": name, "object": "model", "created": 0, "owned_by": CASCADE}
+            for name in self.chat.models
+        ]
+        return json_response({"object": "list", "data": entries})
+
+    async def health(self, request: Request) -> Response:
+        """``GET /health``: whether the process runs."""
+        del request
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """``GET /ready``: whether requests should be sent here."""
+        del request
+        active = self.policies.active
+        body = {"ready": self.is_ready, "policy": active.version}
+        return json_response(body, 200 if self.is_ready else 503)
+
+    async def scrape(self, request: Request) -> Response:
+        """``GET /metrics``."""
+        self._check(request, has_body=False)
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _check(self, request: Request, *, has_body: bool = True) -> None:
+        """Refuse who has not the token; without one, what pages in a browser could send."""
+        headers = request.headers
+        if self.token:
+            given = headers.get("authorization", "").encode("latin-1", "replace")
+            if not hmac.compare_digest(given, b"Bearer " + self.token):
+                raise Refused(401, "invalid_api_key", "the bearer token is missing or wrong")
+        elif not _is_local_name(headers.get("host", "")):
+            raise Refused(403, "host", "without a token, ask by an address or a local name")
+        if has_body and "json" not in headers.get("content-type", ""):
+            raise Refused(415, "content_type", "the content-type must be application/json")
+
+    def endpoint(self, handler: Handler) -> Handler:
+        """Return a handler whose refusals are responses, counted and with the id of the request."""
+
+        async def handle(request: Request) -> Response:
+            start, status = time.perf_counter(), 500
+            try:
+                response = await handler(request)
+            except Refused as error:
+                response = error.response()
+            except ClientDisconnect:
+                response = Response(status_code=499)
+            except Exception:
+                log.exception("request %s", _id_of(request))
+                response = Refused(500, "internal_error", "an error of the server").response()
+            status = response.status_code
+            self.metrics.finished(status, time.perf_counter() - start)
+            response.headers["x-request-id"] = _id_of(request)
+            return response
+
+        return handle
+
+
+def _id_of(request: Request) -> str:
+    """Return the id of a request: the client's where it can be used, else a new one."""
+    kept: str | None = getattr(request.state, "id", None)
+    if kept is None:
+        given = request.headers.get("x-request-id", "")
+        kept = given if _REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
+        request.state.id = kept
+    return kept
+
+
+@lru_cache(256)
+def _is_local_name(host: str) -> bool:
+    """Return whether a page of the web cannot have this host: an address, or a name without dots.
+
+    >>> [_is_local_name(host) for host in ("127.0.0.1:80", "[::1]", "ttamer:8080", "a.com")]
+    [True, True, True, False]
+    """
+    name = host.partition("]")[0][1:] if host.startswith("[") else host.rpartition(":")[0] or host
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return "." not in name
+    return True
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """Run a handler; where the client leaves, cancel it and its calls."""
+    task, has_left = asyncio.current_task(), False
+    assert task is not None  # noqa: S101 - this is a coroutine
+
+    async def wait() -> None:
+        nonlocal has_left
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        has_left = True
+        task.cancel()
+
+    watcher = asyncio.create_task(wait())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not has_left:
+            raise
+        task.uncancel()
+        raise ClientDisconnect from None
+    finally:
+        watcher.cancel()
+
+
+def make_app(
+    settings: Settings, policy: str = "", *, force: bool = False,
+    connect: Callable[[NodeSettings, ClientSession], Upstream] = Client,
+) -> Starlette:  # fmt: skip
+    """Return the application of a cascade and a policy file, for any ASGI server.
+
+    Args:
+        settings: The cascade and its settings, as :func:`read_settings` reads them.
+        policy: The policy's file; "" in shadow mode.
+        force: Whether a policy is served that was fitted for other costs or answers.
+        connect: From a node's settings to what is asked; by default its server.
 
     Returns:
-        The application, for any ASGI server.
+        The application; its ``state.service`` is the :class:`Service`.
+
+    Raises:
+        TTamerError: If something cannot be served.
+    """
+    service = Service(settings, policy, force=force, connect=connect)
+    posts: Mapping[str, Any] = {
+        "/v1/chat/completions": service.completions,
+        "/v1/decide": service.decide,
+        "/v1/feedback": service.feedback,
+    }
+    gets: Mapping[str, Any] = {
+        "/v1/models": service.models,
+        "/health": service.health,
+        "/ready": service.ready,
+        "/metrics": service.scrape,
+    }
+    routes = [Route(path, service.endpoint(do), methods=["POST"]) for path, do in posts.items()]
+    routes += [Route(path, service.endpoint(do), methods=["GET"]) for path, do in gets.items()]
+    app = Starlette(routes=routes, lifespan=service.lifespan)
+    app.state.service = service
+    return app
+
+
+def create() -> Starlette:
+    r"""Return the application that ``TTAMER_CASCADE`` and ``TTAMER_POLICY`` name.
 
     ::
 
-        app = make_app(Gateway(read_settings("cascade.toml"), "policy.ttamer"))
+        TTAMER_CASCADE=cascade.toml TTAMER_POLICY=policy.ttamer \
+            granian --interface asgi --factory ttamer.serve:create
     """
-    return App(gateway)
-
-
-class App:
-    """Routes requests to their handlers."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._description = description(gateway.settings)
-        self._hosts = gateway.hosts
-        self._cors = gateway.settings.serve.cors
-        self._routes: dict[str, tuple[str, Handler]] = {
-            "/healthz": ("GET", self._health),
-            "/readyz": ("GET", self._readiness),
-            "/openapi.json": ("GET", self._openapi),
-            "/status": ("GET", self._status_page),
-            "/status.json": ("GET", self._with_key(self._status, "metrics")),
-            "/metrics": ("GET", self._with_key(self._metrics, "metrics")),
-            MODELS: ("GET", self._with_key(self._models, "ask")),
-        }
-        audit = gateway.settings.serve.audit
-        has_loop = audit is not None and audit.reference is not None
-        if audit is not None:
-            self._routes["/v1/labels"] = ("POST", self._label)
-        if gateway.settings.serve.embeddings is not None:
-            self._routes[EMBEDDINGS] = ("POST", self._embeddings)
-        if gateway.admin_keys is not None:
-            self._routes["/admin/reload"] = ("POST", self._reload)
-            self._routes["/admin/rollback"] = ("POST", self._rollback)
-            for path, action in DRIFT.items() if has_loop else ():
-                self._routes[path] = ("POST", self._drift(action))
-        self._endpoints = {endpoint.route: endpoint for endpoint in openai.ENDPOINTS}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request, or the lifespan of the server."""
-        if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        elif scope["type"] == "http":
-            exchange = HttpExchange(scope, receive, send)
-            if exchange.path == _MESSAGES or exchange.path.startswith(f"{_MESSAGES}/"):
-                exchange.error_body = message_error
-            if not self._gateway.ready:  # the next request needs another process
-                exchange.response_headers["connection"] = "close"
-            if self._cors:
-                self._allow_origin(exchange)
-            if self._hosts is not None and not exchange.has_host(self._hosts):
-                await self._handle(exchange, self._wrong_host)
-                return
-            endpoint = self._endpoints.get(exchange.path)
-            if endpoint is not None and exchange.method == "POST":
-                await RequestHandler(self._gateway, exchange, endpoint).handle()
-            else:
-                await self._handle(exchange)
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        await receive()
-        try:
-            await self._gateway.__aenter__()
-        except Exception as error:
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
-            raise
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self._gateway.__aexit__(None, None, None)
-        await send({"type": "lifespan.shutdown.complete"})
-
-    async def _handle(self, exchange: HttpExchange, handler: Handler | None = None) -> None:
-        """Handle a request that asks no node; it counts once it ends, and never as in flight."""
-        code: str | None = None
-        try:
-            await (handler or self._handler(exchange))(exchange)
-        except HttpError as error:
-            code = error.code
-            self._gateway.refused(error, exchange.client)
-            if isinstance(error, ClientDisconnected):
-                exchange.status = error.status  # of the record: there is no response
-            elif not exchange.status:
-                if not exchange.bill.is_empty:
-                    exchange.response_headers |= cost_headers(exchange.bill)
-                await exchange.send_error(error)
-        except Exception as error:
-            code = InternalError.code
-            self._gateway.log.failure(exchange.request_id, error)
-            if not exchange.status:
-                await exchange.send_error(InternalError())
-        finally:
-            self._gateway.metrics.started()
-            self._gateway.finished(
-                RequestRecord(
-                    exchange.request_id,
-                    route_of(exchange.path),
-                    exchange.status or 500,
-                    exchange.seconds,
-                    error=code,
-                    cost=exchange.bill.cost,
-                    client=exchange.client,
-                    bill=exchange.bill.by_node(),
-                )
-            )
-
-    def _handler(self, exchange: HttpExchange) -> Handler:
-        asked = exchange.header(b"access-control-request-method")
-        if exchange.method == "OPTIONS" and asked and self._cors:
-            return self._preflight
-        method, handler = self._routes.get(exchange.path, ("POST", None))
-        if exchange.path.startswith(f"{MODELS}/") and exchange.path != f"{MODELS}/":
-            method, handler = "GET", self._with_key(self._model, "ask")
-        if handler is None and exchange.path not in self._endpoints:
-            raise HttpError(
-                "not found; the API is under /v1, the status page at /status",
-                status=404,
-                code="not_found",
-            )
-        wanted = "GET" if exchange.method == "HEAD" else exchange.method
-        if handler is None or wanted != method:
-            exchange.response_headers["allow"] = method
-            raise HttpError(f"use {method} here", status=405, code="method_not_allowed")
-        return handler
-
-    def _allow_origin(self, exchange: HttpExchange) -> None:
-        """Let a page of an allowed origin read the response."""
-        exchange.response_headers["vary"] = "origin"
-        origin = exchange.header(b"origin")
-        if origin is not None and (self._cors == ("*",) or origin in self._cors):
-            exchange.response_headers["access-control-allow-origin"] = origin
-            exchange.response_headers["access-control-expose-headers"] = "*"
-
-    async def _preflight(self, exchange: HttpExchange) -> None:
-        """Answer a browser's question about what a page may send."""
-        asked = exchange.header(b"access-control-request-headers") or ""
-        names = [name.strip().lower() for name in asked.split(",")]
-        headers = {
-            "access-control-allow-methods": "GET, POST",
-            "access-control-allow-headers": ", ".join(filter(_ALLOWED_HEADER.fullmatch, names)),
-            "access-control-max-age": "600",
-        }
-        await exchange.send_bytes(200, b"", headers)
-
-    def _with_key(self, handler: Handler, role: str) -> Handler:
-        async def handle(exchange: HttpExchange) -> None:
-            check_key(self._gateway.keys, exchange, role)
-            await handler(exchange)
-
-        return handle
-
-    async def _wrong_host(self, exchange: HttpExchange) -> None:
-        del exchange
-        raise HttpError("this host name is not served here", status=421, code="wrong_host")
-
-    async def _health(self, exchange: HttpExchange) -> None:
-        await exchange.send_json(200, {"status": "ok"})
-
-    async def _readiness(self, exchange: HttpExchange) -> None:
-        ready = self._gateway.ready
-        word = "ready" if ready else "not ready"
-        await exchange.send_json(200 if ready else 503, {"status": word})
-
-    async def _openapi(self, exchange: HttpExchange) -> None:
-        await exchange.send_json(200, self._description)
-
-    async def _models(self, exchange: HttpExchange) -> None:
-        await exchange.send_json(200, openai.model_list(self._gateway.models()))
-
-    async def _model(self, exchange: HttpExchange) -> None:
-        name = exchange.path.removeprefix(f"{MODELS}/")
-        if name not in self._gateway.models():
-            raise UnknownModel(f"there is no model {name[:64]!r}")
-        await exchange.send_json(200, openai.model(name))
-
-    async def _embeddings(self, exchange: HttpExchange) -> None:
-        """Pass a request for embeddings on to their upstream."""
-        gateway, serve = self._gateway, self._gateway.settings.serve
-        gateway.admit(exchange)
-        data = await self._json(exchange)
-        check(data, _EMBEDDING)
-        assert gateway.embedder is not None  # noqa: S101 - only then is there this route
-        sent = {key: value for key, value in data.items() if key != "model"}
-        deadline, headers = exchange.start + serve.timeout, {"x-request-id": exchange.request_id}
-        context = CallContext(deadline, headers, exchange.bill, serve.timeout)
-        try:
-            with RequestGuard(
-                gateway.watchdog, exchange.receive, context.seconds_left + GRACE
-            ) as guard:
-                guard.watch_disconnect()
-                async with gateway.limit.slot(context.seconds_left):
-                    response = await gateway.embedder.upstream.call("/embeddings", sent, context)
-                    exchange.response_headers |= cost_headers(exchange.bill)
-                    await exchange.send_bytes(200, response.content, {"content-type": JSON})
-        except UpstreamFailed as error:
-            is_late = context.seconds_left <= TIMER_SLACK
-            account = gateway.accounts.get(exchange.client)
-            raise failure([error.facts], serve, account, is_late=is_late) from None
-        except TimeoutError:
-            raise late() from None
-
-    async def _json(self, exchange: HttpExchange) -> Any:
-        """Return the JSON body of a request."""
-        serve = self._gateway.settings.serve
-        check_content_type(exchange)
-        try:
-            async with asyncio.timeout(serve.timeout):
-                body = await exchange.read(serve.max_body)
-        except TimeoutError:
-            raise SlowBody from None
-        return parse_json(body, max_depth=serve.max_depth)
-
-    async def _metrics(self, exchange: HttpExchange) -> None:
-        headers = {"content-type": self._gateway.metrics.CONTENT_TYPE}
-        await exchange.send_bytes(200, await self._gateway.all_metrics(), headers)
-
-    async def _status_page(self, exchange: HttpExchange) -> None:
-        await exchange.send_bytes(200, PAGE, PAGE_HEADERS)
-
-    async def _status(self, exchange: HttpExchange) -> None:
-        status = await self._gateway.all_status()
-        await exchange.send_json(200, status, {"cache-control": "no-store"})
-
-    async def _reload(self, exchange: HttpExchange) -> None:
-        check_key(self._gateway.admin_keys, exchange, ADMIN)
-        result = await self._gateway.reload("admin")
-        if self._gateway.place is not None and result.ok:
-            self._gateway.place.reload_all()
-        await exchange.send_json(200 if result.ok else 409, result.to_dict())
-
-    async def _rollback(self, exchange: HttpExchange) -> None:
-        check_key(self._gateway.admin_keys, exchange, ADMIN)
-        if self._gateway.place is not None:
-            raise HttpError(
-                "with several workers, put the former file back and reload",
-                status=409,
-                code="not_now",
-            )
-        result = await self._gateway.policies.rollback()
-        await exchange.send_json(200 if result.ok else 409, result.to_dict())
-
-    def _drift(self, action: str) -> Handler:
-        async def handle(exchange: HttpExchange) -> None:
-            check_key(self._gateway.admin_keys, exchange, ADMIN)
-            try:
-                state = await self._gateway.act(action)
-            except ArgumentError as error:
-                raise HttpError(str(error), status=409, code="not_now") from None
-            await exchange.send_json(200, state)
-
-        return handle
-
-    async def _label(self, exchange: HttpExchange) -> None:
-        """Take the right answer to a request; respond whether an audit waits for it.
-
-        A client need not know which requests are audited, and labels only its own.
-        """
-        serve, audits = self._gateway.settings.serve, self._gateway.audits
-        assert audits is not None  # noqa: S101 - only then is there this route
-        client = check_key(self._gateway.keys, exchange, "label")
-        data = await self._json(exchange)
-        check(data, _LABEL)
-        label = serve.compare.label(data["label"])
-        if label is None:
-            raise HttpError(
-                f"the label has no content under compare = {str(serve.compare)!r}",
-                code="bad_label",
-                param="label",
-            )
-        is_taken = await audits.label(self._gateway.request_key(client, data["request"]), label)
-        await exchange.send_json(200, {"request": data["request"], "audited": is_taken})
+    settings = read_settings(os.environ["TTAMER_CASCADE"])
+    return make_app(settings, os.environ.get("TTAMER_POLICY", ""))

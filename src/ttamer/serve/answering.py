@@ -1,0 +1,116 @@
+"""Driving a policy through its nodes; the same way for JSON and for streams."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from ttamer.llm.client import UpstreamFailed
+from ttamer.llm.node import Work
+from ttamer.runtime.calling import Call, CallResult
+from ttamer.runtime.cascade import Cascade
+from ttamer.runtime.reply import NodeCall, Outcome
+
+Relay = Callable[[Call], Awaitable[NodeCall | None]]
+"""Sends a node's own stream to the client where that may be; returns the call if it did."""
+
+
+async def run(
+    cascade: Cascade,
+    work: Work,
+    key: str,
+    signals: dict[str, float] | None,
+    relay: Relay | None = None,
+) -> Outcome | tuple[NodeCall, ...]:
+    """Ask nodes until the policy stops.
+
+    Args:
+        cascade: The policy and what asks its nodes.
+        work: The request.
+        key: Fixes the choice of a policy that mixes two.
+        signals: What is known of the input, where the policy reads it.
+        relay: Takes the call whose answer is returned in any case.
+
+    Returns:
+        The outcome; or all calls, where the last one was relayed to the client.
+
+    Raises:
+        CascadeFailed: If no node gave an answer.
+        UpstreamFailed: If a stream broke after it had begun.
+    """
+    steps = cascade.steps(work, key, max(work.deadline.left, 1e-3), signals)
+    try:
+        call = next(steps)
+        while True:
+            if relay is not None:
+                try:
+                    relayed = await relay(call)
+                except UpstreamFailed as error:  # before the first chunk: as of any call
+                    work.failures[call.node] = error
+                    call = steps.send(CallResult(None, error, 1, int(error.paid), 0.0))
+                    continue
+                if relayed is not None:
+                    calls = (*call.asked, relayed)
+                    steps.close()
+                    return calls
+            call = steps.send(await answer(call))
+    except StopIteration as done:
+        outcome: Outcome = done.value
+        return outcome
+
+
+async def answer(call: Call) -> CallResult:
+    """Make one call; a node keeps to its time by itself."""
+    start = time.monotonic()
+    try:
+        returned = await call.function(call.value)
+    except UpstreamFailed as error:
+        call.value.failures[call.node] = error
+        return CallResult(None, error, 1, int(error.paid), time.monotonic() - start)
+    return CallResult(returned, None, 1, 1, time.monotonic() - start)
+
+
+async def ask_others(cascade: Cascade, work: Work, calls: Sequence[NodeCall]) -> list[NodeCall]:
+    """Ask the nodes that were not asked, one after another, and return all calls."""
+    everything, done = list(calls), {call.node for call in calls if call.error is None}
+    for name, function in cascade.nodes.items():
+        if name in done:
+            continue
+        result = await answer(Call(function, work, node=name))
+        reply, error = result.returned, result.error
+        if reply is None:
+            kind = getattr(error, "kind", "error")
+            everything.append(NodeCall(name, None, None, 0.0, result.seconds, f"{kind}: {error}"))
+            continue
+        everything.append(
+            NodeCall(
+                name, reply.prediction, reply.confidence, reply.cost, result.seconds, None, 1,
+                reply.columns,
+            )
+        )  # fmt: skip
+    return everything
+
+
+def is_last(call: Call, *, may_differ: bool) -> bool:
+    """Return whether the policy stops after this call and returns its answer, whatever it is.
+
+    With ``may_differ`` it is enough that it stops.
+    """
+    session = call.session
+    if set(session.ahead()) != {None}:
+        return False
+    if may_differ or all(done.error is not None for done in call.asked):
+        return True
+    prefers: Any = getattr(session, "prefers_next", None)
+    return prefers is not None and bool(prefers())
+
+
+def path_of(calls: Sequence[NodeCall]) -> list[str]:
+    """Return the nodes that were asked; one that could not take the request was not.
+
+    >>> calls = [NodeCall("a", None, None, 0, 0, "ineligible: no"), NodeCall("b", "x", 0.5, 1, 0)]
+    >>> path_of(calls)
+    ['b']
+    """
+    return [call.node for call in calls if not (call.error or "").startswith("ineligible:")]

@@ -1,1 +1,0 @@
-"""OpenAI's and Anthropic's formats: schemas of requests, bodies and events of responses."""

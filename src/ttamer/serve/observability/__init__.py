@@ -1,1 +1,0 @@
-"""What a gateway reports: records of requests, metrics, logs, spans and the status page."""

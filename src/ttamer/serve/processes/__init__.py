@@ -1,1 +1,0 @@
-"""Several processes as one gateway: workers, the owner of their audits, and calls between them."""

@@ -1,1 +1,0 @@
-"""Calls to models: the HTTP client, one server, one node, and the limits of its calls."""

@@ -1,4 +1,0 @@
-"""A policy server: OpenAI's chat completions in front of a cascade."""
-
-from ttamer.server.app import create as create, make_app as make_app
-from ttamer.server.settings import Settings as Settings, read_settings as read_settings
