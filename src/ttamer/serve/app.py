@@ -406,6 +406,9 @@ def create() -> Starlette:
 
         TTAMER_CASCADE=cascade.toml TTAMER_POLICY=policy.ttamer \
             granian --interface asgi --factory ttamer.serve:create
+
+    Returns:
+        The application.
     """
     settings = read_settings(os.environ["TTAMER_CASCADE"])
     return make_app(settings, os.environ.get("TTAMER_POLICY", ""))
