@@ -368,6 +368,10 @@ def make_app(
 ) -> Starlette:  # fmt: skip
     """Return the application of a cascade and a policy file, for any ASGI server.
 
+    ::
+
+        app = make_app(read_settings("cascade.toml"), "policy.ttamer")
+
     Args:
         settings: The cascade and its settings, as :func:`read_settings` reads them.
         policy: The policy's file; "" in shadow mode.
