@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -102,21 +101,6 @@ def test_without_recall_a_line_is_a_walk_whatever_its_moves():
     for policy in ladder:
         assert (policy.problem.moves, policy.recall) == ("walk", False)
         assert policy.value == tt.solve(CASCADE, policy.tradeoff, recall=False).value
-
-
-def test_what_is_expected_does_not_depend_on_how_many_kinds_of_cost_are_played_at_once(monkeypatch):
-    branches = tt.Problem.forest(
-        [0.1, 0.4, 0.9],
-        [0.05, 0.03, 0.02, 0.04],
-        [[0.2, 0.3, 0.5], np.full((3, 3), 1 / 3), [0.1, 0.1, 0.8], np.eye(3)],
-        [None, 0, None, 0],
-    )
-    whole = tt.solve(branches, 0.7)
-    expected = [whole.expected_loss, whole.expected_cost, *whole.asked.values()]
-    monkeypatch.setattr("ttamer.policy.expected_forest.MAX_MEANS", 1)
-    parts = tt.solve(branches, 0.7)
-    played = [parts.expected_loss, parts.expected_cost, *parts.asked.values()]
-    assert played == pytest.approx(expected, abs=1e-12)
 
 
 # Where routes meet, what is paid on each of them must not be mixed up.

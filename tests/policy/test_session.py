@@ -558,29 +558,3 @@ def test_an_explanation_names_expected_losses_where_beliefs_are_losses():
     assert given_losses.to_dict()["has_losses"]
     assert "has_losses" not in POLICIES["walk"].session().explain().to_dict()
     assert "expected loss" in given_losses._repr_html_()
-
-
-def test_without_recall_what_is_asked_next_has_the_chances_of_the_states():
-    chances = [0.6, 0.4, 0.0]
-    line = tt.Problem.line([0.05, 0.5, 0.9], [0.1, 0.2], [chances, [[0.9, 0.1, 0.0]] * 3])
-    policy = tt.solve(line, 0.6, recall=False)
-    turn = policy.session()
-    expected: dict[int, float] = {}
-    for state, chance in enumerate(chances[:2]):
-        after = policy.session()
-        after.observe(state)
-        node = -1 if after.next is None else line.names.index(after.next)
-        expected[node] = expected.get(node, 0.0) + chance
-    assert len(expected) == 2
-    assert turn.ahead() == pytest.approx(expected)
-    while turn.next is not None:
-        turn.observe(0)
-    assert turn.ahead() == {}
-
-
-def test_without_recall_the_gain_of_one_more_node_is_its_value_if_it_stops_there():
-    turn = tt.solve(LINE, 0.6, recall=False).session()
-    after = 0.6 * (0.7 * 0.05 + 0.3 * 0.5) + 0.4 * 0.2
-    assert turn.gains(0, 1) == {1: pytest.approx(0.6 * 0.5 - after)}
-    assert turn.gains(0, 0)[1] < 0
-    assert turn.gains(1, 0) == {}

@@ -60,12 +60,3 @@ def test_without_recall_a_node_that_fails_is_passed_on_the_way_to_the_best_next(
     while session.next is not None:
         session.fail()
     assert (session.next, session.answer) == (None, None)
-
-
-def test_without_recall_the_best_next_node_is_asked_although_the_policy_stops():
-    session = tt.solve(problem("walk"), 0.1, recall=False).session()  # costs weigh most
-    session.start_with("a")
-    session.observe(1)
-    assert session.stopped
-    session.go_on()
-    assert session.next == "b"

@@ -18,7 +18,7 @@ from numpy.testing import assert_equal
 import ttamer as tt
 from support.examples import examples
 from support.strategies import costs, losses, problems, rows, tradeoffs
-from ttamer.policy.surrogate import Surrogate, surrogate_below
+from ttamer.policy.future import Surrogate, surrogate_below
 from ttamer.problem.tradeoff import weigh_losses
 from ttamer.solvers.forest import sweep
 

@@ -110,7 +110,8 @@ def test_while_there_is_no_answer_a_node_is_asked_as_long_as_one_may_answer(topo
             return
         turn, history = policy.session(), ()
         while turn.next is not None:
-            history = (*history, (turn.number, int(problem.nodes[turn.number].losses.argmax())))
+            losses = np.where(turn._chances() > 0, problem.nodes[turn.number].losses, -1.0)
+            history = (*history, (turn.number, int(losses.argmax())))
             turn.fail()
             if turn.next is None:
                 assert not can_answer(problem, history)

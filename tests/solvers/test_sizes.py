@@ -11,8 +11,8 @@ import pytest
 import ttamer as tt
 from support.oracles import best_value, outcomes, path_cost, stop_loss
 from ttamer import ProblemError
-from ttamer.policy.surrogate import subtree_law
-from ttamer.solvers import memory
+from ttamer.policy.future import subtree_law
+from ttamer.solvers import walk as memory
 
 
 def long_line(nodes, states, *, moves="walk", seed=0):

@@ -15,8 +15,8 @@ from support.oracles import available, cost_of, outcomes, path_cost, stop_loss, 
 from support.strategies import costs, problems, rows, supports, tradeoffs
 from ttamer import Edge, Node, ObservationError, Problem, ProblemError
 from ttamer.cli import main
-from ttamer.policy.surrogate import Surrogate
-from ttamer.solvers import hedging
+from ttamer.policy.future import Surrogate
+from ttamer.solvers import forest as hedging
 
 CLOSE = 1e-12
 
@@ -121,6 +121,7 @@ def test_independent_nodes_are_within_four_thirds(problem, tradeoff):
     best = best_unseen(problem, tradeoff)
     policy = tt.solve(problem, tradeoff)
     assert best - CLOSE <= policy.value <= 4 / 3 * best + CLOSE
+    assert problem.is_line or policy.bound <= best + CLOSE
     assert policy.value <= tt.solve(looked_at(problem), tradeoff).value + CLOSE
     assert value_of_play(policy) == pytest.approx(policy.value, abs=CLOSE)
 
@@ -128,9 +129,14 @@ def test_independent_nodes_are_within_four_thirds(problem, tradeoff):
 @examples(60)
 @given(st.data(), st.sampled_from(["multi_line", "tree", "forest"]), tradeoffs)
 def test_forests_are_never_worse_than_always_looking(data, topology, tradeoff):
-    problem = data.draw(with_looks(topology, informers=False))
+    problem = data.draw(with_looks(topology, informers=False, varied=True))
     policy = tt.solve(problem, tradeoff)
-    assert policy.value >= best_unseen(problem, tradeoff) - CLOSE
+    best = best_unseen(problem, tradeoff)
+    assert policy.value >= best - CLOSE
+    if policy.bound is not None:
+        assert policy.original is problem
+        assert policy.bound <= best + CLOSE
+        assert policy.value <= policy.ratio * best * (1 + 1e-9) + CLOSE
     assert policy.value <= tt.solve(looked_at(problem), tradeoff).value + CLOSE
     assert value_of_play(policy) == pytest.approx(policy.value, abs=CLOSE)
 
@@ -143,6 +149,43 @@ def two_boxes():
         Edge(None, "b", cost=0.02, probabilities=[0.5, 0.5], verify_cost=0.3),
     )
     return Problem("precedence", nodes, edges)
+
+
+def test_one_state_without_an_answer_does_not_rule_out_the_others():
+    line = tt.Problem(
+        "walk",
+        [Node("small", [0.5, 0.5]), Node("large", [0.0, 0.2, math.inf])],
+        [
+            Edge(None, "small", cost=0.0, probabilities=[[0.5, 0.5]]),
+            Edge(
+                "small",
+                "large",
+                cost=0.01,
+                verify_cost=0.2,
+                probabilities=[[0.5, 0.5, 0.0], [0.4, 0.4, 0.2]],
+            ),
+        ],
+    )
+    for moves in ("walk", "precedence"):
+        assert tt.solve(line.with_moves(moves), 0.5).value == pytest.approx(0.125)
+    assert best_unseen(line, 0.5) == pytest.approx(0.125)
+
+
+def test_a_hedged_forest_pays_what_is_observed():
+    edges = [
+        Edge(None, "a", cost=[[0.0, 0.1]], verify_cost=0.05, probabilities=[[0.5, 0.5]]),
+        Edge(None, "b", cost=0.05, verify_cost=0.1, probabilities=[[0.4, 0.6]]),
+    ]
+    forest = Problem("precedence", [Node("a", [0.0, 1.0]), Node("b", [0.1, 0.9])], edges)
+    policy = tt.solve(forest, 0.8)
+    turn = policy.session()
+    assert turn.next == "a"
+    turn.observe(1)
+    assert turn.cost == pytest.approx(0.15)
+    batch = policy.batch(2)
+    batch.observe([0, 1])
+    assert batch.cost == pytest.approx([0.05, 0.15])
+    assert set(policy.future().costs.round(9)) <= {0.05, 0.2, 0.15, 0.3}
 
 
 def test_a_session_accepts_what_is_not_looked_at():

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from pathlib import Path
 
 from ttamer._numbers import number, percent, percents
+from ttamer.show.graph import Drawing as Drawing
 
 # The size of a plot and its margins, in pixels.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 76, 20, 16, 52
@@ -31,32 +30,6 @@ STYLES = (
     ("#8a3b2a", "12 4"),
     ("#2f6d3a", "5 2 1 2"),
 )
-
-
-class Drawing(str):
-    """The text of an SVG file, which notebooks show as a picture.
-
-    >>> Drawing("<svg/>")._repr_html_()
-    '<svg/>'
-    """
-
-    __slots__ = ()
-
-    def _repr_html_(self) -> str:
-        return str(self)
-
-    def written(self, path: str | os.PathLike[str] | None) -> Drawing:
-        """Write the text to a file, if one is given; return the drawing.
-
-        Args:
-            path: The file, or nothing.
-
-        Returns:
-            The drawing itself.
-        """
-        if path is not None:
-            Path(path).write_text(self, "utf-8")
-        return self
 
 
 def draw_curves(

@@ -28,10 +28,10 @@ import numpy as np
 from ttamer.fitting.threads import on_threads
 from ttamer.policy.base import Ladder
 from ttamer.policy.expected_walk import START, STOP
+from ttamer.policy.future import TIE
 from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.tradeoff import check_tradeoffs
 from ttamer.solvers.blas import one_thread
-from ttamer.solvers.walk import TIE
 from ttamer.stats.isotonic import rising_columns
 
 if TYPE_CHECKING:

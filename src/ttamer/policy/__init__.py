@@ -1,13 +1,15 @@
 """Policies: solved tables, what they say, and the sessions and batches that look decisions up."""
 
-from ttamer.policy.base import Ladder as Ladder, Policy as Policy
-from ttamer.policy.batch import Batch as Batch
-from ttamer.policy.future import Future as Future
-from ttamer.policy.index import IndexPolicy as IndexPolicy
-from ttamer.policy.joint import JointPolicy as JointPolicy
-from ttamer.policy.session import (
+from ttamer.policy.base import (
+    Batch as Batch,
     Explanation as Explanation,
+    Ladder as Ladder,
+    Policy as Policy,
+    Rule as Rule,
     Session as Session,
     StateSession as StateSession,
 )
+from ttamer.policy.future import Future as Future
+from ttamer.policy.index import IndexPolicy as IndexPolicy
+from ttamer.policy.joint import Cap as Cap, JointPolicy as JointPolicy
 from ttamer.policy.walk import WalkPolicy as WalkPolicy

@@ -1,8 +1,16 @@
-"""What a policy is: solved tables, and what can be read from them.
+"""What a policy is: solved tables, and the sessions and batches that look decisions up in them.
 
 A policy answers three questions in constant time: stop or go on, which node to ask next, and which
-answer to return. There is one kind per kind of moves: :class:`~ttamer.policy.IndexPolicy` under
-precedence, :class:`~ttamer.policy.WalkPolicy` for walks. What both give is documented here.
+answer to return. There is one kind per kind of moves, in a module of its own:
+:class:`~ttamer.policy.IndexPolicy` under precedence, :class:`~ttamer.policy.WalkPolicy` for walks,
+:class:`~ttamer.policy.JointPolicy` where all that was asked matters. What they share is here.
+
+::
+
+    turn = policy.session()             batch = policy.batch(size)
+    while turn.next is not None:        while batch.running:
+        turn.observe(state)                 batch.observe(states)   # those of batch.next
+    turn.answer                         batch.answer
 
 Units: ``value``, indices, thresholds and equivalent losses are weighed (tradeoff * loss +
 (1 - tradeoff) * cost); ``expected_loss``, ``expected_cost`` and futures are in the problem's own.
@@ -13,28 +21,603 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from ttamer._display.drawing import Drawing, draw_curves
-from ttamer._display.notebook import card
+from ttamer._arguments import require_whole
+from ttamer._display.drawing import draw_curves
 from ttamer._numbers import counted, number, percent
-from ttamer.errors import ArgumentError
-from ttamer.policy.batch import Batch
-from ttamer.policy.drawing import draw_policy
-from ttamer.policy.expected_walk import STOP
+from ttamer.errors import ArgumentError, ObservationError
+from ttamer.policy.expected import START, STOP
 from ttamer.policy.future import Expected, Future
-from ttamer.policy.session import Session
-from ttamer.problem.problem import Problem
+from ttamer.problem.problem import Edge, Problem
 from ttamer.problem.tradeoff import check_tradeoff, weigh_losses
+from ttamer.show import card
+from ttamer.show.graph import Arrow, Box, Drawing, draw_graph
 
 # The most rows of a table in a notebook.
 MAX_ROWS = 12
+# The most states of a node that its box lists, and the most costs of an arrow.
+MAX_STATES_DRAWN, MAX_COSTS_DRAWN = 8, 3
+# The most histories that are played to see what is asked after what.
+MAX_HISTORIES = 2000
+INFINITY = float("inf")
+NO_ANSWER = "no node asked has an answer, and no node is left that might: stop"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The reasons for the current decision of a session.
+
+    >>> from ttamer import Problem, solve
+    >>> turn = solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5).session()
+    >>> turn.explain().why
+    "there is no answer yet: ask 'm1'"
+    """
+
+    next: str | None
+    """The node to ask now; ``None`` once stopped."""
+    answer: str | None
+    """Whose answer would be returned now."""
+    best: float
+    """The loss of that answer, weighed by the tradeoff; ``inf`` before any answer."""
+    index: float
+    """What that loss is compared with: at or below it, stop; ``inf`` when no node is left to ask.
+
+    On a walk the expected loss and cost of going on; under precedence the least dynamic index
+    of the nodes that may be asked. Weighed.
+    """
+    why: str
+    """The decision in words."""
+    price: float = 0.0
+    """What asking ``next`` costs, in the problem's units; 0 once stopped."""
+    beliefs: Mapping[str, float] = field(default_factory=dict)
+    """The chance that each answer in hand is wrong, or its expected loss, where the policy is one
+    on beliefs."""
+    has_losses: bool = False
+    """Whether ``beliefs`` are expected losses."""
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [name, number(value) if self.has_losses else percent(value, digits=1)]
+            for name, value in self.beliefs.items()
+        ]
+        if self.next is None:
+            decision = f"stop and return the answer of {self.answer!r}"
+        else:
+            decision = f"ask {self.next!r}, which costs {number(self.price)}"
+        head = ["answer of", "expected loss" if self.has_losses else "chance that it is wrong"]
+        return card(decision, notes=[self.why], head=head, rows=rows)
+
+    @property
+    def gain(self) -> float | None:
+        """How far the loss in hand lies above ``index``: on a walk, what going on gains, cost paid.
+
+        Weighed; negative where it stops, ``None`` where there is nothing to compare.
+        """
+        if INFINITY in (self.best, self.index):
+            return None
+        return self.best - self.index
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; infinite ones as ``None``, since JSON has none.
+
+        Returns:
+            The fields and ``gain``, by name; ``has_losses`` only where it is true.
+        """
+        values = {**vars(self), "beliefs": dict(self.beliefs), "gain": self.gain}
+        if not self.has_losses:
+            del values["has_losses"]
+        fields = values.items()
+        return {k: None if isinstance(v, float) and abs(v) == INFINITY else v for k, v in fields}
+
+
+class Session(ABC):
+    """The decisions for one input, by any kind of policy.
+
+    A solved policy gives a :class:`StateSession`, which takes states. A fitted policy gives a
+    :class:`~ttamer.fitted.sessions.FittedSession`, which takes confidences and predictions.
+
+    >>> from ttamer import Problem, solve
+    >>> turn = solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5).session()
+    >>> isinstance(turn, Session), turn.next, turn.answer
+    (True, 'm1', None)
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(next={self.next!r}, answer={self.answer!r})"
+
+    @property
+    @abstractmethod
+    def next(self) -> str | None:
+        """The node to ask now; ``None`` once stopped."""
+
+    @property
+    @abstractmethod
+    def answer(self) -> str | None:
+        """The node whose answer to return; ``None`` before any node has answered."""
+
+    @property
+    @abstractmethod
+    def asked(self) -> tuple[str, ...]:
+        """The nodes asked, in order."""
+
+    @property
+    @abstractmethod
+    def cost(self) -> float:
+        """What they cost."""
+
+    @property
+    @abstractmethod
+    def price(self) -> float:
+        """What asking ``next`` costs; 0 once stopped."""
+
+    @property
+    @abstractmethod
+    def starts(self) -> dict[str, float]:
+        """The nodes that may be asked first, and what each costs."""
+
+    @abstractmethod
+    def start_with(self, node: str) -> None:
+        """Ask this one of ``starts`` first, whatever the policy's choice.
+
+        Args:
+            node: One of ``starts``.
+        """
+
+    @abstractmethod
+    def fail(self) -> None:
+        """Record that ``next`` was asked and gave no answer, and move on.
+
+        While there is no answer, nodes are asked as long as any is left.
+        """
+
+    @abstractmethod
+    def explain(self) -> Explanation:
+        """Return the reasons for the current decision.
+
+        Returns:
+            The node to ask now, the answer in hand, and the losses compared.
+        """
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+        """Draw the path of the input so far: nodes asked, the answer, and why it stands there.
+
+        Args:
+            path: Where to write the drawing, if anywhere.
+
+        Returns:
+            The text of an SVG file; notebooks show it as a picture.
+
+        >>> from ttamer import Problem, solve
+        >>> turn = solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5).session()
+        >>> turn.observe(0)
+        >>> "the answer" in turn.plot()
+        True
+        """
+        why = self.explain()
+        boxes = []
+        for step, name in enumerate(self.asked):
+            lines = [name]
+            if name in why.beliefs:
+                value = why.beliefs[name]
+                lost = f"expected loss {value:.4g}"
+                lines.append(lost if why.has_losses else f"wrong with chance {value:.2%}")
+            is_answer = name == self.answer
+            if is_answer:
+                lines.append("the answer" if self.next is None else "the best answer so far")
+            boxes.append(Box(tuple(lines), step, "answer" if is_answer else "used"))
+        if self.next is not None:
+            last = (self.next, f"next, costs {self.price:.4g}")
+            boxes.append(Box(last, len(boxes), "unused"))
+        arrows = [Arrow(step - 1, step, "") for step in range(1, len(boxes))]
+        caption = f"cost {self.cost:.4g}; {why.why}"
+        return draw_graph(boxes, arrows, caption=caption).written(path)
+
+    def _repr_html_(self) -> str:
+        return self.plot()._repr_html_()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no further node is asked."""
+        return self.next is None
+
+    @property
+    def capped(self) -> bool:
+        """Whether a cap on the cost ended the session, or changed where it started."""
+        return False
+
+
+class StateSession(Session):
+    """A session of a solved policy: it takes the state in which each node is observed.
+
+    >>> from ttamer import Problem, solve
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> turn = solve(line, tradeoff=0.5).session()
+    >>> turn.observe(1)
+    >>> turn.next
+    'm2'
+    >>> turn.observe(0)
+    >>> turn.next, turn.answer, turn.asked, turn.cost
+    (None, 'm2', ('m1', 'm2'), 0.2)
+    """
+
+    __slots__ = ("_answer", "_failed", "_node", "_path", "_policy", "next")
+
+    _policy: Policy
+    _node: int
+    next: str | None
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._path: list[tuple[int, int]] = []  # (node, state), the state of a failure is -1
+        self._failed: dict[int, NDArray[np.float64]] | None = None  # the chances of its states
+        self._answer = STOP
+
+    @abstractmethod
+    def observe(self, state: int) -> None:
+        """Give the state in which ``next`` is observed, and move on.
+
+        Args:
+            state: The number of the state.
+
+        Raises:
+            ObservationError: The session has stopped, or the node has no such state.
+        """
+
+    @abstractmethod
+    def start_at(self, node: int) -> None:
+        """Ask this node first, whatever the policy's choice.
+
+        Args:
+            node: The number of a node of the problem that may be asked first.
+        """
+
+    def start_with(self, node: str) -> None:
+        """Ask this one of ``starts`` first, whatever the policy's choice.
+
+        Args:
+            node: The name of one of ``starts``.
+
+        Raises:
+            ArgumentError: If there is no such node.
+        """
+        self.start_at(self._policy.problem.index_of(node))
+
+    @property
+    def starts(self) -> dict[str, float]:
+        """The nodes that may be asked first, and what each is expected to cost."""
+        problem = self._policy.problem
+        return {
+            problem.names[problem.ends[edge][1]]: float(problem.edges[edge].expected_costs[0])
+            for edge in problem.starts
+        }
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the state of ``next`` follows from what has been seen: there is no need to look.
+
+        So it is for an answer that the policy returns unseen; go on with :meth:`accept`.
+        """
+        return self.next is not None and self._certain_state() is not None
+
+    def accept(self) -> None:
+        """Record that ``next`` was asked and not looked at, and move on.
+
+        Raises:
+            ObservationError: The session has stopped, or the state of ``next`` does not follow
+                from what has been seen.
+        """
+        if self.next is None:
+            raise self._ended()
+        state = self._certain_state()
+        if state is None:
+            raise ObservationError(
+                f"the policy looks at the answer of {self.next!r}: give its state to observe"
+            )
+        self.observe(state)
+
+    def _certain_state(self) -> int | None:
+        """The only state in which ``next`` can be; ``None`` where there are several."""
+        row = self._chances()
+        return int(row.argmax()) if row.max() == 1 else None
+
+    def _chances(self) -> NDArray[np.float64]:
+        """The chance of each state of ``next``, given what has been seen."""
+        edge, chances = self._next_edge()
+        return np.asarray(np.tensordot(chances, edge.probabilities, axes=chances.ndim))
+
+    def _next_edge(self) -> tuple[Edge, NDArray[np.float64]]:
+        """The edge to ``next``, and the chances of the states of its sources."""
+        number = self._edge_to(self._node, self._path[-1][0] if self._path else START)
+        return self._policy.problem.edges[number], self._source_chances(number)
+
+    def _source_chances(self, number: int) -> NDArray[np.float64]:
+        """The chances of the states of an edge's sources: one is sure, unless it has failed."""
+        states, failed = dict(self._path), self._failed or {}
+        edge, chances = self._policy.problem.edges[number], np.ones(())
+        for source, size in zip(
+            self._policy.problem.sources[number], edge.probabilities.shape[:-1], strict=True
+        ):
+            one = failed.get(source)
+            if one is None:
+                one = np.zeros(size)
+                one[states.get(source, 0)] = 1.0
+            chances = np.multiply.outer(chances, one)
+        return chances
+
+    def _fail(self) -> NDArray[np.float64]:
+        """Record that ``next`` was asked in a state that is not known; return its chances."""
+        if self.next is None:
+            raise self._ended()
+        chances = self._chances()
+        self._failed = {**(self._failed or {}), self._node: chances}
+        self._path.append((self._node, -1))
+        return chances
+
+    def observe_loss(self, loss: float) -> None:
+        """Give the loss with which ``next`` is observed, and move on.
+
+        Args:
+            loss: In the problem's units; exactly one state of the node has it.
+
+        Raises:
+            ObservationError: The session has stopped, or not exactly one state has this
+                loss.
+        """
+        if self.next is None:
+            raise self._ended()
+        losses = self._policy.problem.nodes[self._node].losses.tolist()
+        if losses.count(loss) != 1:
+            raise ObservationError(
+                f"node {self.next!r} has {losses.count(loss)} states of loss {loss!r}: give the "
+                f"state's number, or one of its losses, {', '.join(map(repr, losses))}"
+            )
+        self.observe(losses.index(loss))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The nodes of the problem, in order."""
+        return self._policy.problem.names
+
+    @property
+    def number(self) -> int:
+        """The number of the node to ask now; -1 once stopped."""
+        return self._node
+
+    @property
+    def tradeoff(self) -> float:
+        """The tradeoff of the policy."""
+        return self._policy.tradeoff
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of the policy."""
+        return self._policy.problem
+
+    @property
+    def answer(self) -> str | None:
+        """The node whose answer to return; ``None`` before any node that can answer was asked."""
+        return self._policy.problem.names[self._answer] if self._answer >= 0 else None
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The nodes asked, in order."""
+        return tuple(self._policy.problem.names[node] for node, _ in self._path)
+
+    @property
+    def cost(self) -> float:
+        """What they cost, in the problem's units; where a node failed, what it costs on average."""
+        total, last = 0.0, START
+        for node, state in self._path:
+            number = self._edge_to(node, last)
+            edge, last = self._policy.problem.edges[number], node
+            if isinstance(edge.cost, float):
+                total += edge.cost
+                continue
+            chances = self._source_chances(number)
+            if state < 0:
+                total += float((chances * edge.expected_costs).sum())
+            else:
+                if chances.max() < 1:  # the source failed; its state is now less unsure
+                    chances = chances * edge.probabilities[..., state]
+                total += float((chances * edge.cost_table[..., state]).sum() / chances.sum())
+        return total
+
+    @property
+    def price(self) -> float:
+        """What asking ``next`` is expected to cost; 0 once stopped."""
+        if self.next is None:
+            return 0.0
+        edge, chances = self._next_edge()
+        return float((chances * edge.expected_costs).sum())
+
+    def _edge_to(self, node: int, last: int) -> int:
+        """The number of the edge by which a node is asked after the one asked last."""
+        problem = self._policy.problem
+        if problem.moves == "walk":
+            return next(e for e in problem.incoming[node] if problem.ends[e][0] == last)
+        return problem.incoming[node][0]
+
+    def _ended(self) -> ObservationError:
+        return ObservationError(
+            f"the session has stopped and answers with {self.answer!r}: start a new one"
+        )
+
+    def _refuse(self, state: object) -> ObservationError:
+        if self.next is None:
+            return self._ended()
+        states = len(self._policy.problem.nodes[self._node].losses)
+        return ObservationError(f"node {self.next!r} has states 0 to {states - 1}, not {state!r}")
+
+    def _explained(self, best: float, index: float) -> Explanation:
+        answer, loses = self.answer, f"{best:.4g}"
+        if self.next is None and best < INFINITY:
+            index = max(index, best)  # a tie within rounding stops
+        if best == INFINITY and self.next is None:
+            why = NO_ANSWER
+        elif best == INFINITY:
+            why = f"there is no answer yet: ask {self.next!r}"
+        elif self.next is not None:
+            why = f"the answer of {answer!r} loses {loses}, above {index:.4g}: ask {self.next!r}"
+        elif index == INFINITY:
+            why = f"no node is left to ask: answer with {answer!r}"
+        else:
+            why = f"the answer of {answer!r} loses {loses}, at or below {index:.4g}: stop"
+        return Explanation(self.next, answer, best, index, why, self.price)
+
+    def _last(self) -> tuple[str | None, int]:
+        """The node asked last and its state; -1 where it failed."""
+        if not self._path:
+            return None, 0
+        node, state = self._path[-1]
+        return self._policy.problem.names[node], state
+
+
+class Batch(ABC):
+    """Many inputs' ways through a policy, step by step.
+
+    >>> from ttamer import Problem, solve
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> batch = solve(line, 0.5).batch(2)
+    >>> batch.observe([0, 1])
+    >>> batch.next.tolist()
+    [-1, 1]
+    """
+
+    def __init__(self, policy: Policy, size: int) -> None:
+        require_whole(size, "size")
+        self._policy = policy
+        self.next: NDArray[np.int32] = np.full(size, STOP, np.int32)
+        """Per input, the number of the node to ask now; -1 once stopped."""
+        self.answer: NDArray[np.int32] = np.full(size, STOP, np.int32)
+        """Per input, the number of the node whose answer to return; -1 before any answer."""
+        self.cost: NDArray[np.float64] = np.zeros(size)
+        """Per input, what it has cost so far, in the problem's units."""
+        self.steps: NDArray[np.int32] = np.zeros(size, np.int32)
+        """Per input, how many nodes were asked."""
+        self._last: NDArray[np.int32] = np.full(size, -1, np.int32)
+        nodes = 0 if policy.problem.has_fixed_costs else len(policy.problem.nodes) + 1
+        self._seen: NDArray[np.intp] = np.zeros((size, nodes), np.intp)  # the start has state 0
+
+    def __len__(self) -> int:
+        return len(self.next)
+
+    @property
+    def running(self) -> bool:
+        """Whether some input still has a node to ask."""
+        return bool((self.next != STOP).any())
+
+    def observe(self, states: ArrayLike) -> None:
+        """Give the state in which each input's ``next`` is observed, and move all of them on.
+
+        Args:
+            states: Shape (inputs,), integers; entries of inputs that stopped are ignored.
+
+        Raises:
+            ObservationError: If there are too many or too few, or a node has no such state.
+        """
+        seen = self._as_states(states)
+        asked = self.next.copy()
+        nodes = np.flatnonzero(np.bincount(asked + 1)[1:]).tolist()  # STOP is -1
+        groups = [(node, np.flatnonzero(asked == node)) for node in nodes]
+        for node, rows in groups:
+            self._check(node, rows, seen[rows])
+        for node, rows in groups:
+            self._pay(node, rows, seen[rows])
+            self._step(node, rows, seen[rows])
+        self._last = np.where(asked == STOP, self._last, asked)
+
+    def _as_states(self, states: ArrayLike) -> NDArray[np.integer]:
+        """Return the states of all inputs as an array, or refuse them."""
+        try:
+            seen = np.asarray(states)
+        except ValueError:  # rows of unequal length
+            seen = np.empty(0, object)
+        if not seen.size and not len(self):
+            return np.empty(0, np.intp)
+        if seen.shape != self.next.shape or not np.issubdtype(seen.dtype, np.integer):
+            raise ObservationError(
+                f"states must be {counted(len(self), 'integer')}, one per input, not "
+                f"{seen.dtype} of shape {seen.shape}"
+            )
+        return seen
+
+    @abstractmethod
+    def _step(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
+        """Move the inputs in ``rows``, all of which asked ``node``, on."""
+
+    def _check(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
+        most = len(self._policy.problem.nodes[node].losses)
+        if states.min() < 0 or states.max() >= most:
+            at = int(np.argmax((states < 0) | (states >= most)))
+            raise ObservationError(
+                f"input {rows[at]}: node {self._policy.problem.names[node]!r} has states 0 to "
+                f"{most - 1}, not {states[at]}"
+            )
+
+    def _pay(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
+        problem = self._policy.problem
+        for entering in problem.incoming[node]:
+            edge, source = problem.edges[entering], problem.ends[entering][0]
+            cost: float | NDArray[np.float64]
+            if isinstance(edge.cost, float):
+                cost = edge.cost
+            elif problem.moves == "walk":
+                last = np.where(self._last[rows] == source, self._seen[rows, source], 0)
+                cost = edge.cost_table[last, states]
+            else:
+                cost = edge.cost_table[self._seen[rows, source], states]
+            if problem.moves == "walk":
+                cost = np.where(self._last[rows] == source, cost, 0.0)
+            self.cost[rows] += cost
+        if self._seen.shape[1]:
+            self._seen[rows, node] = states
+        self.steps[rows] += 1
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a policy does after a node was seen in a state, as it is played; losses in their unit.
+
+    >>> from ttamer import Problem, solve
+    >>> print(*solve(Problem.line([0.0, 0.5], [0.1] * 2, [[0.5, 0.5]] + [[[0.5, 0.5]] * 2]), 0.9)
+    ...     .rules("m1"), sep="; ")
+    stop; stop at 0, else ask m2
+    """
+
+    state: int
+    loss: float
+    """What the node's own answer loses there."""
+    stop: tuple[float, float] | None
+    """The best loss up to which it stops, least and most (where more than this state matters);
+    ``None`` where the state is never reached, or there are too many courses of events to tell."""
+    ask: tuple[str, ...]
+    """The nodes that it may ask otherwise."""
+
+    def __str__(self) -> str:
+        if self.stop is None:
+            return "-"
+        onward = "ask " + " or ".join(self.ask)
+        if not self.ask or self.stop[1] == -INFINITY:
+            return onward if self.ask else "stop"
+        return f"stop at {self.stop_text}, else {onward}"
+
+    @property
+    def stop_text(self) -> str:
+        """The best loss up to which it stops, as text."""
+        if self.stop is None:
+            return "-"
+        low, high = (number(end) for end in self.stop)
+        return low if low == high else f"{low} to {high}"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,6 +635,8 @@ class Policy(ABC):
     value: float
     """The least expected ``tradeoff * loss + (1 - tradeoff) * cost``."""
     recall: bool = True
+    bound: float | None = None
+    """No policy is below this; ``None`` where this one is the best."""
 
     def __repr__(self) -> str:
         recall = "" if self.recall else ", no recall"
@@ -65,6 +650,13 @@ class Policy(ABC):
         loss, cost = number(self.expected_loss), number(self.expected_cost)
         notes = [f"expected loss {loss}, expected cost {cost}"]
         return card(repr(self), notes=notes, head=["node", "asked"], rows=rows[:MAX_ROWS])
+
+    @property
+    def ratio(self) -> float:
+        """How many times the least possible value this policy's is, at most; 1 for the best."""
+        if self.bound is None or self.value <= self.bound:
+            return 1.0
+        return self.value / self.bound if self.bound > 0 else INFINITY
 
     @cached_property
     def fallbacks(self) -> NDArray[np.float64]:
@@ -266,6 +858,64 @@ class Policy(ABC):
         """
         return draw_policy(self).written(path)
 
+    def rules(self, node: str) -> list[Rule]:
+        """Return what the policy does after a node was seen in each of its states.
+
+        Args:
+            node: Its name.
+
+        Returns:
+            One rule per state.
+
+        Raises:
+            ArgumentError: If there is no such node.
+        """
+        position = self.problem.index_of(node)
+        rules = []
+        for state, loss in enumerate(self.problem.nodes[position].losses.tolist()):
+            seen = self._played.get((position, state))
+            if seen is None:
+                rules.append(Rule(state, loss, None, ()))
+                continue
+            stops, following = seen
+            # At tradeoff 0 no loss counts: the first answer is as good as any.
+            ends = (self._unweighed(min(stops)), self._unweighed(max(stops)))
+            ask = sorted(following, key=self.problem.index_of)
+            rules.append(Rule(state, loss, ends, tuple(ask)))
+        return rules
+
+    def _unweighed(self, value: float) -> float:
+        """Return a weighed loss in the problem's units."""
+        return value / self.tradeoff if self.tradeoff > 0 else INFINITY
+
+    @cached_property
+    def _played(self) -> dict[tuple[int, int], tuple[list[float], set[str]]]:
+        """By node and state: what the loss in hand was compared with, and the nodes asked next.
+
+        Over all courses of events; empty where there are more than ``MAX_HISTORIES``.
+        """
+        seen: dict[tuple[int, int], tuple[list[float], set[str]]] = {}
+        histories: list[tuple[int, ...]] = [()]
+        for count, states in enumerate(histories):  # grows as it goes
+            if count == MAX_HISTORIES:
+                return {}
+            turn = self.session()
+            assert isinstance(turn, StateSession)  # noqa: S101 - that of a solved policy
+            for state in states:
+                turn.observe(state)
+            if states:
+                stops, following = seen.setdefault(turn._path[-1], ([], set()))
+                stops.append(turn.explain().index)
+                following |= set() if turn.next is None else {turn.next}
+            if turn.next is not None:
+                histories += [(*states, int(y)) for y in np.flatnonzero(turn._chances())]
+        return seen
+
+    def is_taken(self, source: int, target: int) -> bool:
+        """Return whether an edge, by the numbers of its ends (-1: the start), is ever taken."""
+        del source  # under precedence it opens its target
+        return self.asked[self.problem.names[target]] > 0
+
     def _place(self, after: str | None) -> int:
         return -1 if after is None else self.problem.index_of(after)
 
@@ -385,3 +1035,39 @@ class Ladder:
         left = max(right - 1, 0)
         nearer_left = wanted - tradeoffs[left] <= tradeoffs[right] - wanted
         return left if nearer_left else right
+
+
+def draw_policy(policy: Policy) -> Drawing:
+    """Return the graph of a solved policy, and what it does after each state, as SVG.
+
+    Losses, indices and thresholds are in units of loss.
+    """
+    problem = policy.problem
+    columns = {START: 0}
+    for node in problem.order:
+        sources = [problem.sources[edge] for edge in problem.incoming[node]]
+        columns[node] = 1 + max(columns[source] for ends in sources for source in ends)
+    asked = list(policy.asked.values())
+    title = f"start: value {policy.value:.4g}"
+    first = policy.session().next
+    boxes = [Box((title, f"tradeoff {policy.tradeoff:g}", f"first ask {first}"), 0)]
+    for node, name in enumerate(problem.names):
+        lines = [name, f"asked {asked[node]:.1%}"]
+        states = policy.rules(name)
+        lines += [
+            f"{rule.state}: loss {rule.loss:.4g}, {rule}" for rule in states[:MAX_STATES_DRAWN]
+        ]
+        if len(states) > MAX_STATES_DRAWN:
+            lines.append(f"... {len(states)} states")
+        boxes.append(Box(tuple(lines), columns[node], "used" if asked[node] > 0 else "unused"))
+    arrows = []
+    for position, edge in enumerate(problem.edges):
+        target = problem.ends[position][1]
+        costs = np.unique(edge.cost).tolist()
+        label = ", ".join(f"{cost:.4g}" for cost in costs)
+        if len(costs) > MAX_COSTS_DRAWN:
+            label = f"{costs[0]:.4g} to {costs[-1]:.4g}"
+        for source in problem.sources[position]:
+            colour = "used" if policy.is_taken(source, target) else "unused"
+            arrows.append(Arrow(source + 1, target + 1, label, colour))
+    return draw_graph(boxes, arrows)

@@ -1,14 +1,15 @@
-"""The optimal policy where a node is asked after several others: a walk over down-sets.
+"""The optimal policy where more than the last node matters: a walk over what was asked and spent.
 
-A *step* is the set of nodes asked so far, of which one was asked last. Its state holds the states
-of the nodes that can still matter: parents of nodes not asked yet, and the node asked last. Over
+So it is where a node is asked after several others, and under a cap on the cost of an input. A
+*step* is what was asked, and what may have been spent. Its state holds the states of the nodes that
+can still matter (the node asked last, and parents of nodes not asked yet) and the cost spent. Over
 these steps the problem is a walk (solvers/downsets.py makes it), and its policy decides. Here its
 steps are translated back to nodes.
 """
 
 from __future__ import annotations
 
-import os
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NoReturn
@@ -16,31 +17,59 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ttamer._display.drawing import Drawing
 from ttamer.errors import ArgumentError
-from ttamer.policy.base import Policy
-from ttamer.policy.batch import Batch, WalkBatch
-from ttamer.policy.expected_walk import STOP
-from ttamer.policy.future import Expected, Future
-from ttamer.policy.session import Explanation, StateSession, WalkSession
-from ttamer.policy.walk import WalkPolicy
+from ttamer.policy.base import Batch, Explanation, Policy, StateSession
+from ttamer.policy.expected import START, STOP
+from ttamer.policy.future import Expected, Future, cost_keys
+from ttamer.policy.walk import WalkBatch, WalkPolicy, WalkSession
+
+
+@dataclass(frozen=True)
+class Cap:
+    """The most that one input may cost.
+
+    >>> cap = Cap(0.5, grid=0.1)
+    >>> cap.counted(np.array([0.0, 0.12])).tolist()
+    [0.0, 0.2]
+    """
+
+    most: float
+    """In the problem's units."""
+    grid: float = 0.0
+    """Costs count as spent in multiples of this, rounded up; 0: exactly."""
+    up: bool = True
+    """Whether they are rounded up; rounded down, no policy under the cap is left out."""
+
+    def counted(self, costs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what costs count as spent."""
+        if not self.grid:
+            return costs
+        slack = 1e-9 if self.up else -1e-9
+        rounded = np.ceil if self.up else np.floor
+        return np.asarray(rounded(costs / self.grid - slack) * self.grid)
+
+    def allows(self, spent: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return whether sums of costs stay within the cap, up to their rounding."""
+        return spent <= self.most * (1 + 1e-12)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A place of the walk over down-sets."""
+    """A place of the walk: what was asked, and what may have been spent."""
 
     node: int
     """The number of the node asked last."""
     kept: tuple[int, ...]
     """The nodes whose states matter, in increasing order; the node asked last is one of them."""
     sizes: tuple[int, ...]
-    """How many states each of them has."""
+    """How many states each of them has; last, how many sums may have been spent."""
+    spent: tuple[float, ...] = (0.0,)
+    """The keys of these sums (:func:`~ttamer.policy.future.cost_keys`), increasing."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class JointPolicy(Policy):
-    """A policy for nodes with several parents. Made by :func:`ttamer.solve`.
+    """A policy for nodes with several parents, or under a cap. Made by :func:`ttamer.solve`.
 
     >>> from ttamer import Edge, Node, Problem, solve
     >>> half = [0.5, 0.5]
@@ -53,12 +82,14 @@ class JointPolicy(Policy):
     """
 
     walk: WalkPolicy
-    """The policy of the walk over down-sets; its problem names each step."""
+    """The policy of the walk over the steps; its problem names each step."""
     steps: tuple[Step, ...]
     """What each node of that walk stands for."""
+    cap: Cap | None = None
+    """The most that one input may cost, failures included; ``None`` for no cap."""
 
     def index(self, node: str) -> NDArray[np.float64]:
-        """Raise an error: with several parents no node has an index of its own.
+        """Raise an error: with several parents or a cap no node has an index of its own.
 
         Args:
             node: The name of the node.
@@ -145,22 +176,18 @@ class JointPolicy(Policy):
         """
         return JointBatch(self, size)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
-        """Draw the walk over the sets of nodes asked so far.
-
-        Args:
-            path: Where to write the drawing, if anywhere.
-
-        Returns:
-            The text of an SVG file; notebooks show it as a picture.
-        """
-        return self.walk.plot(path)
-
     @cached_property
     def first_steps(self) -> dict[int, int]:
         """The step of each node that is asked first, by its number."""
         walk = self.walk.problem
         return {self.steps[step].node: step for step in (walk.ends[e][1] for e in walk.starts)}
+
+    @cached_property
+    def barred(self) -> tuple[int, ...]:
+        """Per node of the walk, its state beyond the cap; -1 where it has none."""
+        sizes = [math.prod(step.sizes) for step in self.steps]
+        nodes = zip(self.walk.problem.nodes, sizes, strict=True)
+        return tuple(size if len(node.losses) > size else -1 for node, size in nodes)
 
     @cached_property
     def _expected(self) -> tuple[Expected, NDArray[np.float64]]:
@@ -172,35 +199,71 @@ class JointPolicy(Policy):
     def _refuse(self, node: str) -> NoReturn:
         self.problem.index_of(node)
         raise ArgumentError(
-            "where a node has several parents, a decision depends on all that was asked: use a "
-            "session, or the tables of policy.walk, whose nodes are the sets asked so far"
+            "where a node has several parents, or there is a cap, a decision depends on more than "
+            "the node asked last: use a session, or the tables of policy.walk"
         )
 
 
 class JointSession(StateSession):
-    """A session where a node is asked after several others."""
+    """A session where more than the last node matters."""
 
-    __slots__ = ("_inner", "_states")
+    __slots__ = ("_inner", "_spent", "_states")
 
     _policy: JointPolicy
 
     def __init__(self, policy: JointPolicy) -> None:
         super().__init__(policy)
         self._inner = WalkSession(policy.walk)
+        self._inner.barred = policy.barred
         self._states: dict[int, int] = {}
+        self._spent = 0.0
         self._follow()
 
     def observe(self, state: int) -> None:
         """Give the state in which ``next`` is observed, and move on."""
-        self._inner.observe(self._joint(state))
+        if (
+            self.next is None
+            or not isinstance(state, int | np.integer)
+            or not (0 <= state < len(self._policy.problem.nodes[self._node].losses))
+        ):
+            raise self._refuse(state)
+        step, states = self._policy.steps[self._inner.number], int(state)
+        if self._failed is None:
+            self._states[step.node] = states
+            spent = _spent_at(step, np.array([self._spent + self._counted(states)]))
+            self._spent = step.spent[spent[0]]
+            seen = [*(self._states[node] for node in step.kept), int(spent[0])]
+            self._inner.observe(int(np.ravel_multi_index(seen, step.sizes)))
+        else:
+            size = math.prod(step.sizes)
+            joint = np.unravel_index(np.arange(size), step.sizes)[step.kept.index(step.node)]
+            self._inner.observe_among(
+                np.arange(size)[joint == states], lambda chances: _most_spent(step, chances)
+            )
+        self._path.append((step.node, states))
         self._follow()
 
     def fail(self) -> None:
-        """Record that ``next`` was asked and gave no answer, and move on."""
-        if self.next is None:
-            raise self._ended()
-        self._inner.fail_in(self._joint(self._worst()))
+        """Record that ``next`` was asked and gave no answer, and move on.
+
+        Its state stays unknown. Under a cap it counts as having cost as much as it may.
+        """
+        self._fail()
+        step = self._policy.steps[self._inner.number]
+        self._inner.fail(lambda chances: _most_spent(step, chances))
         self._follow()
+
+    def _counted(self, state: int) -> float:
+        """Return what asking ``next`` counts as spent, seen in a state."""
+        cap = self._policy.cap
+        if cap is None:
+            return 0.0
+        number = self._edge_to(self._node, self._path[-1][0] if self._path else START)
+        given = tuple(
+            self._states.get(source, 0) for source in self._policy.problem.sources[number]
+        )
+        cost = self._policy.problem.edges[number].cost_table[(*given, state)]
+        return float(cap.counted(cost))
 
     def start_at(self, node: int) -> None:
         """Ask this node first, whatever the policy's choice."""
@@ -221,19 +284,11 @@ class JointSession(StateSession):
         """What asking ``next`` is expected to cost; 0 once stopped."""
         return self._inner.price
 
-    def _joint(self, state: int) -> int:
-        """Return the state of the walk, once ``next`` is seen in a state."""
-        if (
-            self.next is None
-            or not isinstance(state, int | np.integer)
-            or not (0 <= state < len(self._policy.problem.nodes[self._node].losses))
-        ):
-            raise self._refuse(state)
-        step = self._policy.steps[self._inner.number]
-        self._states[step.node] = int(state)
-        self._path.append((step.node, int(state)))
-        seen = [self._states[node] for node in step.kept]
-        return int(np.ravel_multi_index(seen, step.sizes))
+    @property
+    def starts(self) -> dict[str, float]:
+        """The nodes that may be asked first, and what each is expected to cost."""
+        first = {self._policy.problem.names[node] for node in self._policy.first_steps}
+        return {name: cost for name, cost in super().starts.items() if name in first}
 
     def _follow(self) -> None:
         """Take over what the walk decided."""
@@ -246,14 +301,16 @@ class JointSession(StateSession):
 
 
 class JointBatch(Batch):
-    """A batch where a node is asked after several others."""
+    """A batch where more than the last node matters."""
 
     _policy: JointPolicy
 
     def __init__(self, policy: JointPolicy, size: int) -> None:
         super().__init__(policy, size)
         self._inner = WalkBatch(policy.walk, size)
-        self._states = np.zeros((size, len(policy.problem.nodes)), np.intp)
+        # The start, -1, has one state.
+        self._states = np.zeros((size, len(policy.problem.nodes) + 1), np.intp)
+        self._spent = np.zeros(size)
         self._nodes = np.array([*(step.node for step in policy.steps), STOP], np.int32)
         self.next = self._nodes[self._inner.next]
 
@@ -267,7 +324,7 @@ class JointBatch(Batch):
             ObservationError: If there are too many or too few, or a node has no such state.
         """
         seen = self._as_states(states)
-        asked = self._inner.next
+        asked = self._inner.next.copy()
         steps = np.unique(asked[asked != STOP]).tolist()
         groups = [(step, np.flatnonzero(asked == step)) for step in steps]
         for number, rows in groups:
@@ -276,12 +333,44 @@ class JointBatch(Batch):
         for number, rows in groups:
             step = self._policy.steps[number]
             self._states[rows, step.node] = seen[rows]
-            kept = tuple(self._states[rows, node] for node in step.kept)
-            joint[rows] = np.ravel_multi_index(kept, step.sizes)
+            spent = _spent_at(step, self._spent[rows] + self._counted(step.node, rows))
+            self._spent[rows] = np.array(step.spent)[spent]
+            kept = [self._states[rows, node] for node in step.kept]
+            joint[rows] = np.ravel_multi_index((*kept, spent), step.sizes)
         self._inner.observe(joint)
         self.next = self._nodes[self._inner.next]
         self.answer = self._nodes[self._inner.answer]
         self.cost, self.steps = self._inner.cost, self._inner.steps
+        self._last = np.where(asked == STOP, self._last, self._nodes[asked])
+
+    def _counted(self, node: int, rows: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Return what asking a node, seen in a state, counts as spent."""
+        cap, problem = self._policy.cap, self._policy.problem
+        spent = np.zeros(len(rows))
+        if cap is None:
+            return spent
+        for number in problem.incoming[node]:
+            sources = problem.sources[number]
+            given = tuple(self._states[rows, source] for source in (*sources, node))
+            costs = cap.counted(problem.edges[number].cost_table[given])
+            taken = problem.moves == "precedence" or self._last[rows] == sources[0]
+            spent += np.where(taken, costs, 0.0)
+        return spent
 
     def _step(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
         """Do nothing: the walk behind it moves the inputs on."""
+
+
+def _spent_at(step: Step, spent: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return the place of each sum among those that may have been spent."""
+    # A state of chance 0 may have cost what is not among them.
+    return np.minimum(np.searchsorted(step.spent, cost_keys(spent)), len(step.spent) - 1)
+
+
+def _most_spent(step: Step, chances: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Take it that as much has been spent as may have been; the chances of all else stay."""
+    size = math.prod(step.sizes)
+    table = chances[:size].reshape(-1, step.sizes[-1])
+    most = np.zeros_like(table)
+    most[:, np.flatnonzero(table.any(axis=0))[-1]] = table.sum(axis=1)
+    return np.concatenate([most.ravel(), np.zeros(len(chances) - size)])

@@ -1,4 +1,8 @@
-"""The optimal policy of a walk: one choice per node, state and best loss so far."""
+"""The optimal policy of a walk: one choice per node, state and best loss so far.
+
+Its tables are laid out once as plain Python sequences for sessions: for single numbers they are
+several times faster to read than arrays.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
-from ttamer.policy.base import Policy
-from ttamer.policy.batch import WalkBatch
-from ttamer.policy.expected_walk import STOP, expected_walk, walk_future
-from ttamer.policy.future import Expected, Future
+from ttamer.policy.base import INFINITY, Batch, Explanation, Policy, Rule, StateSession
+from ttamer.policy.expected import START, STOP, expected_walk, walk_future
+from ttamer.policy.future import TIE, Expected, Future
 from ttamer.policy.index import IndexPolicy
-from ttamer.policy.session import LastAnswerSession, StateSession, WalkSession
+
+# What to make of the chances of states that are not known.
+Settle = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 class Layout(NamedTuple):
@@ -128,13 +133,13 @@ class WalkPolicy(Policy):
         state = self._check_state(place, state)
         return walk_future(self.problem, choice, recall=self.recall, place=place, state=state)
 
-    def session(self) -> StateSession:
+    def session(self) -> WalkSession:
         """Start deciding for one input.
 
         Returns:
             A session at the start.
         """
-        return WalkSession(self) if self.recall else LastAnswerSession(self)
+        return WalkSession(self)
 
     def batch(self, size: int) -> WalkBatch:
         """Start deciding for many inputs at once.
@@ -150,41 +155,86 @@ class WalkPolicy(Policy):
         """
         return WalkBatch(self, size)
 
-    def going_on(self, after: str | None, state: int, column: int = 0) -> float:
-        """Return the expected loss and cost of asking one more node, weighed.
+    def rules(self, node: str) -> list[Rule]:
+        """Return what the policy does after a node was seen in each of its states.
 
         Args:
-            after: The name of the node asked last; ``None`` for the start.
-            state: The number of the state in which that node was observed.
-            column: The column of the grid that the best loss so far heads; 0 without
-                recall.
+            node: Its name.
 
         Returns:
-            The value of going on; ``inf`` when no node is left to ask.
+            One rule per state.
 
         Raises:
             ArgumentError: If there is no such node.
         """
-        place = self._place(after)
-        if self.choices[place][state, column] != STOP:
-            return float(self.phi[place][state, column])
-        edges = self.problem.outgoing[place]
-        return min((self._onward(edge, state, column) for edge in edges), default=np.inf)
+        table, losses = self.choice(node), self.problem.nodes[self.problem.number[node]].losses
+        rules = []
+        for state, row in enumerate(table):
+            ask = tuple(self.problem.names[target] for target in np.unique(row[row != STOP]))
+            # It stops up to a column, and not beyond; without recall there is one column.
+            last = int((row == STOP).sum()) - 1
+            most = -INFINITY if last < 0 else INFINITY
+            if self.recall and last >= 0:
+                most = float(self.problem.grid.values[last])
+            rules.append(Rule(state, float(losses[state]), (most, most), ask))
+        return rules
 
-    def onward(self, place: int, state: int) -> int:
-        """Return the node to ask next where the policy must not stop, without recall.
+    def is_taken(self, source: int, target: int) -> bool:
+        """Return whether an edge, by the numbers of its ends (-1: the start), is ever taken."""
+        table = self.choices[source] if source != START else self.choices[START][:, -1]
+        return super().is_taken(source, target) and bool((table == target).any())
+
+    def going_on(
+        self,
+        place: int,
+        chances: NDArray[np.float64],
+        column: int,
+        barred: tuple[int, ...] = (),
+    ) -> tuple[float, int, float]:
+        """Return what asking one more node comes to: its value, the node, the chance of no answer.
 
         Args:
-            place: The number of the node asked last.
-            state: The number of the state in which it was observed.
+            place: The number of the node asked last; -1 for the start.
+            chances: The chances of its states.
+            column: The column of the grid that the best loss so far heads; 0 without recall.
+            barred: Per node, a state in which it must not be found; -1 for none.
 
         Returns:
-            The number of the node; -1 when no node is left to ask.
+            The least chance of no answer, then the least value; without a node left, ``inf``, -1
+            and 1. Where no answer is sure the value is infinite.
         """
-        edges = self.problem.outgoing[place]
-        if not edges:
-            return STOP
-        return self.problem.ends[min(edges, key=lambda edge: self._onward(edge, state, 0))][1]
+        best = (1.0, INFINITY, STOP)
+        for number in self.problem.outgoing[place]:
+            edge, target = self.problem.edges[number], self.problem.ends[number][1]
+            after, row = self.phi[target], chances @ edge.probabilities
+            if barred and barred[target] >= 0 and row[barred[target]] > 0:
+                continue
+            columns = np.minimum(column, self.problem.grid.positions[target]) if self.recall else 0
+            values = after[np.arange(len(after)), columns]
+            silent = np.where(np.isinf(values), self._silent[target], 0.0)
+            cost = float((1 - self.tradeoff) * (chances @ edge.expected_costs))
+            sure = row * np.isfinite(values)
+            way = (float(row @ silent), cost + float(sure @ np.where(sure, values, 0.0)), target)
+            is_alike = abs(way[0] - best[0]) <= best[0] * TIE
+            if way[1] < best[1] * (1 - TIE) if is_alike else way[0] < best[0]:
+                best = way
+        silent_chance, value, target = best
+        return (INFINITY if silent_chance > 0 else value), target, silent_chance
+
+    @cached_property
+    def _silent(self) -> list[NDArray[np.float64]]:
+        """Per node, for each of its states: the chance of no answer, with none in hand before."""
+        silent = [np.isinf(node.losses).astype(float) for node in self.problem.nodes]
+        for node in reversed(self.problem.order):
+            choice = self.choices[node][:, -1]
+            for number in self.problem.outgoing[node]:
+                target = self.problem.ends[number][1]
+                onward = self.problem.edges[number].probabilities @ silent[target]
+                goes = choice == target
+                if self.recall:
+                    goes &= np.isinf(self.problem.nodes[node].losses)
+                silent[node] = np.where(goes, onward, silent[node])
+        return silent
 
     @cached_property
     def layout(self) -> Layout:
@@ -196,16 +246,6 @@ class WalkPolicy(Policy):
         ]
         first = int(self.choices[-1][0, -1])
         return Layout((*names, None), first, len(grid) - 1, (*tables, ((), ())))
-
-    def _onward(self, edge: int, state: int, column: int) -> float:
-        """Return the value of taking an edge, when the best loss so far heads ``column``."""
-        target = self.problem.ends[edge][1]
-        after = self.phi[target]
-        columns = np.minimum(column, self.problem.grid.positions[target]) if self.recall else 0
-        values = after[np.arange(len(after)), columns]
-        row = self.problem.edges[edge].probabilities[state]
-        cost = (1 - self.tradeoff) * self.problem.edges[edge].expected_costs[state]
-        return float(cost + row[row > 0] @ values[row > 0])
 
     @cached_property
     def _expected(self) -> tuple[Expected, NDArray[np.float64]]:
@@ -220,3 +260,141 @@ class WalkPolicy(Policy):
                 "policy.threshold(after), which is on the grid"
             )
         return self.line_indices()
+
+
+class WalkSession(StateSession):
+    """A session of a walk, with recall or without."""
+
+    __slots__ = ("_best", "_names", "_recall", "_tables", "_unsure", "barred")
+
+    _policy: WalkPolicy
+
+    def __init__(self, policy: WalkPolicy) -> None:
+        super().__init__(policy)
+        self._names, first, self._best, self._tables = policy.layout
+        self._recall = policy.recall
+        self._unsure: NDArray[np.float64] | None = None
+        self.barred: tuple[int, ...] = ()  # per node, the state that must not be met, or -1
+        self._node = first
+        self.next = self._names[first]
+
+    def observe(self, state: int) -> None:
+        """Give the state in which ``next`` is observed, and move on."""
+        node = self._node
+        try:
+            columns, choices = self._tables[node]
+            if state < 0:
+                raise self._refuse(state)
+            best = columns[state]
+            if not self._recall:
+                following = choices[state][0]
+                self._answer = STOP if best == self._policy.layout.columns else node
+                self._best = best
+            else:
+                if best < self._best:
+                    self._best = best
+                    self._answer = node
+                following = choices[state][self._best]
+        except (IndexError, TypeError):
+            raise self._refuse(state) from None
+        self._node = following
+        self._unsure = None
+        self._path.append((node, state))
+        self.next = self._names[following]
+
+    def observe_among(self, states: NDArray[np.intp], settle: Settle) -> None:
+        """Give several states of one loss, in one of which ``next`` is observed, and move on."""
+        chances = np.zeros(len(self._tables[self._node][0]))
+        chances[states] = self._chances()[states]
+        if not chances.any():
+            chances[states] = 1.0
+        own = self._tables[self._node][0][states[0]]
+        if not self._recall:
+            self._best, self._answer = (
+                own,
+                STOP if own == self._policy.layout.columns else self._node,
+            )
+        elif own < self._best:
+            self._best, self._answer = own, self._node
+        self._failed = {**(self._failed or {}), self._node: settle(chances / chances.sum())}
+        self._path.append((self._node, -1))
+        self._go_on()
+
+    def fail(self, settle: Settle | None = None) -> None:
+        """Record that ``next`` was asked and gave no answer, and move on.
+
+        Its state stays unknown: what comes next is the best on average over its states.
+
+        Args:
+            settle: What to make of their chances, if anything.
+        """
+        node, chances = self._node, self._fail()
+        if settle is not None and self._failed is not None:
+            self._failed[node] = settle(chances)
+        if not self._recall:
+            self._best, self._answer = self._policy.layout.columns, STOP
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Decide where the state of the node asked last is not known."""
+        node, _ = self._path[-1]
+        self._unsure = (self._failed or {})[node]
+        value, target, silent = self._policy.going_on(node, self._unsure, self._column, self.barred)
+        stop = float(self._policy.fallbacks[self._best])
+        may_answer = stop == INFINITY and silent < 1
+        self._node = target if may_answer or value < stop * (1 - TIE) else STOP
+        self.next = self._names[self._node]
+
+    @property
+    def _column(self) -> int:
+        """The column of the tables."""
+        return self._best if self._recall else 0
+
+    def start_at(self, node: int) -> None:
+        """Ask this node first, whatever the policy's choice."""
+        self._node, self.next = node, self._names[node]
+
+    def prefers_next(self) -> bool:
+        """Return whether ``next`` has a lower loss than the best so far in every state."""
+        return max(self._tables[self._node][0]) < self._best
+
+    def explain(self) -> Explanation:
+        """Return the reasons for the current decision."""
+        return self._explained(*self.compared())
+
+    def compared(self) -> tuple[float, float]:
+        """Return the loss in hand and the value of going on, weighed."""
+        best = float(self._policy.fallbacks[self._best])
+        node, state = self._path[-1] if self._path else (START, 0)
+        if self._unsure is None and self._policy.choices[node][state, self._column] != STOP:
+            return best, float(self._policy.phi[node][state, self._column])
+        chances = self._unsure
+        if chances is None:
+            chances = np.zeros(len(self._policy.choices[node]))
+            chances[state] = 1.0
+        return best, self._policy.going_on(node, chances, self._column, self.barred)[0]
+
+
+class WalkBatch(Batch):
+    """A batch of a walk, with recall or without."""
+
+    _policy: WalkPolicy
+
+    def __init__(self, policy: WalkPolicy, size: int) -> None:
+        super().__init__(policy, size)
+        columns = len(policy.problem.grid) - 1
+        self._best = np.full(size, columns, np.intp)
+        self.next[:] = policy.choices[-1][0, -1]
+
+    def _step(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
+        policy = self._policy
+        if not policy.recall:
+            answers = np.isfinite(policy.problem.nodes[node].losses)[states]
+            self.answer[rows] = np.where(answers, node, STOP)
+            self.next[rows] = policy.choices[node][states, 0]
+            return
+        own, best = policy.problem.grid.positions[node][states], self._best[rows]
+        self.answer[rows[own < best]] = node
+        best = np.minimum(best, own)
+        self._best[rows] = best
+        self.next[rows] = policy.choices[node][states, best]

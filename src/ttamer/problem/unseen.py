@@ -34,7 +34,8 @@ def with_leaves(problem: Problem) -> Problem:
     for number, edge in enumerate(problem.edges):
         edges.append(_looked_at(edge))
         means = mean_losses(problem, number)
-        if edge.verify_cost is None or not np.isfinite(means).all():
+        # Where the mean is infinite after some states of the source, it is never returned there.
+        if edge.verify_cost is None or not np.isfinite(means).any():
             continue
         several = len(problem.incoming[problem.ends[number][1]]) > 1
         after = f" after {edge.source or 'the start'}" if several else ""
@@ -73,12 +74,17 @@ def committed(problem: Problem, unseen: Sequence[NDArray[np.bool_]]) -> Problem:
         rows[~chosen, : sizes[node]] = edge.probabilities[~chosen]
         rows[chosen, sizes[node] + np.flatnonzero(chosen)] = 1.0
         cost = edge.expected_costs + np.where(chosen, 0.0, edge.verify_cost or 0.0)
+        if not edge.is_cost_fixed and np.ndim(edge.cost) == edge.probabilities.ndim:
+            # What is observed with the state costs what it costs; unseen, what it does on average.
+            cost = np.tile(cost[:, np.newaxis], rows.shape[1])
+            looked = edge.cost_table + (edge.verify_cost or 0.0)
+            cost[~chosen, : sizes[node]] = looked[~chosen]
         if parent >= 0:  # the states of the parent without a look, and without an answer
             extra = len(problem.parent_edge(parent).probabilities) + 1
             closed = np.zeros((extra, rows.shape[1]))
             closed[:, -1] = 1.0
             rows = np.concatenate([rows, closed])
-            cost = np.concatenate([cost, np.zeros(extra)])
+            cost = np.concatenate([cost, np.zeros((extra, *cost.shape[1:]))])
         edges.append(Edge(edge.source, edge.target, cost=cost, probabilities=rows))
     return Problem("precedence", tuple(nodes), tuple(edges))
 

@@ -7,24 +7,29 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer.errors import ProblemError
+from ttamer._numbers import is_number
+from ttamer.errors import ArgumentError, ProblemError
 from ttamer.policy.base import Ladder, Policy
 from ttamer.problem.problem import Problem, require_problem
 from ttamer.problem.tradeoff import check_tradeoff, check_tradeoffs
 from ttamer.problem.unseen import with_leaves
 from ttamer.solvers.blas import one_thread
 from ttamer.solvers.downsets import solve_joint
-from ttamer.solvers.forest import indices, solve_forest
-from ttamer.solvers.hedging import solve_unseen_forest
-from ttamer.solvers.memory import check_memory, table_bytes
-from ttamer.solvers.walk import solve_walk
+from ttamer.solvers.forest import indices, solve_forest, solve_unseen_forest
+from ttamer.solvers.walk import check_memory, solve_walk, table_bytes
 
 # The largest tables of a walk, in bytes, that are made without a look at the memory there is.
 # Beyond it a line is solved by its indices.
 MAX_LINE_TABLES = 2**29
 
 
-def solve(problem: Problem, tradeoff: float, *, recall: bool = True) -> Policy:
+def solve(
+    problem: Problem,
+    tradeoff: float,
+    *,
+    recall: bool = True,
+    max_cost: float | None = None,
+) -> Policy:
     """Return the optimal policy of a problem.
 
     Args:
@@ -32,18 +37,24 @@ def solve(problem: Problem, tradeoff: float, *, recall: bool = True) -> Policy:
         tradeoff: From 0 (only cost counts) to 1 (only loss counts).
         recall: Whether an earlier node's answer may be returned. Without it, the answer is the
             last node's; that is a walk, so a branching problem under precedence has none.
+        max_cost: The most that any one input may cost, failures included. The policy is the best
+            under this cap, with what was spent as part of the state. Where there are too many sums
+            of costs, they are rounded up to a share of the cap, and ``policy.bound`` says how far
+            from the best that may be (solvers/downsets.py). Forests are solved under a cap over
+            the sets of nodes asked: small ones only.
 
     Returns:
         A :class:`~ttamer.policy.WalkPolicy` for a walk; an :class:`~ttamer.policy.IndexPolicy`
         under precedence, and for a line whose tables would take more than half a gigabyte; a
-        :class:`~ttamer.policy.JointPolicy` where a node has several parents. Where answers may be
-        returned unseen (``verify_cost``), the policy's problem has a leaf for each, and the policy
-        is exact on lines and walks. On forests it is committed, node by node, to look or not: for
-        independent nodes by local hedging, within 4/3 of the optimum (Scully and Doval, 2024);
-        for trees no ratio is known to us, and it is never worse than always looking.
+        :class:`~ttamer.policy.JointPolicy` where a node has several parents, or under a cap. Where
+        answers may be returned unseen (``verify_cost``), the policy's problem has a leaf for each,
+        and the policy is exact on lines and walks. On forests it is committed, node by node, to
+        look or not, and ``policy.ratio`` says how far above the optimum it is at most: for
+        independent nodes without children 4/3 (Scully and Doval, 2024); it is never worse than
+        always looking.
 
     Raises:
-        ArgumentError: If the tradeoff is out of range.
+        ArgumentError: If the tradeoff or the cap is out of range.
         ProblemError: If no policy is sure of an answer, or the tables do not fit into memory.
 
     >>> from ttamer import Problem, solve
@@ -60,22 +71,29 @@ def solve(problem: Problem, tradeoff: float, *, recall: bool = True) -> Policy:
     0.4
     """
     require_problem(problem, "solve")
-    return _solve(problem, np.array([check_tradeoff(tradeoff)]), recall=recall)[0]
+    return _solve(problem, np.array([check_tradeoff(tradeoff)]), recall, max_cost)[0]
 
 
-def solve_ladder(problem: Problem, tradeoffs: Iterable[float], *, recall: bool = True) -> Ladder:
+def solve_ladder(
+    problem: Problem,
+    tradeoffs: Iterable[float],
+    *,
+    recall: bool = True,
+    max_cost: float | None = None,
+) -> Ladder:
     """Return the optimal policies for many tradeoffs, solved together.
 
     Args:
         problem: What may be asked, and what is known of it.
         tradeoffs: Numbers from 0 to 1; repeated ones count once.
         recall: Whether an earlier node's answer may be returned.
+        max_cost: The most that any one input may cost, as in :func:`solve`.
 
     Returns:
         The policies, in increasing order of tradeoff.
 
     Raises:
-        ArgumentError: If there are no tradeoffs, or one is out of range.
+        ArgumentError: If there are no tradeoffs, or one or the cap is out of range.
         ProblemError: If no policy is sure of an answer, or the tables do not fit into memory.
 
     >>> from ttamer import Problem, solve_ladder
@@ -84,10 +102,17 @@ def solve_ladder(problem: Problem, tradeoffs: Iterable[float], *, recall: bool =
     [0.1, 0.175, 0.25]
     """
     require_problem(problem, "solve_ladder")
-    return Ladder(tuple(_solve(problem, check_tradeoffs(tradeoffs), recall=recall)))
+    return Ladder(tuple(_solve(problem, check_tradeoffs(tradeoffs), recall, max_cost)))
 
 
-def _solve(problem: Problem, tradeoffs: NDArray[np.float64], *, recall: bool) -> Sequence[Policy]:
+def _solve(
+    problem: Problem, tradeoffs: NDArray[np.float64], recall: bool, max_cost: float | None
+) -> Sequence[Policy]:
+    if max_cost is not None and not (is_number(max_cost) and max_cost > 0):
+        raise ArgumentError(
+            f"max_cost is {max_cost!r}; it must be a number above 0, in the units of the costs",
+            param="max_cost",
+        )
     if not recall and problem.moves == "precedence":
         if not problem.is_line:
             raise ProblemError(
@@ -101,13 +126,20 @@ def _solve(problem: Problem, tradeoffs: NDArray[np.float64], *, recall: bool) ->
                 "verify_cost is not solved where a node is asked after several others: remove it, "
                 "or the edges with several sources"
             )
-        if problem.moves == "precedence" and not problem.is_line:
+        if problem.is_line or problem.moves == "walk":
+            problem = with_leaves(problem)
+        elif max_cost is not None:
+            raise ProblemError(
+                "verify_cost is not solved under a cap on forests: remove it, or max_cost"
+            )
+        else:
             with one_thread():
                 return solve_unseen_forest(problem, tradeoffs)
-        problem = with_leaves(problem)
-    if problem.has_joint_edges:
+    if problem.has_joint_edges or max_cost is not None:
+        if problem.is_line:
+            problem = problem.with_moves("walk")
         with one_thread():
-            return solve_joint(problem, tradeoffs)
+            return solve_joint(problem, tradeoffs, recall=recall, max_cost=max_cost)
     if problem.moves == "walk":
         size = table_bytes(problem, len(tradeoffs), recall=recall)
         if size > MAX_LINE_TABLES:

@@ -1,17 +1,24 @@
-"""The precedence solver where a node is asked after several others: exact, over down-sets.
+"""The solver where more than the last node matters: exact, over what was asked and spent.
 
 State
-    the set D of nodes asked so far (closed under parents), the states of its nodes that can still
-    matter (parents of nodes outside D, and the node asked last), and the best loss so far.
+    Under precedence, the set D of nodes asked so far (closed under parents), the states of its
+    nodes that can still matter (parents of nodes outside D, and the node asked last), and the best
+    loss so far. On a walk, the node asked last and its state. Under a cap also what has been spent.
 Actions
-    stop, or ask a node whose parents are all in D.
+    stop, or ask a node whose parents are all in D (on a walk: a successor), if even the most that
+    it may cost stays within the cap.
 Recursion
     that of a walk (solvers/walk.py), over the pairs of D and the node asked last.
+Cap
+    Costs add up exactly, over the sums that can occur. Where these are too many, they count as
+    spent in multiples of a share of the cap (``GRIDS``), rounded up: the policy stays within the
+    cap and its value is that of a policy; ``bound`` is the value with costs rounded down, which no
+    policy within the cap is below.
 Ties
     as on a walk.
 Cost
-    The states of all pairs in all, at most ``MAX_STATES``: small widths only. With several parents
-    no index decides alone, and the number of sets may be exponential.
+    The states of all steps in all, at most ``MAX_STATES``. With several parents no index decides
+    alone, and the number of sets may be exponential: small widths only.
 Reference
     The paper's Problem 2.4 and Lem. C.6.
 """
@@ -19,118 +26,200 @@ Reference
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ProblemError
-from ttamer.policy.joint import JointPolicy, Step
+from ttamer.policy.future import cost_keys
+from ttamer.policy.joint import Cap, JointPolicy, Step
 from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.problem.unseen import free_name
-from ttamer.solvers.memory import check_memory, table_bytes
-from ttamer.solvers.walk import solve_walk
+from ttamer.solvers.walk import check_memory, solve_walk, table_bytes
 
-# The most states that the walk over down-sets may have in all.
+# The most states that the walk over all steps may have in all.
 MAX_STATES = 20_000
+# The parts of the cap that costs are rounded to where their sums are too many, tried in this order.
+GRIDS = (512, 128, 32)
 
 
-def solve_joint(problem: Problem, tradeoffs: NDArray[np.float64]) -> list[JointPolicy]:
-    """Solve a problem in which nodes have several parents, for several tradeoffs at once."""
-    steps, walk = _walk_of(problem)
-    check_memory(walk, table_bytes(walk, len(tradeoffs), recall=True))
+class TooManyStates(ProblemError):  # noqa: N818 - named after what happened
+    """There are more steps than can be solved over."""
+
+
+def solve_joint(
+    problem: Problem,
+    tradeoffs: NDArray[np.float64],
+    *,
+    recall: bool = True,
+    max_cost: float | None = None,
+) -> list[JointPolicy]:
+    """Solve a problem in which nodes have several parents, or under a cap on the cost."""
+    if max_cost is None:
+        return _solve_steps(problem, tradeoffs, recall=recall, cap=None)
+    try:
+        return _solve_steps(problem, tradeoffs, recall=recall, cap=Cap(max_cost))
+    except TooManyStates as error:
+        refused = error
+    for parts in GRIDS:
+        try:
+            cap = Cap(max_cost, max_cost / parts)
+            policies = _solve_steps(problem, tradeoffs, recall=recall, cap=cap)
+            down = _solve_steps(problem, tradeoffs, recall=recall, cap=replace(cap, up=False))
+        except TooManyStates:
+            continue
+        return [
+            replace(policy, bound=min(best.value, policy.value))
+            for policy, best in zip(policies, down, strict=True)
+        ]
+    raise refused
+
+
+def _solve_steps(
+    problem: Problem, tradeoffs: NDArray[np.float64], *, recall: bool, cap: Cap | None
+) -> list[JointPolicy]:
+    """Solve over steps."""
+    steps, walk = _Steps(problem, cap).walk()
+    check_memory(walk, table_bytes(walk, len(tradeoffs), recall=recall))
     return [
         JointPolicy(
             problem=problem,
             tradeoff=policy.tradeoff,
+            recall=recall,
             value=policy.value,
             walk=policy,
             steps=steps,
+            cap=cap,
         )
-        for policy in solve_walk(walk, tradeoffs, recall=True)
+        for policy in solve_walk(walk, tradeoffs, recall=recall)
     ]
 
 
-def _walk_of(problem: Problem) -> tuple[tuple[Step, ...], Problem]:
-    """Return the steps, and the walk over them."""
-    count = len(problem.nodes)
-    edge_into = [problem.incoming[node][0] for node in range(count)]
-    parents = [
-        tuple(source for source in problem.sources[edge_into[node]] if source >= 0)
-        for node in range(count)
-    ]
-    sizes = [len(node.losses) for node in problem.nodes]
+class _Steps:
+    """The walk over the steps of a problem."""
 
-    def kept(asked: frozenset[int], last: int) -> tuple[int, ...]:
-        needed = {parent for node in range(count) if node not in asked for parent in parents[node]}
+    def __init__(self, problem: Problem, cap: Cap | None) -> None:
+        self._problem, self._cap = problem, cap
+        self._sizes = [len(node.losses) for node in problem.nodes]
+        self._steps: list[Step] = []
+        self._nodes: list[Node] = []
+        self._edges: list[Edge] = []
+        self._numbers: dict[tuple[frozenset[int], Step, bool], int] = {}
+        self._names: set[str] = set()
+        self._states = 0
+
+    def walk(self) -> tuple[tuple[Step, ...], Problem]:
+        """Return the steps, and the walk over them."""
+        start = Step(-1, (), (1,))
+        # (the set before, its step, the number of the step, whether it may be beyond the cap)
+        waiting: list[tuple[frozenset[int], Step, int, bool]] = [(frozenset(), start, -1, False)]
+        for asked, step, number, barred in waiting:  # grows as we go
+            for edge in self._onward(asked, step.node):
+                waiting += self._ask(asked, step, number, barred, edge)
+        if not self._nodes:
+            raise ProblemError(
+                f"no node can be asked first for max_cost = {self._cap.most:g}: give more"  # type: ignore[union-attr]
+            )
+        return tuple(self._steps), Problem("walk", tuple(self._nodes), tuple(self._edges))
+
+    def _onward(self, asked: frozenset[int], last: int) -> list[int]:
+        """Return the edges that may be taken."""
+        problem = self._problem
+        if problem.moves == "walk":
+            return [*problem.outgoing[last]]
+        return [
+            problem.incoming[v][0]
+            for v in range(len(self._sizes))
+            if v not in asked
+            and asked.issuperset(set(problem.sources[problem.incoming[v][0]]) - {-1})
+        ]
+
+    def _kept(self, asked: frozenset[int], last: int) -> tuple[int, ...]:
+        """Return the nodes whose states can still matter."""
+        problem = self._problem
+        if problem.moves == "walk":
+            return (last,)
+        needed = {
+            source
+            for node in range(len(self._sizes))
+            if node not in asked
+            for source in problem.sources[problem.incoming[node][0]]
+        }
         return tuple(sorted((needed & asked) | {last}))
 
-    def following(asked: frozenset[int]) -> list[int]:
-        return [v for v in range(count) if v not in asked and asked.issuperset(parents[v])]
-
-    numbers: dict[tuple[frozenset[int], int], int] = {}
-    steps: list[Step] = []
-    names: list[str] = []
-    taken: set[str] = set()
-    nodes: list[Node] = []
-    edges: list[Edge] = []
-    total = 0
-    # (the set before, its nodes kept, its name, the node asked next)
-    nothing: frozenset[int] = frozenset()
-    waiting: list[tuple[frozenset[int], tuple[int, ...], str | None, int]] = [
-        (nothing, (), None, root) for root in following(nothing)
-    ]
-    for asked, before, source, node in waiting:  # grows as we go
+    def _ask(
+        self, asked: frozenset[int], before: Step, number: int, barred: bool, edge_number: int
+    ) -> list[tuple[frozenset[int], Step, int, bool]]:
+        """Add the edge by which a step asks a node; return the step it leads to, if it is new."""
+        problem, edge = self._problem, self._problem.edges[edge_number]
+        node = problem.ends[edge_number][1]
         now = asked | {node}
-        place = numbers.get((now, node))
-        if place is None:
-            place = numbers[now, node] = len(steps)
-            after = kept(now, node)
-            step = Step(node, after, tuple(sizes[each] for each in after))
-            total += math.prod(step.sizes)
-            if total > MAX_STATES:
-                raise ProblemError(
-                    f"nodes with several parents are solved over the sets of nodes asked so far, "
-                    f"and these have more than {MAX_STATES} states in all: give fewer nodes or "
-                    'states, or an order ("moves": "walk")'
-                )
-            steps.append(step)
-            others = ", ".join(problem.names[each] for each in sorted(asked))
-            name = problem.names[node] + (f" (after {others})" if others else "")
-            names.append(free_name(name, taken))
-            taken.add(names[place])
-            own = after.index(node)
-            joint = np.indices(step.sizes)[own].ravel()
-            nodes.append(Node(names[place], problem.nodes[node].losses[joint]))
-            waiting += [(now, after, names[place], each) for each in following(now)]
-        edges.append(
-            _edge(problem, edge_into[node], before, steps[place], source, names[place], sizes)
+        kept = self._kept(now, node)
+        # Every combination of the states before, of what was spent, and of the new state.
+        shape = (*before.sizes, self._sizes[node])
+        *states, spent, own = np.indices(shape).reshape(len(shape), -1)
+        at = dict(zip((*before.kept, node), (*states, own), strict=True))
+        given = tuple(at.get(source, np.zeros_like(own)) for source in problem.sources[edge_number])
+        chances, costs = edge.probabilities[(*given, own)], edge.cost_table[(*given, own)]
+        fits, sums, total = np.ones(len(own), bool), (0.0,), np.zeros(len(own))
+        if self._cap is not None:
+            total = np.array(before.spent)[spent] + self._cap.counted(costs)
+            fits = self._cap.allows(np.where(chances > 0, total, 0.0))
+            fits = np.repeat(fits.reshape(-1, shape[-1]).all(axis=1), shape[-1])
+            if not fits.any():
+                return []
+            total = cost_keys(total)
+            sums = tuple(np.unique(total[fits & (chances > 0)]).tolist())
+        step = Step(node, kept, (*(self._sizes[each] for each in kept), len(sums)), sums)
+        barred = barred or not fits.all()
+        size, columns = math.prod(step.sizes), math.prod(before.sizes)
+        # A sum that does not occur may lie anywhere: its chance is 0.
+        place = np.minimum(np.searchsorted(sums, total), len(sums) - 1)
+        to = np.ravel_multi_index((*(at[each] for each in kept), place), step.sizes)
+        rows = np.arange(len(own)) // shape[-1]
+        table = np.zeros(
+            (columns if number < 0 else len(self._nodes[number].losses), size + barred)
         )
-    return tuple(steps), Problem("walk", tuple(nodes), tuple(edges))
+        cost = np.zeros_like(table)
+        np.add.at(table, (rows[fits], to[fits]), chances[fits])
+        seen = fits & (chances > 0)
+        cost[rows[seen], to[seen]] = costs[seen]
+        if barred:
+            table[np.unique(rows[~fits]), size] = 1.0
+            table[columns:, size] = 1.0
+        target, new = self._number(now, step, barred)
+        source = None if number < 0 else self._nodes[number].name
+        price = edge.cost if edge.is_cost_fixed and not barred else cost
+        self._edges.append(Edge(source, self._nodes[target].name, cost=price, probabilities=table))
+        return [(now, step, target, barred)] if new else []
 
-
-def _edge(
-    problem: Problem,
-    number: int,
-    before: tuple[int, ...],
-    step: Step,
-    source: str | None,
-    target: str,
-    sizes: list[int],
-) -> Edge:
-    """Return the edge of the walk by which a step asks its node."""
-    edge = problem.edges[number]
-    shape = tuple(sizes[node] for node in before)
-    states = np.indices((*shape, sizes[step.node])).reshape(len(shape) + 1, -1)
-    at = dict(zip((*before, step.node), states, strict=True))
-    given = tuple(at[s] if s >= 0 else np.zeros_like(states[-1]) for s in problem.sources[number])
-    # Every combination of the states before and the new one leads to one joint state.
-    columns = np.ravel_multi_index(tuple(at[node] for node in step.kept), step.sizes)
-    rows = np.arange(states.shape[1]) // sizes[step.node]
-    table = np.zeros((math.prod(shape), math.prod(step.sizes)))
-    table[rows, columns] = edge.probabilities[(*given, states[-1])]
-    if isinstance(edge.cost, float):
-        return Edge(source, target, cost=edge.cost, probabilities=table)
-    cost = np.zeros(table.shape)
-    per_target = edge.cost.ndim == edge.probabilities.ndim
-    cost[rows, columns] = edge.cost[(*given, states[-1]) if per_target else given]
-    return Edge(source, target, cost=cost, probabilities=table)
+    def _number(self, asked: frozenset[int], step: Step, barred: bool) -> tuple[int, bool]:
+        """Return the number of a step, and whether it is new."""
+        problem = self._problem
+        key = (asked if problem.moves == "precedence" else frozenset(), step, barred)
+        if key in self._numbers:
+            return self._numbers[key], False
+        self._states += math.prod(step.sizes)
+        if self._states > MAX_STATES:
+            what = "of nodes asked so far" if problem.moves == "precedence" else "of costs"
+            raise TooManyStates(
+                f"this is solved over the sets {what}, and these have more than {MAX_STATES} "
+                'states in all: give fewer nodes or states, or an order ("moves": "walk")'
+            )
+        self._numbers[key] = len(self._steps)
+        self._steps.append(step)
+        before = ", ".join(problem.names[node] for node in sorted(asked - {step.node}))
+        name = problem.names[step.node]
+        if problem.moves == "precedence" and before:
+            name += f" (after {before})"
+        if self._cap is not None:
+            name += f" (spent {step.spent[-1]:g})"
+        name = free_name(name, self._names)
+        self._names.add(name)
+        own = np.indices(step.sizes)[step.kept.index(step.node)].ravel()
+        losses = np.pad(
+            problem.nodes[step.node].losses[own], (0, int(barred)), constant_values=np.inf
+        )
+        self._nodes.append(Node(name, losses))
+        return self._numbers[key], True

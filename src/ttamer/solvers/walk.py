@@ -24,21 +24,27 @@ Reference
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ProblemError
-from ttamer.policy.expected_walk import START, STOP
+from ttamer.policy.expected import START, STOP
+from ttamer.policy.future import TIE
 from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.problem import Problem
 from ttamer.problem.tradeoff import weigh_losses
 
-# A gain below this share of what it is compared with is rounding: stopping wins such ties.
-TIE = 1e-13
+# The bytes of one entry while a walk is solved: Phi, Phi on arrival, and the choice.
+ENTRY_BYTES = 8 + 8 + 4
+# The file in which Linux states the limit of a container.
+CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
 
 NO_SURE_ANSWER = (
     "with some probability every node that can be asked has loss inf, so no policy is sure of an "
@@ -207,3 +213,32 @@ def _product(rows: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[n
         product = rows @ np.where(infinite, 0.0, after)
         product[(rows > 0) @ infinite] = np.inf
     return product
+
+
+def table_bytes(problem: Problem, tradeoffs: int, *, recall: bool) -> int:
+    """Return the bytes that the tables of a walk take while it is solved."""
+    states = 1 + sum(len(node.losses) for node in problem.nodes)
+    columns = len(problem.grid) if recall else 1
+    return states * columns * tradeoffs * ENTRY_BYTES
+
+
+def available_memory() -> float:
+    """Return the memory of this machine or container in bytes; ``inf`` where it is not stated."""
+    limits = [float("inf")]
+    with suppress(AttributeError, OSError, ValueError):  # not a POSIX system
+        limits.append(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        limits.append(float(CONTROL_GROUP.read_text("ascii")))
+    return min(limits)
+
+
+def check_memory(problem: Problem, size: int) -> None:
+    """Refuse a walk whose tables do not fit into memory, before they are made."""
+    limit = available_memory()
+    if size > limit:
+        raise ProblemError(
+            f"the tables of this walk take {size / 1e9:.1f} GB, and this machine has "
+            f"{limit / 1e9:.1f} GB: they have one row per state and one column per distinct loss "
+            f"({len(problem.grid) - 1} here); round the losses of the nodes to a common grid, use "
+            "fewer states, or solve fewer tradeoffs at a time"
+        )

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError, ProblemError
-from ttamer.policy.drawing import Arrow, Box, draw_graph
 from ttamer.policy.future import Future
 from ttamer.problem.problem import Problem, require_problem
+from ttamer.show.graph import Arrow, Box, draw_graph
 from ttamer.solvers import solve
 
 

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ProblemError
-from ttamer.policy.expected_walk import START
-from ttamer.policy.surrogate import Surrogate, join_below
+from ttamer.policy.expected import START
+from ttamer.policy.future import Surrogate, least_of
 from ttamer.problem.problem import Problem, require_problem
 from ttamer.problem.tradeoff import check_tradeoff, weigh_losses
 from ttamer.solvers import solve
@@ -161,29 +161,29 @@ def offline_optimum(problem: Problem, tradeoff: float) -> float:
 
 def _prophet_of_forest(problem: Problem, tradeoff: float) -> float:
     """From the leaves up, the law of the least of loss and path cost in each subtree."""
-    below: list[Surrogate | None] = [None] * (len(problem.nodes) + 1)
+    below: list[list[Surrogate]] = [[] for _ in range(len(problem.nodes) + 1)]
     for node in reversed(problem.order):
         law = Surrogate.of_losses(weigh_losses(problem.nodes[node].losses, tradeoff))
-        after = below[node]
+        after = least_of(below[node])
         if after is not None:
             law = law.minimum_with(after)
         edge = problem.parent_edge(node)
         law = law.mixed_later(edge.probabilities, (1 - tradeoff) * edge.cost_table)
-        join_below(below, problem.ends[problem.incoming[node][0]][0], law)
+        below[problem.ends[problem.incoming[node][0]][0]].append(law)
     return _mean(below)
 
 
 def _prophet_of_walk(problem: Problem, tradeoff: float, tree: Sequence[int]) -> float:
     """The same for a walk with fixed costs: a node is reached along the cheapest route."""
     reach = _reach(problem, [(1 - tradeoff) * edge.expected_costs[0] for edge in problem.edges])
-    below: list[Surrogate | None] = [None] * (len(problem.nodes) + 1)
+    below: list[list[Surrogate]] = [[] for _ in range(len(problem.nodes) + 1)]
     for node in reversed(problem.order):
         losses = weigh_losses(problem.nodes[node].losses, tradeoff) + reach[node]
-        law, after = Surrogate.of_losses(losses), below[node]
+        law, after = Surrogate.of_losses(losses), least_of(below[node])
         if after is not None:
             law = law.minimum_with(after)
         edge = tree[node]
-        join_below(below, problem.ends[edge][0], law.mixed(problem.edges[edge].probabilities))
+        below[problem.ends[edge][0]].append(law.mixed(problem.edges[edge].probabilities))
     return _mean(below)
 
 
@@ -260,8 +260,8 @@ def _tree_of(problem: Problem) -> list[int]:
     return tree
 
 
-def _mean(below: list[Surrogate | None]) -> float:
+def _mean(below: list[list[Surrogate]]) -> float:
     """The mean of what lies below the start."""
-    whole = below[START]
+    whole = least_of(below[START])
     assert whole is not None  # noqa: S101 - some edge leaves the start
     return float(whole.expected_minimum(np.array([np.inf]))[0, 0])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
 from ttamer.policy.base import Policy
-from ttamer.policy.expected_walk import STOP, expected_walk
+from ttamer.policy.expected import STOP, expected_walk
 from ttamer.problem.problem import Problem
 from ttamer.solvers import solve
 

@@ -1,0 +1,187 @@
+"""What people see while they work: objects as HTML in notebooks, and progress.
+
+Colours of cards are those of the surrounding page, so that light and dark themes work alike. Every
+text is escaped: names of nodes and classes come from users.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from html import escape
+from typing import Any, TypeAlias
+
+from ttamer.show.graph import Drawing as Drawing
+
+# The style of a cell: lines that are visible on light and on dark pages.
+CELL = "padding:2px 12px 2px 0;border:0;border-bottom:1px solid rgba(128,128,128,.35)"
+
+
+def card(
+    title: str,
+    *,
+    notes: Sequence[str] = (),
+    head: Sequence[str] = (),
+    rows: Sequence[Sequence[str]] = (),
+    drawing: Drawing | None = None,
+) -> str:
+    r"""Return a title, sentences, a table and a drawing as HTML.
+
+    >>> card("Trace", notes=["2 rows"], head=["node", "right"], rows=[["<a>", "90%"]])[-43:]
+    'right">90%</td></tr></tbody></table></div>\n'
+    """
+    parts = [f'<div style="color:inherit;font-size:14px"><strong>{escape(title)}</strong>']
+    parts += [f"<div>{escape(note)}</div>" for note in notes]
+    if rows:
+        parts.append('<table style="border-collapse:collapse;margin:6px 0;color:inherit">')
+        if head:
+            cells = "".join(_cell("th", text, place) for place, text in enumerate(head))
+            parts.append(f"<thead><tr>{cells}</tr></thead>")
+        body = "".join(
+            f"<tr>{''.join(_cell('td', text, place) for place, text in enumerate(row))}</tr>"
+            for row in rows
+        )
+        parts.append(f"<tbody>{body}</tbody></table>")
+    if drawing is not None:
+        parts.append(drawing)
+    return "".join(parts) + "</div>\n"
+
+
+def _cell(kind: str, text: str, place: int) -> str:
+    """Return a cell: the first column to the left, the others to the right."""
+    side = "left" if place == 0 else "right"
+    return f'<{kind} style="{CELL};text-align:{side}">{escape(text)}</{kind}>'
+
+
+# What a function takes as progress: something to call, or whether to show the progress.
+ProgressOption: TypeAlias = "Callable[[str], None] | bool | None"
+
+_COUNTED = re.compile(r"(\d[\d,]*) of (\d[\d,]*)")
+# The time between two lines where a line cannot be overwritten.
+_LINE_SECONDS = 2.0
+
+
+def counted(text: str) -> tuple[int, int] | None:
+    """Return how many of how many are done, where a text has it.
+
+    >>> counted("tried 3 of 1,200: full"), counted("drawing")
+    ((3, 1200), None)
+    """
+    found = _COUNTED.search(text)
+    if found is None:
+        return None
+    done, total = (int(each.replace(",", "")) for each in found.groups())
+    return done, total
+
+
+class TimeLeft:
+    """The time left, estimated from the time that the work took so far.
+
+    >>> left = TimeLeft(clock=iter([0.0, 10.0, 12.0]).__next__)
+    >>> left.of("0 of 4"), left.of("1 of 4"), left.of("drawing")
+    ('', ', about 30 s left', '')
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._total = -1
+        self._first = self._done = 0
+        self._start = 0.0
+
+    def of(self, text: str) -> str:
+        """Return what to add to a text: the time left, or nothing where it is not known."""
+        found = counted(text)
+        if found is None:
+            return ""
+        done, total = found
+        now = self._clock()
+        if total != self._total or done < self._done:  # other work
+            self._total, self._first, self._start = total, done, now
+        self._done = done
+        if done <= self._first or done >= total:
+            return ""
+        seconds = (now - self._start) / (done - self._first) * (total - done)
+        return f", about {_duration(seconds)} left"
+
+
+def _duration(seconds: float) -> str:
+    """Return a time as people write it.
+
+    >>> _duration(8.2), _duration(200), _duration(8000)
+    ('8 s', '3 min', '2.2 h')
+    """
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+class ProgressReport:
+    """Shows lines of progress: a bar of ``tqdm.auto`` where it is installed, else a line.
+
+    >>> report = ProgressReport()
+    >>> report.close()
+    """
+
+    def __init__(self, stream: Any = None, *, bar: bool = True) -> None:
+        self._stream = stream or sys.stderr
+        self._left = TimeLeft()
+        self._bar: Any = None
+        self._shown = -_LINE_SECONDS
+        self._tqdm: Any = _tqdm() if bar else None
+
+    def __call__(self, text: str) -> None:
+        """Show a line; a text with "3 of 12" in it moves the bar."""
+        found = counted(text)
+        if self._tqdm is not None:
+            self._move(text, found)
+            return
+        line = text + self._left.of(text)
+        if self._stream.isatty():
+            width = shutil.get_terminal_size().columns - 1  # a line that wraps is not overwritten
+            print(f"\r\x1b[K{line[:width]}", end="", file=self._stream, flush=True)
+        elif text and time.monotonic() - self._shown >= _LINE_SECONDS:
+            self._shown = time.monotonic()
+            print(f"... {line}", file=self._stream, flush=True)
+
+    def _move(self, text: str, found: tuple[int, int] | None) -> None:
+        done, total = found or (0, None)
+        if self._bar is None or (found is not None and self._bar.total != total):
+            self.close()
+            self._bar = self._tqdm(total=total, file=self._stream, leave=False)
+        self._bar.set_description(text[:60], refresh=False)
+        self._bar.update(max(done - self._bar.n, 0))
+        self._bar.refresh()
+
+    def close(self) -> None:
+        """Remove what is shown."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        elif self._tqdm is None and self._stream.isatty():
+            print("\r\x1b[K", end="", file=self._stream, flush=True)
+
+
+def _tqdm() -> Any:
+    """Return the bar of tqdm for a terminal or a notebook; nothing where it is not installed."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return None
+    return tqdm
+
+
+@contextmanager
+def shown(progress: ProgressOption) -> Iterator[Callable[[str], None] | None]:
+    """Give what to call with lines of progress; ``True`` shows them until the work ends."""
+    if progress is not True:
+        yield progress or None
+        return
+    report = ProgressReport()
+    try:
+        yield report
+    finally:
+        report.close()
