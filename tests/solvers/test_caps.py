@@ -141,7 +141,7 @@ def test_too_many_sums_are_rounded_up_and_the_bound_says_what_that_may_cost(monk
     monkeypatch.setattr(downsets, "GRIDS", (512, 8))
     rounded = tt.solve(skip, 0.8, max_cost=0.4)
     assert rounded.cap.grid == 0.4 / 8
-    assert rounded.bound <= exact.value <= rounded.value < rounded.bound * 1.2
+    assert rounded.bound <= exact.value <= rounded.value < rounded.bound * 1.5
     assert rounded.ratio == pytest.approx(rounded.value / rounded.bound)
     assert max(path_cost(skip, history) for _, history, _ in outcomes(rounded)) <= 0.4
     monkeypatch.setattr(downsets, "MAX_STATES", 5)
