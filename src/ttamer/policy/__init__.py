@@ -11,5 +11,5 @@ from ttamer.policy.base import (
 )
 from ttamer.policy.future import Future as Future
 from ttamer.policy.index import IndexPolicy as IndexPolicy
-from ttamer.policy.joint import Cap as Cap, JointPolicy as JointPolicy
+from ttamer.policy.joint import JointPolicy as JointPolicy
 from ttamer.policy.walk import WalkPolicy as WalkPolicy

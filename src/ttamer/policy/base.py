@@ -911,7 +911,7 @@ class Policy(ABC):
                 histories += [(*states, int(y)) for y in np.flatnonzero(turn._chances())]
         return seen
 
-    def is_taken(self, source: int, target: int) -> bool:
+    def _is_taken(self, source: int, target: int) -> bool:
         """Return whether an edge, by the numbers of its ends (-1: the start), is ever taken."""
         del source  # under precedence it opens its target
         return self.asked[self.problem.names[target]] > 0
@@ -1068,6 +1068,6 @@ def draw_policy(policy: Policy) -> Drawing:
         if len(costs) > MAX_COSTS_DRAWN:
             label = f"{costs[0]:.4g} to {costs[-1]:.4g}"
         for source in problem.sources[position]:
-            colour = "used" if policy.is_taken(source, target) else "unused"
+            colour = "used" if policy._is_taken(source, target) else "unused"
             arrows.append(Arrow(source + 1, target + 1, label, colour))
     return draw_graph(boxes, arrows)

@@ -179,10 +179,10 @@ class WalkPolicy(Policy):
             rules.append(Rule(state, float(losses[state]), (most, most), ask))
         return rules
 
-    def is_taken(self, source: int, target: int) -> bool:
+    def _is_taken(self, source: int, target: int) -> bool:
         """Return whether an edge, by the numbers of its ends (-1: the start), is ever taken."""
         table = self.choices[source] if source != START else self.choices[START][:, -1]
-        return super().is_taken(source, target) and bool((table == target).any())
+        return super()._is_taken(source, target) and bool((table == target).any())
 
     def going_on(
         self,
