@@ -10,13 +10,13 @@ TABLES holds ``frugalml_<set>.parquet`` (four services' answers on each input) a
 import sys
 from pathlib import Path
 
-from ttamer.trace.importers import import_frugalml
+from tables import read
 
 source, folder = Path(sys.argv[1]), Path(sys.argv[2])
 folder.mkdir(parents=True, exist_ok=True)
 for table in sorted(source.glob("frugalml_*.parquet")):
     name = table.stem.removeprefix("frugalml_")
-    trace = import_frugalml(table, table.with_name(f"{table.stem}_prices.csv"))
+    trace = read(table, table.with_name(f"{table.stem}_prices.csv"))
     trace.write(folder / f"{name}.parquet")
     trace.spec.to_file(folder / f"{name}.toml")
     print(f"{name}: {trace}")

@@ -21,6 +21,8 @@ Answers are out of sample: the models are fitted to other rows, by five-fold cro
 from __future__ import annotations
 
 import argparse
+import importlib
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +39,6 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 from ttamer.trace import CascadeSpec, Trace
-from ttamer.trace.importers import import_frugalml
 
 FOLDS = KFold(5, shuffle=True, random_state=0)
 DARK = ("0", "1", "2", "4")
@@ -61,8 +62,10 @@ def main() -> None:
     scored_digits(digit, chances).write(args.folder / "digits.npz")
     scored_numbers(digit, chances).write(args.folder / "numbers.npz")
     for name in ("ferplus", "digit") if args.frugalml else ():
+        sys.path.append(str(Path(__file__).parents[1] / "frugalml"))
+        read = importlib.import_module("tables").read
         table = args.frugalml / f"frugalml_{name}.parquet"
-        trace = import_frugalml(table, args.frugalml / f"frugalml_{name}_prices.csv")
+        trace = read(table, args.frugalml / f"frugalml_{name}_prices.csv")
         costs = dict(zip(trace.names, trace.spec.costs.tolist(), strict=True))
         mistakes = missed_emotions() if name == "ferplus" else distances()
         spec = CascadeSpec.of(costs, order="any", mistakes=mistakes)

@@ -23,7 +23,7 @@ from ttamer.trace.schema import SCHEMA
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
-SUFFIXES = ("parquet", "csv", "csv.gz", "npz")
+SUFFIXES = ("parquet", "csv", "csv.gz", "jsonl", "npz")
 AB = CascadeSpec.of({"a": 1.0, "b": 2.0})
 NAMES = (
     "a",
@@ -135,7 +135,7 @@ def test_what_is_written_reads_back_whole_and_in_batches(tmp_path, trace, rows):
         assert_same(Trace.concat(parts), trace)
         for before, after in itertools.pairwise(parts):
             assert after.classes[: len(before.classes)] == before.classes
-        if "csv" not in suffix:
+        if suffix in ("parquet", "npz"):
             assert_same(Trace.read(path), trace)
     assert {path.name for path in tmp_path.iterdir()} == {f"trace.{s}" for s in SUFFIXES}
 
@@ -148,6 +148,10 @@ def test_scores_are_read_as_losses(tmp_path, suffix):
         np.savez(path, **columns)
     elif suffix == "parquet":
         pq.write_table(pa.table(columns), path)
+    elif suffix == "jsonl":
+        path.write_text(
+            '{"a.confidence": 0.5, "a.score": 1}\n{"a.confidence": 0.5, "a.score": 0.25}\n'
+        )
     else:
         pa.csv.write_csv(pa.table(columns), pa.CompressedOutputStream(path, "gzip")
                          if suffix == "csv.gz" else path)  # fmt: skip
@@ -269,11 +273,11 @@ def test_costs_by_name_are_a_cascade(tmp_path):
 
 def test_other_tables_are_refused_with_how_to_convert_them(tmp_path):
     with pytest.raises(TraceError, match=r"\.npz; convert it first, as with pandas.read_json\("):
-        Trace.read("log.jsonl")
+        Trace.read("log.json")
     with pytest.raises(TraceError, match="is a folder; name one file in it"):
         Trace.read(tmp_path)
     with pytest.raises(TraceError, match=r"\.npz$"):
-        big_trace(5).write("log.jsonl")
+        big_trace(5).write("log.txt")
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

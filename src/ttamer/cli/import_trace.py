@@ -12,9 +12,7 @@ from ttamer.trace.trace import Trace
 
 FORMATS = {
     "answers": "answers in free text: <node>.answer, label, costs or tokens (JSON lines, CSV)",
-    "apparate": "Apparate's pickle of conf and acc per ramp (never run: plain data only)",
-    "frugalml": "FrugalML's table of services, with its list of prices",
-    "long-csv": "one line per input and exit: sample, exit, confidence and more",
+    "calls": "one line per call: id, node, confidence and more (JSON lines, CSV, Parquet)",
 }
 
 
@@ -22,9 +20,9 @@ def add_to(commands: Any) -> None:
     """Add the commands to the parser."""
     parser = commands.add_parser(
         "import",
-        help="convert free-text answers, or a log of another project, to a trace",
-        description="Write a log of answers in free text, or of another project, as a trace, and "
-        "its cascade.toml beside it.",
+        help="convert free-text answers, or a log with one line per call, to a trace",
+        description="Write a log of answers in free text, or with one line per call, as a trace, "
+        "and its cascade.toml beside it.",
         allow_abbrev=False,
     )
     which = parser.add_subparsers(title="formats", metavar="FORMAT", required=True)
@@ -33,10 +31,7 @@ def add_to(commands: Any) -> None:
         one.add_argument("log", metavar="FILE", help="the log")
         one.add_argument("-o", "--output", required=True, metavar="FILE",
                          help="the trace to write (.parquet, .csv or .npz)")  # fmt: skip
-        if name == "frugalml":
-            one.add_argument("--prices", required=True, metavar="FILE",
-                             help="the CSV of prices per 10,000 calls")  # fmt: skip
-        elif name == "answers":
+        if name == "answers":
             one.add_argument("--cascade", metavar="FILE", required=True,
                              help="a cascade.toml: names and costs of the nodes, and under [serve] "
                              "how answers are compared")  # fmt: skip
@@ -101,8 +96,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _read(args: argparse.Namespace) -> Trace:
-    from ttamer.trace.importers import import_apparate, import_frugalml, import_long_csv
-
     on_bad: Any = "skip" if args.skip_bad else "refuse"
     if args.format == "answers":
         from ttamer.llm.importing import import_answers
@@ -110,15 +103,8 @@ def _read(args: argparse.Namespace) -> Trace:
         trace = import_answers(
             args.log, args.cascade, on_bad=on_bad, answers=f"{args.output}.answers.jsonl"
         )
-    elif args.format == "frugalml":
-        trace = import_frugalml(args.log, args.prices, on_bad=on_bad)
-    elif args.format == "apparate":
-        trace = import_apparate(args.log, args.cascade, on_bad=on_bad)
-        own = trace.wrong()[:, -1]
-        against = "the label" if own.any() else "the network itself (its own acc is 1 throughout)"
-        print(f"{Path(args.log).name}: acc counts agreement with {against}", file=sys.stderr)
     else:
-        trace = import_long_csv(args.log, args.cascade, on_bad=on_bad)
+        trace = Trace.read(args.log, args.cascade, on_bad=on_bad)
     for reason, count in trace.left_out.items():
         print(f"{args.log}: {counted(count, 'row')} left out: {reason}", file=sys.stderr)
     for note in trace.notes:

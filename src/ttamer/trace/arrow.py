@@ -8,11 +8,13 @@ import importlib
 import json
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -351,6 +353,68 @@ class CsvFile:
         except (OSError, EOFError, zlib.error, csv.Error):
             return None
         return None
+
+
+class JsonLinesFile:
+    """A file with one JSON object on each line; its keys are columns."""
+
+    cascade: bytes | None = None
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._place = path, str(path)
+        arrow()
+        keys: dict[str, None] = {}
+        self._texts: set[str] = set()  # a batch need not show what a column holds
+        self.rows: int | None = 0
+        for line in self._lines():
+            keys.update(dict.fromkeys(line))
+            self._texts.update(name for name, value in line.items() if type(value) is str)
+            self.rows += 1
+        self.columns: tuple[str, ...] = tuple(keys)
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        decoder = msgspec.json.Decoder(dict[str, Any])
+        try:
+            with self._path.open("rb") as file:
+                for number, line in enumerate(file, start=1):
+                    if line.strip():
+                        try:
+                            yield decoder.decode(line)
+                        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                            raise TraceError(
+                                f"{self._place}: line {number} is not a JSON object: {error}; "
+                                "correct the log"
+                            ) from None
+        except OSError as error:
+            raise TraceError(f"{self._place}: cannot be read: {_line(error)}") from None
+
+    def batches(self, layout: Layout, rows: int | None) -> Iterator[ArrowBatch]:
+        """Yield batches of at most ``rows`` rows."""
+        lines, start = self._lines(), 0
+        while part := list(islice(lines, rows or _BATCH_ROWS)):
+            columns = {name: self._column(name, part) for name in layout.columns}
+            yield ArrowBatch(self._place, start, arrow().table(columns))
+            start += len(part)
+
+    def _column(self, name: str, lines: Sequence[Mapping[str, Any]]) -> Any:
+        pa = arrow()
+        try:
+            kind = pa.string() if name in self._texts else None
+            return pa.array([line.get(name) for line in lines], kind)
+        except pa.ArrowException:
+            raise TraceError(
+                f"{self._place}: column {name!r}: holds values of several types; give it one type"
+            ) from None
+
+
+def write_json_lines(trace: Trace, path: Path) -> None:
+    """Write a trace as JSON, one object to a row; what is not known is null."""
+    encoder = msgspec.json.Encoder()
+    with path.open("wb") as file:
+        for table in _tables(trace, dictionaries=True):
+            columns = {name: table.column(name).to_pylist() for name in table.column_names}
+            for row in zip(*columns.values(), strict=True):
+                file.write(encoder.encode(dict(zip(columns, row, strict=True))) + b"\n")
 
 
 def _remedy(cell: str, kind: str) -> str:

@@ -6,7 +6,7 @@ cannot be used is refused by column and number, or left out and counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,7 +50,7 @@ class TraceBuilder:
         self, layout: Layout, rows: int, codes: ClassCodes, groups: ClassCodes | None = None
     ) -> None:
         self._layout, self._codes = layout, codes
-        self._groups = ClassCodes() if groups is None else groups
+        self.groups = ClassCodes() if groups is None else groups
         self._rows_needed = rows
         self.filled = 0
         self._start: int | None = None
@@ -94,11 +94,11 @@ class TraceBuilder:
         if kind == "number":
             batch.numbers(column, out)
         elif kind == "class":
-            batch.codes(column, out, self._groups if name == "group" else self._codes)
+            batch.codes(column, out, self.groups if name == "group" else self._codes)
         elif kind == "flag":
             batch.flags(column, out)
         else:
-            values = batch.values(column)
+            values = _texts(batch.values(column))
             if values.dtype != object:
                 raise TraceError(
                     f"{self._layout.place}: column {column!r}: holds {values.dtype}, and text is "
@@ -106,9 +106,25 @@ class TraceBuilder:
                 )
             out[:] = values
 
+    def block(self, name: str) -> Any:
+        """Return the array of a column, if there is one."""
+        return self._blocks.get(name)
+
+    def blocks(self) -> Iterable[tuple[str, NDArray[Any]]]:
+        """Return the arrays of all columns but the inputs'."""
+        return self._blocks.items()
+
+    def inputs(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays of the inputs."""
+        return {name: self._input(name, parts) for name, parts in self._inputs.items()}
+
+    def put_input(self, name: str, values: NDArray[Any]) -> None:
+        """Set the array of an input."""
+        self._inputs[name] = [values]
+
     def finish(self, on_bad: OnBad) -> Trace:
         """Check every value, and return the trace; rows left out are counted."""
-        inputs = {name: self._input(name, parts) for name, parts in self._inputs.items()}
+        inputs = self.inputs()
         faults = self._faults(inputs)
         left_out: dict[str, int] = {}
         keep = None
@@ -132,12 +148,14 @@ class TraceBuilder:
             inputs={name: values if keep is None else values[keep]
                     for name, values in inputs.items()},
             classes=self._codes.classes,
-            groups=self._groups.classes,
+            groups=self.groups.classes,
             left_out=left_out,
             notes=self._layout.notes,
         )  # fmt: skip
 
     def _input(self, name: str, parts: list[NDArray[Any]]) -> NDArray[Any]:
+        if any(part.dtype == object for part in parts):
+            parts = [_texts(part) for part in parts]
         kinds = {(part.dtype == object, part.shape[1:]) for part in parts if part.size}
         if len(kinds) > 1:
             raise TraceError(
@@ -217,6 +235,13 @@ def _kept(array: Any, keep: NDArray[np.bool_] | None) -> Any:
     if array.ndim == 1:
         return array[keep]
     return array.T[:, keep].T
+
+
+def _texts(values: NDArray[Any]) -> NDArray[Any]:
+    """Return values as text where nothing is known: a column without a value has no type."""
+    if values.dtype != object and values.ndim == 1 and np.isnan(values).all():
+        return np.full(len(values), None, object)
+    return values
 
 
 def fill_flags(numbers: NDArray[np.float64], out: NDArray[np.int8], place: str, start: int) -> None:

@@ -51,6 +51,8 @@ class Layout:
     """The column of groups, if there is one."""
     prompt: str | None = None
     """The column of prompts, if there is one."""
+    keys: tuple[str, ...] = ()
+    """Columns that say which input and node a line is about."""
 
     def __post_init__(self) -> None:
         every = {name: self.fields.get(name, {}) for name in _FIELDS}
@@ -65,7 +67,7 @@ class Layout:
     def classes(self) -> tuple[str, ...]:
         """Columns that hold predictions, labels and groups."""
         of_rows = [column for column in (self.label, self.group) if column]
-        return (*of_rows, *self.fields["prediction"].values())
+        return (*self.keys, *of_rows, *self.fields["prediction"].values())
 
     @property
     def flags(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Trace files: Parquet, CSV (plain or gzipped) and NPZ, distinguished by their suffix.
+"""Trace files: Parquet, CSV (plain or gzipped), JSON Lines and NPZ, by their suffix.
 
 A whole file is read into arrays; a file larger than memory is read in batches, each a trace of its
 own. Both go through the same columns, checks and class codes, and refuse the same things.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,17 +20,15 @@ from ttamer.trace.builder import Batch, TraceBuilder
 from ttamer.trace.checks import Agreement, warn_of_variants
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.columns import Layout, infer_spec, plan
+from ttamer.trace.long import is_long, read_long
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import OnBad, Trace
 
 # The suffixes of trace files.
-SUFFIXES = (".parquet", ".csv", ".csv.gz", ".npz")
-_JSON_LINES = "pandas.read_json(path, lines=True).to_parquet(...)"
+SUFFIXES = (".parquet", ".csv", ".csv.gz", ".jsonl", ".npz")
 # How other files of tables become a trace file, by their suffix.
 CONVERTED = {
     ".json": "pandas.read_json(path).to_parquet(...)",
-    ".jsonl": _JSON_LINES,
-    ".ndjson": _JSON_LINES,
     ".tsv": "pandas.read_table(path).to_parquet(...)",
     ".xlsx": "pandas.read_excel(path).to_parquet(...)",
 }
@@ -84,6 +82,11 @@ def read_batches(
     if rows < 1:
         raise ArgumentError(f"rows is {rows}; a batch needs at least 1")
     source = open_source(path)
+    if is_long(source.columns):
+        raise TraceError(
+            f"{path}: has one line per call, and lines of one input need not stand together: read "
+            "it whole, with Trace.read"
+        )
     return _batches(source, open_layout(source, cascade, str(path), on_bad), rows, on_bad)
 
 
@@ -100,6 +103,25 @@ def _batches(source: Source, layout: Layout, rows: int, on_bad: OnBad) -> Iterat
         yield trace
     _check_rows(layout.place, read, kept)
     _check_classes(agreement, layout, codes.classes)
+
+
+def read_all(
+    source: Source,
+    cascade: CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None,
+    place: str,
+    on_bad: OnBad,
+) -> Trace:
+    """Read all rows of an open file: one line per input, or one per call."""
+    if not is_long(source.columns):
+        return read_source(source, open_layout(source, cascade, place, on_bad), on_bad)
+    codes, agreement = ClassCodes(), Agreement()
+    trace = read_long(source, _spec_of(source, cascade, place, on_bad), place, on_bad, codes)
+    _check_rows(place, len(trace) + sum(trace.left_out.values()), len(trace))
+    agreement.add(trace)
+    if trace.correct is None and trace.raw_loss is None:
+        agreement.check(codes.classes, place)
+    warn_of_variants(codes.classes, place)
+    return trace
 
 
 def read_source(source: Source, layout: Layout, on_bad: OnBad) -> Trace:
@@ -165,9 +187,11 @@ def open_source(path: str | os.PathLike[str]) -> Source:
         from ttamer.trace.npz import NpzFile
 
         return NpzFile(path)
-    from ttamer.trace.arrow import CsvFile, ParquetFile
+    from ttamer.trace.arrow import CsvFile, JsonLinesFile, ParquetFile
 
-    return ParquetFile(path) if suffix == ".parquet" else CsvFile(path)
+    kinds: dict[str, Any] = {".parquet": ParquetFile, ".jsonl": JsonLinesFile}
+    source: Source = kinds.get(suffix, CsvFile)(path)
+    return source
 
 
 def open_layout(
@@ -177,6 +201,20 @@ def open_layout(
     on_bad: OnBad,
 ) -> Layout:
     """Return which column of a source is used for what, given the cascade or the source's own."""
+    spec = _spec_of(source, cascade, place, on_bad)
+    notes: tuple[str, ...] = ()
+    if spec is None:
+        spec, note = infer_spec(source.columns, _mean_costs(source, place), place)
+        notes = (note,)
+    return plan(source.columns, spec, place, notes=notes)
+
+
+def _spec_of(
+    source: Source,
+    cascade: CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None,
+    place: str,
+    on_bad: OnBad,
+) -> CascadeSpec | None:
     if on_bad not in ("refuse", "skip"):
         raise ArgumentError(f'on_bad is {on_bad!r}; it must be "refuse" or "skip"')
     spec = cascade
@@ -184,7 +222,6 @@ def open_layout(
         spec = CascadeSpec.of(spec)
     if spec is not None and not isinstance(spec, CascadeSpec):
         spec = CascadeSpec.from_file(spec)
-    notes: tuple[str, ...] = ()
     if spec is None and source.cascade is not None:
         try:
             spec = CascadeSpec.from_toml(source.cascade.decode("utf-8", "replace"))
@@ -192,10 +229,7 @@ def open_layout(
             raise TraceError(
                 f"{place}: the cascade kept in the file is damaged: {error}; give a cascade.toml"
             ) from None
-    if spec is None:
-        spec, note = infer_spec(source.columns, _mean_costs(source, place), place)
-        notes = (note,)
-    return plan(source.columns, spec, place, notes=notes)
+    return spec
 
 
 def _mean_costs(source: Source, place: str) -> dict[str, float]:
@@ -242,6 +276,10 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
                 from ttamer.trace.arrow import write_parquet
 
                 write_parquet(trace, part)
+            elif suffix == ".jsonl":
+                from ttamer.trace.arrow import write_json_lines
+
+                write_json_lines(trace, part)
             else:
                 from ttamer.trace.arrow import write_csv
 

@@ -17,7 +17,7 @@ import numpy as np
 from ttamer.errors import ArgumentError, MissingExtra, TraceError
 from ttamer.trace.arrow import ArrowBatch, arrow
 from ttamer.trace.columns import Layout, check_names
-from ttamer.trace.files import open_layout, read_source
+from ttamer.trace.files import read_all
 from ttamer.trace.spec import CascadeSpec, Order, Target
 from ttamer.trace.trace import OnBad, Trace
 
@@ -82,7 +82,7 @@ def trace_from_frame(
     columns = getattr(frame, "columns", ())  # of an Arrow table these are no names
     check_names([name for name in columns if isinstance(name, str)], PLACE)
     source = _Frame(frame)
-    return read_source(source, open_layout(source, cascade, PLACE, on_bad), on_bad)
+    return read_all(source, cascade, PLACE, on_bad)
 
 
 def _table(frame: Any) -> Any:

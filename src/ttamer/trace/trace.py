@@ -780,7 +780,10 @@ class Trace(OldTrace):
         *,
         on_bad: OnBad = "refuse",
     ) -> Trace:
-        r"""Read a whole trace from Parquet, CSV (plain or gzipped) or NPZ.
+        r"""Read a whole trace from Parquet, CSV (plain or gzipped), JSON Lines or NPZ.
+
+        A log may have one line per input (columns ``<node>.confidence``), or one per call (columns
+        ``id``, ``node`` and ``confidence``).
 
         Args:
             path: The file; its suffix determines the format.
@@ -805,17 +808,17 @@ class Trace(OldTrace):
         ...     Trace.read(path, {"a": 2.5})
         Trace(2 rows, 1 node, correct)
         """
-        from ttamer.trace.files import open_layout, open_source, read_source
+        from ttamer.trace.files import open_source, read_all
 
         remedy = "for a data frame call Trace.from_frame(frame, costs={...})"
         require_path(path, "Trace.read", remedy)
-        source = open_source(path)
-        return read_source(source, open_layout(source, cascade, str(path), on_bad), on_bad)
+        return read_all(open_source(path), cascade, str(path), on_bad)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write Parquet, CSV or NPZ, by the suffix; the file appears whole or not at all.
+        """Write Parquet, CSV, JSON Lines or NPZ, by the suffix: the whole file, or none.
 
-        Parquet and NPZ keep the cascade inside; CSV cannot, so write it with ``spec.to_file``.
+        Parquet and NPZ keep the cascade inside; the others cannot, so write it with
+        ``spec.to_file``.
 
         Args:
             path: The file; its suffix determines the format.
