@@ -10,30 +10,27 @@ Replaying
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 from result import Result, show
-from timing import Ratio, interleaved
+from timing import interleaved
 
 from ttamer.baselines.threshold import Threshold
-from ttamer.fitted.quantiser import Quantiser
-from ttamer.fitting.counts import Counts
-from ttamer.fitting.plans import Plan, build_from, columns_of, pairs_of
+from ttamer.fitting.fits import fit
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
-FIT_ROWS, REPLAY_ROWS, EXITS, SAMPLE = 10_000_000, 1_000_000, 12, 100_000
-MAX_FIT, MAX_REPLAY = 15.0, 10.0
+REPLAY_ROWS, EXITS, SAMPLE = 1_000_000, 12, 100_000
+MAX_REPLAY = 10.0
 
 
 def measure() -> list[Result]:
-    """Time fitting and replaying."""
-    return [*_fitting(), *_replaying()]
+    """Time replaying."""
+    return _replaying()
 
 
 def _trace(rows: int) -> Trace:
@@ -44,42 +41,10 @@ def _trace(rows: int) -> Trace:
     return Trace(spec, confidence, correct=generator.random((rows, EXITS)) < confidence)
 
 
-def _fitting() -> list[Result]:
-    trace = _trace(FIT_ROWS)
-    plan = Plan("none", "fixed", 16, "quantile", 1.0)
-    sample = trace.take(slice(0, SAMPLE))
-    columns = columns_of(sample, plan)
-    pairs = pairs_of(trace.spec, columns, plan)
-
-    def fit() -> object:
-        quantiser = Quantiser.fit(sample.confidence, states=plan.states, method=plan.quantise)
-        counts = Counts.of(trace, quantiser, pairs)
-        return build_from(
-            counts, quantiser, trace.spec, columns, plan, np.array([0.9]), trace_digest=""
-        )
-
-    # A fit uses both cores, so this is time on the wall.
-    times = [(_seconds(fit), _seconds(trace.confidence.sum)) for _ in range(7)]
-    ratios = [fitting / adding for fitting, adding in times]
-    low, middle, high = (float(ratio) for ratio in np.quantile(ratios, [0.25, 0.5, 0.75]))
-    fitting, adding = np.median(times, axis=0)
-    note = f"{fitting:.2f} s against {adding * 1e3:.0f} ms"
-    what = f"fit {FIT_ROWS // 10**6}M rows x {EXITS} exits, to a sum"
-    return [Result.of_ratio(what, Ratio(middle, low, high), at_most=MAX_FIT, note=note)]
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = perf_counter()
-    call()
-    return perf_counter() - start
-
-
 def _replaying() -> list[Result]:
-    from ttamer.fitting.plans import build
-
     trace = _trace(REPLAY_ROWS)
-    plan = Plan("none", "fixed", 16, "quantile", 1.0)
-    ladder = build(trace.take(slice(0, SAMPLE)), plan, np.linspace(0.01, 0.99, 100))
+    tradeoffs = np.linspace(0.01, 0.99, 100)
+    ladder = fit(trace.take(slice(0, SAMPLE)), belief="markov", states=16, tradeoffs=tradeoffs)
     settings = Threshold().fit(trace.take(slice(0, 5000)))
     rules = [settings[i % len(settings)].rule for i in range(100)]
 

@@ -155,7 +155,7 @@ def test_an_example_uses_only_public_names(example):
         ("ttamer.FittedLadder.at", True),
         ("ttamer.FittedLadder.nonsense", False),
         ("ttamer.nonsense", False),
-        ("ttamer.fitted.ladder.FittedLadder", False),
+        ("ttamer.fitting.ladder.FittedLadder", False),
         ("ttamer.reporting.style", False),
     ],
 )

@@ -27,11 +27,11 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+from ttamer.fitting.cross_fit import CrossFit
+from ttamer.fitting.regressions import useful_extras
 
 from ttamer import CascadeSpec, Trace, fit
 from ttamer.evaluation import frontier
-from ttamer.fitting.cross_fit import CrossFit
-from ttamer.fitting.regressions import useful_extras
 from ttamer.stats.logistic import sigmoid
 
 HERE = Path(__file__).resolve().parent

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from ttamer.fitting.plans import fit
 
 from ttamer.cli.output import table
 from ttamer.evaluation.frontiers import Resampled
 from ttamer.evaluation.results import interval
-from ttamer.fitting.plans import fit
 from ttamer.reporting.figures import (
     GO as GO_COLOUR,
     INK,
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
+    from ttamer.fitting.options import FitKeywords
 
     from ttamer.evaluation.frontiers import Frontier
-    from ttamer.fitting.options import FitKeywords
 
 GROUPS = {
     "vision": (("vgg11-cifar10", "vgg13-cifar10", "vgg16-cifar10"),),

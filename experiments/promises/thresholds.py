@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from ttamer.fitted.promise import HeldOut, count_pairs, make_promise, pairs_of_corners
 
 import ttamer as tt
 from ttamer.cli.output import table
-from ttamer.fitted.promise import HeldOut, count_pairs, make_promise, pairs_of_corners
 from ttamer.stats.bounds import binomial_upper
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

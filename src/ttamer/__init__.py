@@ -25,7 +25,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:  # the same names as below, for type checkers
     from ttamer import datasets as datasets
-    from ttamer.artefact.files import inspect as inspect, load as load, save as save
+    from ttamer.artefact.file import inspect as inspect, load as load, save as save
     from ttamer.errors import (
         ArgumentError as ArgumentError,
         ArtefactDamaged as ArtefactDamaged,
@@ -42,10 +42,13 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from ttamer.evaluation.frontiers import Frontier as Frontier, frontier as frontier
     from ttamer.evaluation.results import Result as Result, evaluate as evaluate
     from ttamer.evaluation.simulation import Simulation as Simulation, simulate as simulate
-    from ttamer.fitted.ladder import FittedLadder as FittedLadder, FittedPolicy as FittedPolicy
-    from ttamer.fitted.mixture import Mixture as Mixture
-    from ttamer.fitted.promise import Promise as Promise
-    from ttamer.fitting.plans import fit as fit
+    from ttamer.fitting.fits import fit as fit
+    from ttamer.fitting.ladder import (
+        FittedLadder as FittedLadder,
+        FittedPolicy as FittedPolicy,
+        Mixture as Mixture,
+    )
+    from ttamer.fitting.promises import Promise as Promise
     from ttamer.policy.base import Ladder as Ladder, Policy as Policy
     from ttamer.policy.future import Future as Future
     from ttamer.policy.index import IndexPolicy as IndexPolicy
@@ -72,16 +75,15 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
 
 # Public names by module, loaded when first used: importing ttamer loads no NumPy.
 _NAMES = {
-    "artefact.files": "inspect load save",
+    "artefact.file": "inspect load save",
     "errors": "TTamerError ArgumentError ArtefactDamaged ArtefactError ArtefactTooNew CascadeError "
     "MissingExtra ObservationError ProblemError TraceError TraceWarning",
     "evaluation.frontiers": "Frontier frontier",
     "evaluation.results": "Result evaluate",
     "evaluation.simulation": "Simulation simulate",
-    "fitted.ladder": "FittedLadder FittedPolicy",
-    "fitted.mixture": "Mixture",
-    "fitted.promise": "Promise",
-    "fitting.plans": "fit",
+    "fitting.ladder": "FittedLadder FittedPolicy Mixture",
+    "fitting.promises": "Promise",
+    "fitting.fits": "fit",
     "policy.base": "Ladder Policy",
     "policy.future": "Future",
     "policy.index": "IndexPolicy",

@@ -15,7 +15,7 @@ from ttamer.baselines.calibration import MAX_LEVELS, Isotonic, States, level_sta
 from ttamer.baselines.rules import walk_of
 from ttamer.baselines.selection import RuleScorer, sweep_prices
 from ttamer.evaluation.results import measure
-from ttamer.fitted.replay import Setting
+from ttamer.fitting.replay import Setting
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 from ttamer.trace.trace import Trace
 

@@ -22,7 +22,7 @@ from support.small_traces import (
 from ttamer.baselines import FAMILIES, Unsuitable, fit_families
 from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.evaluation.results import measure
-from ttamer.fitted.replay import Setting
+from ttamer.fitting.replay import Setting
 from ttamer.trace.spec import CascadeNode, CascadeSpec
 from ttamer.trace.trace import Trace
 

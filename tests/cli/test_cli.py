@@ -533,7 +533,7 @@ def test_evaluate_warns_of_the_rows_that_were_fitted_to(fitted, capsys):
         assert ("fitted to these rows" in capsys.readouterr().err) == is_warned
     policy = str(fitted.folder / "held-out.ttamer")
     rows = str(fitted.folder / "fit.npz")
-    assert main(["fit", rows, "--hold-out", "0.25", "--belief", "calibrated", "-o", policy]) == 0
+    assert main(["fit", rows, "--hold-out", "0.25", "--belief", "markov", "-o", policy]) == 0
     assert main(["evaluate", policy, rows]) == 0
     fitted_to = round(0.75 * len(tt.Trace.read(rows)))
     assert f"fitted to {fitted_to} of these rows" in capsys.readouterr().err
@@ -552,14 +552,16 @@ def test_fit_warns_where_every_node_is_free(tmp_path, capsys):
 def test_fit_as_the_paper_has_it_and_in_batches(trace_files):
     cascade = ("--cascade", trace_files / "cascade.toml", "--json")
     out = ("-o", trace_files / "p.ttamer")
-    paper = json.loads(succeed("fit", trace_files / "fit.csv", *cascade, *out, "--belief", "none"))
+    paper = json.loads(
+        succeed("fit", trace_files / "fit.csv", *cascade, *out, "--belief", "markov")
+    )
     assert paper["plan"]["belief"] == "none"
     stream = json.loads(succeed("fit", trace_files / "fit.csv", *cascade, *out, "--stream"))
     assert stream["rows"] == 300
     lines = (trace_files / "fit.csv").read_text().splitlines()
     torn = trace_files / "torn.csv"
     torn.write_text("\n".join([*lines, "," * lines[0].count(",")]))
-    command = ("fit", torn, *cascade, *out, "--stream", "--belief", "none")
+    command = ("fit", torn, *cascade, *out, "--stream", "--belief", "markov")
     assert "--skip-bad" in refuse(*command)
     assert json.loads(succeed(*command, "--skip-bad"))["rows"] == 300
 

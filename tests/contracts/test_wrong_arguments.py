@@ -180,7 +180,7 @@ def test_the_message_names_what_was_received_and_what_to_do():
 
 
 STRINGS = datasets.load("langid", part="fit").take(range(60))
-LADDER = tt.fit(STRINGS, belief="none", hold_out=0.5)
+LADDER = tt.fit(STRINGS, belief="markov", hold_out=0.5)
 POLICY = LADDER.at(0.9)
 SOLVED = tt.solve(tt.Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), 0.5)
 NAN, INF = float("nan"), float("inf")

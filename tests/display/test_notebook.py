@@ -36,7 +36,7 @@ def trace():
 
 @pytest.fixture(scope="module")
 def ladder(trace):
-    return tt.fit(trace, belief="calibrated", states=4)
+    return tt.fit(trace, belief="markov", states=4)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_losses_are_shown_where_answers_have_them(trace):
     graded = tt.Trace(trace.spec, trace.confidence, raw_loss=lost)
     assert "mean loss" in graded._repr_html_()
     assert "mean loss" in graded.plot()
-    ladder = tt.fit(graded, belief="calibrated", states=4)
+    ladder = tt.fit(graded, belief="markov", states=4)
     assert "mean loss" in ladder.plot()
     families = ["threshold", "always-best"]
     found = tt.frontier(graded, graded, families=families, resamples=0)._repr_html_()

@@ -74,7 +74,7 @@ def test_functions_show_their_progress(monkeypatch, capsys):
     nodes = {"a": lambda x: (x % 2, 0.5 + x % 3 / 10), "b": lambda x: (x % 2, 0.9)}
     trace = tt.collect(range(120), nodes, labels=[x % 2 for x in range(120)], progress=True)
     assert "of 120 inputs" in capsys.readouterr().err
-    tt.fit(trace, belief="none", states=4, progress=True)
+    tt.fit(trace, belief="markov", states=4, progress=True)
     assert "..." in capsys.readouterr().err
     tt.frontier(trace, trace, families=["threshold", "chain"], resamples=0, progress=True)
     assert "fitting threshold (1 of 2)" in capsys.readouterr().err
@@ -83,6 +83,6 @@ def test_functions_show_their_progress(monkeypatch, capsys):
 def test_a_function_of_the_user_is_called_as_before():
     lines = []
     trace = tt.collect(range(120), {"a": lambda x: (x % 2, 0.5)}, labels=[0, 1] * 60)
-    tt.fit(trace, belief="none", states=4, progress=lines.append)
+    tt.fit(trace, belief="markov", states=4, progress=lines.append)
     assert lines
     assert all(isinstance(line, str) and line for line in lines)

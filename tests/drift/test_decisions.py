@@ -12,7 +12,7 @@ from ttamer.drift.decisions import decide
 from ttamer.drift.fallback import AskLast
 from ttamer.errors import ObservationError
 from ttamer.evaluation.results import measure
-from ttamer.fitted.mixture import Mixture
+from ttamer.fitting.ladder import Mixture
 
 
 @pytest.fixture(scope="module", params=["fixed", "any", "calibrated"])

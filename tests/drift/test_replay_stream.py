@@ -104,7 +104,7 @@ def graded(rows: int, seed: int) -> tt.Trace:
 
 def test_mean_losses_are_in_the_unit_of_the_losses():
     settings = LoopSettings(at_most=3.0)
-    fitted = tt.fit(graded(600, 0), belief="calibrated", states=6)
+    fitted = tt.fit(graded(600, 0), belief="markov", states=6)
     serving = serving_of(fitted, graded(400, 1), settings)
     stream = graded(500, 2)
     found = replay_stream(serving, stream, settings)

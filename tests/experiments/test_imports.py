@@ -58,5 +58,5 @@ def test_what_a_script_imports_is_there(path):
 
 
 def test_a_name_that_is_gone_is_found():
-    script = "from ttamer.fitting.plans import fit, gone\nfrom ttamer.nowhere import fit"
-    assert missing(script) == ["ttamer.fitting.plans.gone", "ttamer.nowhere.fit"]
+    script = "from ttamer.fitting.fits import fit, gone\nfrom ttamer.nowhere import fit"
+    assert missing(script) == ["ttamer.fitting.fits.gone", "ttamer.nowhere.fit"]

@@ -12,6 +12,7 @@ from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FitRecord, were_fitted_to
 from ttamer.fitting.points import Mix
 from ttamer.fitting.replay import alone_paid, paid
+from ttamer.fitting.stream import fit_batches
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
@@ -192,8 +193,8 @@ def test_tradeoffs_are_prices_per_full_cost(ladders):
 def test_rows_fitted_to_certify_nothing():
     rows = simulated(400)
     ladder = fit(rows, hold_out=0.2, seed=3)
-    assert were_fitted_to(ladder, rows)
-    assert not were_fitted_to(ladder, simulated(400, seed=1))
+    assert were_fitted_to(ladder.record, rows)
+    assert not were_fitted_to(ladder.record, simulated(400, seed=1))
     with pytest.raises(ArgumentError, match="fitted to 320 of these 400"):
         ladder.for_error(0.2, on=rows)
     with pytest.raises(ArgumentError, match="a promise needs rows"):
@@ -275,3 +276,32 @@ def test_too_few_complete_rows_are_refused():
     with pytest.raises(ArgumentError, match="at least 10 rows on which every node answered"):
         fit(log)
     assert issubclass(TraceWarning, UserWarning)
+
+
+def test_latencies_are_bounded_and_weighed():
+    rows = simulated(800)
+    slow = np.tile([1.0, 5.0, 50.0], (800, 1))
+    label = np.array(rows.classes, object)[rows.label]
+    prediction = np.array(rows.classes, object)[rows.prediction]
+    log = Trace.from_arrays(
+        rows.spec, rows.confidence, prediction=prediction, label=label, latency=slow
+    )
+    ladder = fit(log)
+    assert ladder.for_latency(p95=60.0).error <= ladder.for_latency(p95=6.0).error
+    with pytest.raises(ArgumentError, match="the fastest takes 1"):
+        ladder.for_latency(p95=0.5)
+    weighed = fit(log, latency_weight=1.0)
+    assert weighed.record.latency_weight == 1.0
+    assert (
+        weighed.at(0.8).play(log).asked[:, 2].mean() <= ladder.at(0.8).play(log).asked[:, 2].mean()
+    )
+
+
+def test_a_file_larger_than_memory_is_fitted_by_a_sample():
+    rows = simulated(900)
+    parts = [rows.take(slice(at, at + 300)) for at in range(0, 900, 300)]
+    whole = fit_batches(lambda: parts, belief="threshold")
+    assert whole.record.trace_digest == rows.digest
+    sampled = fit_batches(lambda: parts, sample_rows=400, belief="threshold")
+    assert (sampled.record.rows, sampled.record.sampled) == (900, 400)
+    assert sampled.record.trace_digest.startswith("batches:")

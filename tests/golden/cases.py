@@ -70,13 +70,13 @@ FITS |= {
     "minilm-imdb threshold": lambda: tt.fit(rows_of("minilm-imdb", "fit"), belief="threshold"),
     "vgg11-cifar10 full, few rows": lambda: tt.fit(rows_of("vgg11-cifar10", "fit", 400)),
     "minilm-imdb calibrated, states chosen": lambda: tt.fit(
-        rows_of("minilm-imdb", "fit", 200), belief="calibrated", quantise="kmeans"
+        rows_of("minilm-imdb", "fit", 200), belief="markov", quantise="kmeans"
     ),
     "langid calibrated, skip": lambda: tt.fit(
-        rows_of("langid", "fit", 1000), belief="calibrated", order="skip", states=6
+        rows_of("langid", "fit", 1000), belief="markov", states=6
     ),
     "langid calibrated, any": lambda: tt.fit(
-        rows_of("langid", "fit", 1000), belief="calibrated", order="any", states=6
+        rows_of("langid", "fit", 1000), belief="markov", states=6
     ),
     "langid full, held out": lambda: tt.fit(rows_of("langid", "fit"), hold_out=0.2),
     "minilm-imdb full, held out": lambda: tt.fit(rows_of("minilm-imdb", "fit"), hold_out=0.3),
@@ -85,7 +85,7 @@ FITS |= {
             rows_of("minilm-imdb", "fit").take(slice(k, k + 700)) for k in range(0, ROWS, 700)
         ),
         sample_rows=800,
-        belief="calibrated",
+        belief="markov",
         states=8,
     ),
 }
@@ -494,8 +494,8 @@ OLD_TRADEOFFS = {"langid": (0.5, 0.999, 0.9999, 1.0), "minilm-imdb": (0.3, 0.8, 
 OLD_FILES: dict[str, Callable[[], Any]] = {
     "policy-line": lambda: tt.solve(line(), 0.9),
     "ladder-forest": lambda: tt.solve_ladder(forest(), (0.5, 0.9)),
-    "ladder-confidence": lambda: promising("minilm-imdb", belief="calibrated", states=4),
-    "ladder-index": lambda: promising("langid", belief="calibrated", order="any", states=4),
+    "ladder-confidence": lambda: promising("minilm-imdb", belief="markov", states=4),
+    "ladder-index": lambda: promising("langid", belief="markov", order="any", states=4),
     "ladder-belief": lambda: promising("minilm-imdb", states=8),
     "ladder-belief-any": lambda: promising("langid", order="any", states=4),
     "policy-belief": lambda: promising("minilm-imdb", states=4)[1],
@@ -600,9 +600,9 @@ def of_fitting() -> Entries:
             yield f"{name}, cascade.toml", cascade.read_bytes()
             yield f"{name}, trace digests", [tt.Trace.read(path).digest for path in (fit, test)]
             for options in (
-                ("--belief", "calibrated", "--hold-out", 0.25, "--states", 6),
+                ("--belief", "markov", "--hold-out", 0.25, "--states", 6),
                 ("--order", "fixed", "--hold-out", 0.25),
-                ("--belief", "none", "--stream", "--states", 6),
+                ("--belief", "markov", "--stream", "--states", 6),
             ):
                 output = Path(folder, "policy.ttamer")
                 which = f"{name} {' '.join(map(str, options))}"

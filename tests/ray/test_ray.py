@@ -39,7 +39,7 @@ def ladder():
     nodes = {"small": ray_models.Small(), "large": ray_models.Large()}
     texts = [f"fit {number}" for number in range(300)]
     labels = [ray_models.truth(text) for text in texts]
-    return tt.fit(tt.collect(texts, nodes, labels=labels, costs=COSTS), belief="none")
+    return tt.fit(tt.collect(texts, nodes, labels=labels, costs=COSTS), belief="markov")
 
 
 def dataset(texts=TEXTS, blocks=5):

@@ -10,7 +10,7 @@ import pytest
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import SUMMARIES, Frontier, Point, Resampled, frontier
 from ttamer.evaluation.results import MAX_BLOCKS, measure
-from ttamer.fitted.replay import Played
+from ttamer.fitting.replay import Played
 from ttamer.reporting.recommendation import point_in_words, recommend, settings_at
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace

@@ -21,7 +21,7 @@ from hypothesis import given, strategies as st
 from support.examples import examples
 from support.traces import answering_trace, passing_trace, small_traces
 from ttamer import ArgumentError, CascadeSpec, ObservationError, fit
-from ttamer.fitted.mixture import Mixture
+from ttamer.fitting.ladder import Mixture
 from ttamer.runtime.calling import Call, _Attempts, batched
 from ttamer.runtime.cascade import Cascade, CascadeFailed
 
@@ -671,7 +671,7 @@ def test_a_run_asks_and_answers_as_played_in_every_order(how, order):
 
 def test_the_cost_of_exits_passed_is_in_the_cost():
     trace = passing_trace(300)
-    for policy in list(fit(trace, belief="none", states=3))[::8]:
+    for policy in list(fit(trace, belief="markov", states=3))[::8]:
         cascade = Cascade(policy, nodes_of(trace, trace.names))
         for row in range(0, 300, 50):
             turn = policy.session()

@@ -65,7 +65,7 @@ def one_node_policy():
     trace = Trace.from_arrays(
         CascadeSpec.of(COSTS), [[0.5], [0.9]] * 10, prediction=[["x"], ["y"]] * 10, label=["x"] * 20
     )
-    return fit(trace, belief="none").at(0.5)
+    return fit(trace, belief="markov").at(0.5)
 
 
 def plain(returned):

@@ -28,7 +28,7 @@ def make_trace(order="auto", seed=0, signals=None, **options):
 
 
 @cache
-def fitted(belief="full", order="auto"):
+def fitted(belief="answers", order="auto"):
     """A ladder on the rows of ``make_trace(order)``."""
     return fit(make_trace(order), belief=belief)
 

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ttamer.fitting.plans import fit
+from ttamer.fitting.fits import fit
 from ttamer.torch.early_exit import EarlyExit, pooled_ramp
 from ttamer.torch.profiling import Costs
 from ttamer.torch.tracing import trace_of
 from ttamer.trace.trace import BELIEF_FIELDS
 
 if TYPE_CHECKING:
-    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+    from ttamer.fitting.ladder import FittedLadder, FittedPolicy
     from ttamer.torch.runner import Answers
 
 CLASSES = 4

@@ -783,7 +783,7 @@ ATTACKS: dict[str, tuple[str, str, Any]] = {
     ),
     "a fit unsaid": ("has an unknown", "fit", lambda f: edited(f, fit=...)),
     "fit a list": ("must be an object", "fit", lambda f: edited(f, fit=[])),
-    "belief a string": ("must be an object", "belief", lambda f: edited(f, belief="full")),
+    "belief a string": ("must be an object", "belief", lambda f: edited(f, belief="answers")),
     "a belief with one parent": (
         "a parent, or none, for each node",
         "belief",

@@ -12,7 +12,7 @@ from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from ttamer.fitted.replay import Setting
+    from ttamer.fitting.replay import Setting
 
 # Three exits; the first is right where it is sure, the second on all but the last row.
 SURE = [[0.9, 0.9, 0.9], [0.8, 0.9, 0.9], [0.2, 0.7, 0.9], [0.1, 0.3, 0.5]]

@@ -26,8 +26,8 @@ from support.exit_networks import (
 from support.traces import answering_trace
 from ttamer.baselines import FAMILIES
 from ttamer.errors import ArgumentError
-from ttamer.fitted.mixture import Mix
-from ttamer.fitting.plans import fit
+from ttamer.fitting.fits import fit
+from ttamer.fitting.points import Mix
 from ttamer.torch import attach, runner as running
 from ttamer.torch.cuda.decide_kernel import KernelDecider
 from ttamer.torch.deciding import tables_of, threshold_tables
@@ -531,7 +531,7 @@ def test_half_precision_that_rounds_decides_by_what_it_computed():
     inputs = torch.randn(40, 3, 8, 8)
     labels = torch.randint(0, CLASSES, (40,))
     trace = trace_of(network, [(inputs, labels)], precision="bf16")
-    policy = fit(trace, belief="calibrated", states=4, tradeoffs=[0.8])[0]
+    policy = fit(trace, belief="markov", states=4, tradeoffs=[0.8])[0]
     for rule in (Regrouping.never(), Regrouping.always()):
         answers = Runner(network, policy, precision="bf16", regrouping=rule)(inputs)
         reported = by_session(policy, network.names, answers)
@@ -595,7 +595,7 @@ def test_a_trace_with_names_of_classes():
     inputs, labels = evidence(2000, seed=1)
     names = ["ant", "bee", "cat", "dog"]
     trace = trace_of(adding_network(), batches(inputs, labels), classes=names)
-    policy = fit(trace, belief="full", tradeoffs=[0.9])[0]
+    policy = fit(trace, belief="answers", tradeoffs=[0.9])[0]
     fresh, fresh_labels = evidence(200, seed=2)
     answers = Runner(adding_network(), policy, classes=names)(fresh)
     test = trace_of(adding_network(), batches(fresh, fresh_labels), classes=names)
@@ -638,7 +638,7 @@ def test_a_policy_for_another_network():
 
 def test_a_policy_for_separate_models():
     trace = answering_trace(300, order="any")
-    policy = fit(trace, belief="calibrated", states=4, tradeoffs=[0.9])[0]
+    policy = fit(trace, belief="markov", states=4, tradeoffs=[0.9])[0]
     blocks = [nn.Linear(4, 4) for _ in range(3)]
     network = EarlyExit(blocks, blocks[:2], blocks[2], names=trace.names)
     with pytest.raises(ArgumentError, match="separate models"):
@@ -651,7 +651,7 @@ def test_an_attached_network_has_the_classes_of_its_ramps():
     network = attach(model, ["0", "2"], torch.randn(2, 4, generator=generator))
     rows = torch.randn(200, 4, generator=generator)
     trace = trace_of(network, [(rows, model(rows).argmax(dim=1))])
-    policy = fit(trace, belief="calibrated", states=3).at(0.9)
+    policy = fit(trace, belief="markov", states=3).at(0.9)
     assert Runner(network, policy)(rows).logits.shape == (200, 3)
 
 

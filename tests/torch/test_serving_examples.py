@@ -12,7 +12,7 @@ import torch
 
 from support.exit_networks import convolutions
 from ttamer import torch as exits
-from ttamer.fitting.plans import fit
+from ttamer.fitting.fits import fit
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "serving"
 

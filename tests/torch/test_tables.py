@@ -16,8 +16,8 @@ from support.exit_networks import (
 )
 from support.traces import answering_trace, chain_trace, passing_trace
 from ttamer.errors import ArgumentError
-from ttamer.fitted.ladder import FittedPolicy
-from ttamer.fitting.plans import fit
+from ttamer.fitting.fits import fit
+from ttamer.fitting.ladder import FittedPolicy
 from ttamer.solvers import solve
 from ttamer.torch.deciding import BeliefTables, LossTables, tables_of, threshold_tables
 from ttamer.torch.runner import Runner
@@ -130,7 +130,7 @@ def test_a_policy_that_goes_back_to_an_exit_it_passed():
     costs = dict(zip(trace.names, (4.0, 1.0, 20.0), strict=True))
     trace = dataclasses.replace(trace, spec=CascadeSpec.of(costs, order="fixed"), cost=None)
     back = 0
-    for policy in fit(trace, order="any", tradeoffs=[0.5, 0.9, 0.97, 0.99]):
+    for policy in fit(trace, tradeoffs=[0.5, 0.9, 0.97, 0.99]):
         way = [policy.fitted.steps[k] for k in range(len(policy.fitted.steps))]
         turns = [
             (way[s], way[t])

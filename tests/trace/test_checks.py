@@ -88,11 +88,11 @@ def test_a_fit_to_few_rows_warns():
     with pytest.warns(
         TraceWarning, match="the trace has 99 rows; below 100 the error and cost"
     ) as found:
-        fit(rows(99), belief="none")
+        fit(rows(99), belief="markov")
     assert found[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fit(rows(100), belief="none")
+        fit(rows(100), belief="markov")
 
 
 def test_a_frontier_on_the_rows_fitted_to_is_reported():

@@ -112,16 +112,16 @@ def test_a_fit_warns_where_no_costs_were_given():
     frame = pd.DataFrame({"a.confidence": np.arange(200) / 200, "a.correct": [True, False] * 100})
     frame = frame.assign(**{"b.confidence": frame["a.confidence"], "b.correct": True})
     with pytest.warns(TraceWarning, match="no costs were given, so that nodes"):
-        fit(Trace.from_frame(frame), states=2, belief="none")
-    fit(Trace.from_frame(frame, costs={"a": 1.0, "b": 2.0}), states=2, belief="none")
+        fit(Trace.from_frame(frame), states=2, belief="markov")
+    fit(Trace.from_frame(frame, costs={"a": 1.0, "b": 2.0}), states=2, belief="markov")
 
 
 def test_a_fit_warns_of_costs_in_two_units():
     frame = pd.DataFrame({"a.confidence": np.arange(200) / 200, "a.correct": [True, False] * 100})
     frame = frame.assign(**{"a.cost": 0.01 + frame["a.confidence"] / 1000})
     with pytest.warns(TraceWarning, match="'a' have mean 0.0105, and its cost in the cascade is 1"):
-        fit(Trace.from_frame(frame, costs={"a": 1.0}), states=2, belief="none")
-    fit(Trace.from_frame(frame, costs={"a": 0.02}), states=2, belief="none")
+        fit(Trace.from_frame(frame, costs={"a": 1.0}), states=2, belief="markov")
+    fit(Trace.from_frame(frame, costs={"a": 0.02}), states=2, belief="markov")
 
 
 @pytest.mark.parametrize("table", [{"Cat": {"*": 20.0}, "*": {"dog": 2.0}}, {"2": {"Cat": 9.0}}])
@@ -129,9 +129,9 @@ def test_a_fit_warns_of_mistakes_on_classes_that_no_row_has(table):
     frame = pd.DataFrame({name: values * 40 for name, values in COLUMNS.items()})
     trace = Trace.from_frame(frame, CascadeSpec.of(COSTS, mistakes=table))
     with pytest.warns(TraceWarning, match="table of mistakes has .*'Cat', which no row has"):
-        fit(trace, belief="calibrated", states=2)
+        fit(trace, belief="markov", states=2)
     more = CascadeSpec.of(COSTS, mistakes={"cat": {"bird": 3.0}})  # no row is of a bird
-    fit(dataclasses.replace(trace, spec=more), belief="calibrated", states=2)
+    fit(dataclasses.replace(trace, spec=more), belief="markov", states=2)
 
 
 @pytest.mark.parametrize("table", [{1: {"*": 20.0}}, {"0": {1: 20.0}}])

@@ -1,6 +1,6 @@
 """The policy artefact, a ``.ttamer`` file: save, load, inspect (docs/format.md)."""
 
-from ttamer.artefact.files import (
+from ttamer.artefact.file import (
     Artefact as Artefact,
     inspect as inspect,
     load as load,

@@ -176,6 +176,15 @@ def open_artefact(path: str | os.PathLike[str]) -> Artefact:
 
     Raises:
         ArtefactError: As for :func:`load`.
+
+    >>> import tempfile
+    >>> from ttamer import Problem, solve
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "small.ttamer")
+    ...     save(solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5), path)
+    ...     artefact = open_artefact(path)
+    >>> artefact.policy, artefact.facts["kind"]
+    (WalkPolicy(1 node, tradeoff=0.5, value=0.175), 'policy')
     """
     with _about(path):
         data = _bytes_of(path)

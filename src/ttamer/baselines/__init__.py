@@ -26,7 +26,7 @@ from ttamer.baselines.threshold import (
     ThresholdPerExit,
 )
 from ttamer.errors import ArgumentError
-from ttamer.fitted.replay import Family, Setting
+from ttamer.fitting.replay import Family, Setting
 from ttamer.trace.trace import Trace
 
 _EVERY: tuple[Family, ...] = (

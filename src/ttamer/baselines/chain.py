@@ -17,7 +17,7 @@ from ttamer.baselines.calibration import Calibrated
 from ttamer.baselines.rules import StopRule, Unsuitable, plain, separate_models, walk_of
 from ttamer.baselines.selection import RuleScorer, sweep_prices
 from ttamer.baselines.threshold import common_thresholds, descend
-from ttamer.fitted.replay import Setting
+from ttamer.fitting.replay import Setting
 from ttamer.trace.trace import Losses, Trace
 
 # The largest number of nodes whose subsets are all tried.

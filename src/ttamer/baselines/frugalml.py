@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ttamer.baselines.rules import Unsuitable, plain, predictions_of, separate_models
 from ttamer.baselines.selection import RuleScorer, sweep_prices
-from ttamer.fitted.replay import Played, Setting
+from ttamer.fitting.replay import Played, Setting
 from ttamer.trace.trace import Trace
 
 # A label predicted on fewer rows has no strategy of its own.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ttamer.baselines.calibration import States, fit_states, transitions
 from ttamer.baselines.rules import walk_of
 from ttamer.baselines.selection import RuleScorer, pareto_settings
-from ttamer.fitted.replay import Played, Setting
+from ttamer.fitting.replay import Played, Setting
 from ttamer.problem.problem import Problem
 from ttamer.solvers import solve_ladder
 from ttamer.trace.trace import Trace

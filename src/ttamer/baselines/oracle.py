@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.baselines.selection import sweep_prices
-from ttamer.fitted.replay import Played, Setting
+from ttamer.fitting.replay import Played, Setting
 from ttamer.trace.trace import Trace, require_rows
 
 

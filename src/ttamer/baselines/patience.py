@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ttamer.baselines.rules import predictions_of, walk_of, walked
 from ttamer.baselines.selection import pareto_settings
-from ttamer.fitted.replay import Played, Setting
+from ttamer.fitting.replay import Played, Setting
 from ttamer.trace.trace import Trace
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ttamer.baselines.calibration import States, fit_states, transitions
 from ttamer.baselines.rules import separate_models
 from ttamer.baselines.selection import RuleScorer, sweep_prices
-from ttamer.fitted.replay import Played, Setting
+from ttamer.fitting.replay import Played, Setting
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Losses, Trace
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import TTamerError
-from ttamer.fitted.replay import Played, asked_up_to
+from ttamer.fitting.replay import Played, asked_up_to
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace, require_rows
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ttamer.fitted.replay import Rule, Setting, paid
+from ttamer.fitting.replay import Rule, Setting, paid
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.trace import Losses, Trace, require_rows
 

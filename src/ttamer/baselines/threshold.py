@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ttamer.baselines.calibration import Calibrated, level_starts
 from ttamer.baselines.rules import Score, StopRule, Unsuitable, plain, walk_of
 from ttamer.baselines.selection import RuleScorer, pareto_settings, sweep_prices
-from ttamer.fitted.replay import Setting
+from ttamer.fitting.replay import Setting
 from ttamer.trace.trace import Trace
 
 # The largest number of common thresholds that are tried.

@@ -2,12 +2,12 @@
 
 import click
 
-from ttamer.artefact.files import load, save
+from ttamer.artefact.file import load, save
 from ttamer.cli.options import Reading, at_most_one, json_option, output_option, refuse_trace
 from ttamer.cli.tables import as_json as to_json
 from ttamer.errors import ArgumentError
-from ttamer.fitted.ladder import FittedLadder
-from ttamer.fitted.promise import HeldOut, Promise, check_promise
+from ttamer.fitting.ladder import FittedLadder
+from ttamer.fitting.promises import Promise, check_promise
 from ttamer.trace.trace import Trace
 
 
@@ -96,8 +96,7 @@ def _checked(ladder: FittedLadder, trace: Trace | None, name: str) -> list[Promi
             f"these are the rows that a promise in {name} was made with: they show nothing new; "
             "give rows recorded since"
         )
-    ladder.fitted.warn_of(trace)
+    held = ladder.held_rows(trace)
     return [
-        check_promise(promise, HeldOut.of(ladder, trace, against=promise.against))
-        for promise in ladder.promises
+        check_promise(promise, held, len(ladder), ladder.spec.names) for promise in ladder.promises
     ]

@@ -5,15 +5,19 @@ from typing import Any
 import click
 
 from ttamer._numbers import counted, number
-from ttamer.artefact.files import load
+from ttamer.artefact.file import load
 from ttamer.cli import warn
 from ttamer.cli.options import Reading, at_most_one, json_option, refuse_trace
 from ttamer.cli.tables import as_json as to_json, table
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.results import Difference, Result, compare, evaluate
-from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-from ttamer.fitted.mixture import Mixture, shown_error
-from ttamer.fitted.promise import were_fitted_to
+from ttamer.fitting.ladder import (
+    FittedLadder,
+    FittedPolicy,
+    Mixture,
+    shown_error,
+    were_fitted_to,
+)
 from ttamer.trace.spec import Target
 from ttamer.trace.trace import Trace
 
@@ -63,9 +67,7 @@ def evaluate_command(
     policies = _every(loaded, as_json) if chosen is None else [chosen]
     default = None
     if chosen is None and isinstance(loaded, FittedLadder):
-        rungs = loaded.rungs
-        if rungs is not None and rungs.node_errors is not None:
-            default = loaded.default()
+        default = loaded.default()
     results = [evaluate(rule, rows, target=target) for rule in policies]
     usual = None if default is None else evaluate(default, rows, target=target)
     alone = _alone(rows, target)
@@ -79,7 +81,7 @@ def evaluate_command(
             facts["default"] = {**_named(default), **usual.to_dict()}
         print(to_json({**facts, "alone": alone}))
         return
-    _show(loaded, policies, results, alone)
+    _show(policies, results, alone)
     if default is not None and usual is not None:
         low, high = (shown_error(end, usual.measure) for end in usual.error_interval)
         print(
@@ -135,9 +137,9 @@ def _one(loaded: Loaded, chosen: FittedPolicy | Mixture | None) -> FittedPolicy 
 def _every(loaded: Loaded, as_json: bool) -> list[FittedPolicy | Mixture]:
     """Return the policies of a ladder: those on its frontier, or all for programs."""
     assert isinstance(loaded, FittedLadder)  # noqa: S101 - the others are one policy
-    if loaded.rungs is None or as_json:
+    if as_json:
         return list(loaded)
-    return [loaded[rung] for rung in loaded.rungs.corners]
+    return [loaded.point(number) for number in loaded.points.corners]
 
 
 def _compared(difference: Difference, as_json: bool) -> str:
@@ -145,7 +147,6 @@ def _compared(difference: Difference, as_json: bool) -> str:
 
 
 def _show(
-    loaded: Loaded,
     policies: list[FittedPolicy | Mixture],
     results: list[Result],
     alone: dict[str, dict[str, float]],
@@ -156,7 +157,7 @@ def _show(
     head = ["cost", "of full", *timed, measure, "95%", "recalled", "helped", "hurt"]
     rows = [_cells(rule, result) for rule, result in zip(policies, results, strict=True)]
     unlike = {tuple(row[:-1]): row for row in rows}  # several policies may decide alike
-    print(table([*head, loaded.fitted.setting], list(unlike.values())))
+    print(table([*head, "policy"], list(unlike.values())))
     print("\nof full: as a share of the full model's cost, or of the most expensive model's;")
     print("recalled: an earlier answer was returned; helped, hurt: that was better, worse.")
     shares = results[0] if len(results) == 1 else None
@@ -196,10 +197,9 @@ def _alone(trace: Trace, target: Target | None) -> dict[str, dict[str, float]]:
 
 def _warn_of_same_rows(loaded: Loaded, trace: Trace) -> None:
     """Print a warning where the policy was fitted to these rows, or to some of them."""
-    fitted = loaded.fitted
-    held = loaded.held if isinstance(loaded, FittedLadder) else None
-    if not fitted.has_thresholds and were_fitted_to(fitted, held, trace):
-        which = "these rows" if fitted.rows == len(trace) else f"{fitted.rows} of these rows"
+    rows = loaded.record.rows
+    if not loaded.fitted.thresholds and were_fitted_to(loaded.record, trace):
+        which = "these rows" if rows == len(trace) else f"{rows} of these rows"
         warn(
             f"the policy was fitted to {which}, so that errors are too low; measure it on others, "
             "or take the estimates of ttamer fit, which are cross-fitted"

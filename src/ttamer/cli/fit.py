@@ -4,32 +4,29 @@ import math
 from typing import Any
 
 import click
+import msgspec
 
 from ttamer._numbers import counted, number
-from ttamer.artefact.files import save
+from ttamer.artefact.file import save
 from ttamer.cli import warn
 from ttamer.cli.options import Reading, json_option, output_option, reading_options, require_costs
 from ttamer.cli.tables import as_json as to_json, progress_line, table
 from ttamer.errors import ArgumentError
-from ttamer.fitted.ladder import FittedLadder
-from ttamer.fitted.mixture import described, shown_error
-from ttamer.fitting.plans import fit
-from ttamer.fitting.streaming import fit_file
+from ttamer.fitting.fits import fit
+from ttamer.fitting.ladder import FittedLadder, shown_error
+from ttamer.fitting.stream import fit_file
 
 
 @click.command("fit")
 @click.argument("trace")
 @reading_options
 @output_option("policy.ttamer", text="Where to write the policies.")
-@click.option("--belief", type=click.Choice(["full", "calibrated", "none", "threshold"]),
-              default="full", help="How losses are estimated (default full); none: the paper as "
-              "written; threshold: one for all nodes, certified on all rows.")  # fmt: skip
-@click.option("--order", type=click.Choice(["fixed", "skip", "any", "auto"]),
-              help="The order in which nodes may be asked (default: the cascade's).")  # fmt: skip
+@click.option("--belief", type=click.Choice(["answers", "markov", "threshold"]),
+              default="answers", help="What all answers and the input say (default); markov: the "
+              "paper as written; threshold: one for all nodes, certified on all rows.")  # fmt: skip
+@click.option("--without", multiple=True, metavar="NODE", help="Leave out a node.")
 @click.option("--states", type=int, metavar="N",
-              help="States per node (default: by cross-validation).")  # fmt: skip
-@click.option("--quantise", type=click.Choice(["quantile", "uniform", "kmeans"]),
-              default="quantile", help="How confidences become states.")  # fmt: skip
+              help="With markov: states per node (default: by the number of rows).")  # fmt: skip
 @click.option("--hold-out", type=float, default=0.0, metavar="SHARE",
               help="Hold out this share of the rows, for promises.")  # fmt: skip
 @click.option("--latency-weight", type=float, metavar="W",
@@ -57,11 +54,6 @@ def fit_command(
     options["progress"] = progress
     if not stream:
         ladder = fit(reading.read(trace), **options)
-    elif options["hold_out"]:
-        raise ArgumentError(
-            "--hold-out does not work with --stream: keep rows in a file of their own, and give "
-            "them to ttamer certify"
-        )
     else:
         if reading.spec is None:
             require_costs(trace)
@@ -80,20 +72,19 @@ def _chosen(ladder: FittedLadder, mistake_cost: float | None) -> Any:
 
 
 def _held(ladder: FittedLadder) -> int | None:
-    return None if ladder.held is None or ladder.fitted.has_thresholds else ladder.held.rows
+    return None if ladder.held is None or ladder.fitted.thresholds else ladder.held.rows
 
 
 def _facts(ladder: FittedLadder, output: str, mistake_cost: float | None) -> dict[str, Any]:
-    rungs, chosen = ladder.require_rungs(), _chosen(ladder, mistake_cost)
-    policies = zip(ladder, rungs.errors.tolist(), rungs.costs.tolist(), strict=True)
+    chosen = _chosen(ladder, mistake_cost)
     return {
         "output": output,
-        "rows": ladder.fitted.rows,
+        "rows": ladder.record.rows,
         "held_out": _held(ladder),
-        "plan": dict(ladder.fitted.plan),
+        "record": msgspec.to_builtins(ladder.record),
         "policies": [
-            {"tradeoff": policy.tradeoff, "error": error, "cost": cost}
-            for policy, error, cost in policies
+            {"tradeoff": policy.tradeoff, "error": policy.error, "cost": policy.cost}
+            for policy in ladder
         ],
         "chosen": {
             "error": chosen.error,
@@ -105,32 +96,33 @@ def _facts(ladder: FittedLadder, output: str, mistake_cost: float | None) -> dic
 
 def _show(ladder: FittedLadder, output: str, mistake_cost: float | None) -> None:
     """Print the fit: its policies, the best single model, the policy chosen, and what is next."""
-    fitted, rungs, chosen = ladder.fitted, ladder.require_rungs(), _chosen(ladder, mistake_cost)
-    plan, held, measure = fitted.plan, _held(ladder), fitted.measure
+    fitted, points, chosen = ladder.fitted, ladder.points, _chosen(ladder, mistake_cost)
+    record, held, measure = ladder.record, _held(ladder), fitted.measure
     names = fitted.spec.names
     more = f" ({held} more held out)" if held else ""
-    print(f"{counted(fitted.rows, 'row')}{more}, {counted(len(names), 'node')}: order "
-          f"{plan['order']}, {counted(plan['states'], 'state')} per node, belief "
-          f"{plan['belief']}\n")  # fmt: skip
-    if fitted.reads:
-        print(f"Beside confidences it reads {', '.join(fitted.columns_read)}.\n")
+    print(f"{counted(record.rows, 'row')}{more}, {counted(len(names), 'node')}: belief "
+          f"{record.belief}\n")  # fmt: skip
+    if record.weighting != "none":
+        how = {
+            "raked": "weighted to look like all rows; that they differ in nothing else is assumed",
+            "chance": "weighted by the chances in the log",
+        }[record.weighting]
+        print(f"{record.complete} rows are complete: policies are found on them, {how}.\n")
+    if record.inputs:
+        print(f"Beside answers it reads {', '.join(record.inputs)} of the input.\n")
     print(policy_table(ladder))
     what = "What to expect on new rows, by cross-fitting"
-    if fitted.has_thresholds:
+    if fitted.thresholds:
         what = "As measured on these rows"
     print(f"\n{what}; of full: as a share of the full model's")
     print("cost, or of the most expensive model's.")
-    best, price = "the best single model", 0.0
-    if rungs.node_errors is not None and rungs.node_costs is not None:
-        node = int(rungs.node_errors.argmin())
-        best, price = names[node], float(rungs.node_costs[node])
-        alone = described(price, float(rungs.node_errors[node]), measure)
-        print(f"Best single model, {best}: {alone}")
-        if not rungs.node_costs.any():
-            warn(
-                "every node costs 0, so that there is nothing to save: write what a call costs "
-                "into the cascade, or into columns <node>.cost"
-            )
+    best, price = names[points.best], float(points.alone_cost[points.best])
+    print(f"Best single model, {best}: {ladder.alone(best).described}")
+    if not points.alone_cost.any():
+        warn(
+            "every node costs 0, so that there is nothing to save: write what a call costs "
+            "into the cascade, or into columns <node>.cost"
+        )
     if mistake_cost is None:
         share = f", {chosen.cost / price:.1%} of its cost" if price and chosen.cost else ""
         print(f"As accurate as {best}: {chosen.described}{share} (the default of serving)")
@@ -158,15 +150,13 @@ def _show(ladder: FittedLadder, output: str, mistake_cost: float | None) -> None
 
 def policy_table(ladder: FittedLadder) -> str:
     """Return the corners of the frontier as a table."""
-    rungs, fitted = ladder.require_rungs(), ladder.fitted
-    times, full = rungs.latencies, fitted.full_cost
-    if times is not None and rungs.node_costs is not None:  # the fit's may hold a price of latency
-        full = float(rungs.node_costs.max()) or 1.0
+    points, fitted = ladder.points, ladder.fitted
+    times, full = points.latency, fitted.full_cost
     latency = [] if times is None else ["latency", "95% within"]
-    return table(["cost", "of full", fitted.measure, *latency, fitted.setting], [
-        [number(rungs.costs[rung]), f"{rungs.costs[rung] / full:.1%}",
-         shown_error(float(rungs.errors[rung]), fitted.measure),
-         *(() if times is None else map(number, times[rung, :2].tolist())),
-         ladder[rung].setting]
-        for rung in rungs.corners
+    return table(["cost", "of full", fitted.measure, *latency, "policy"], [
+        [number(points.costs[k]), f"{points.costs[k] / full:.1%}",
+         shown_error(fitted.unit * float(points.errors[k]), fitted.measure),
+         *(() if times is None else map(number, times[k, :2].tolist())),
+         ladder.point(k).setting]
+        for k in points.corners
     ])  # fmt: skip

@@ -8,13 +8,12 @@ from ttamer._numbers import number
 from ttamer.artefact import open_artefact
 from ttamer.cli.options import json_option
 from ttamer.cli.tables import as_json as to_json, sparkline, table
-from ttamer.fitted import FittedLadder, FittedPolicy, Mixture
-from ttamer.fitted.mixture import described
+from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
 from ttamer.policy import Ladder
 from ttamer.stats import lower_envelope
 
 # Facts about the problem that a fit solves, over states of its own; --json has them.
-INNER = ("moves", "recall", "nodes", "states", "edges", "tradeoffs", "values", "rungs")
+INNER = ("moves", "recall", "nodes", "states", "edges", "tradeoffs", "values", "points")
 # The most policies in the table of a frontier.
 MAX_ROWS = 9
 
@@ -50,12 +49,8 @@ def _fitted(policy: Any) -> dict[str, Any]:
     if not isinstance(policy, FittedLadder):
         return facts
     facts["policies"] = len(policy)
-    rungs, measure = policy.rungs, policy.fitted.measure
-    if rungs is not None and rungs.node_errors is not None:
-        facts["default"] = policy.default().described
-        if rungs.node_costs is not None:
-            each = zip(alone, rungs.node_costs.tolist(), rungs.node_errors.tolist(), strict=True)
-            facts["cascade"] = {name: described(cost, error, measure) for name, cost, error in each}
+    facts["default"] = policy.default().described
+    facts["cascade"] = {name: policy.alone(name).described for name in alone}
     return facts
 
 
@@ -63,16 +58,14 @@ def _frontier(policy: Any) -> str:
     """Return the frontier of a ladder: a sparkline, and a table of some of its policies."""
     loss, shown, unit = "loss", "{:.4g}", "best if a loss of 1 costs"
     if isinstance(policy, FittedLadder):
-        if policy.rungs is None:
-            return ""
         costs, errors = ([getattr(each, name) for each in policy] for name in ("cost", "error"))
-        loss, full = str(policy.fitted.measure), policy.fitted.full_cost / policy.fitted.loss_unit
+        loss, full = str(policy.fitted.measure), policy.fitted.full_cost / policy.fitted.unit
         if loss == "error":
             shown, unit = "{:.2%}", "best if a mistake costs"
-        if policy.fitted.has_thresholds:
+        if policy.fitted.thresholds:
             unit = "threshold"
         head = f"Expected on new rows, as the cost grows from {{}} to {{}} per input: {loss}"
-        corners = list(policy.rungs.corners)  # as ttamer fit prints them
+        corners = lower_envelope(costs, errors).tolist()  # as ttamer fit prints them
     elif isinstance(policy, Ladder):
         costs, errors = [p.expected_cost for p in policy], [p.expected_loss for p in policy]
         full = 1.0

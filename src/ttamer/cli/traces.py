@@ -4,7 +4,7 @@ from ttamer._display.tables import table
 from ttamer._numbers import number
 from ttamer.cli.options import refuse_trace as refuse_trace
 from ttamer.errors import TraceError
-from ttamer.fitted.mixture import shown_error
+from ttamer.fitting.ladder import shown_error
 from ttamer.trace.trace import Trace
 
 

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from ttamer._arguments import require_path
 from ttamer._files import PART_SUFFIX, atomic_write
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.fitted.belief import BOOKKEEPING
+from ttamer.fitting.fits import BOOKKEEPING
 from ttamer.runtime.jsonl import JsonLines, json_line
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.spec import CascadeSpec

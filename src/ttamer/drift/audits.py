@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ttamer._arguments import require_path
 from ttamer._database import database_errors, open_database
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.fitted.belief import BOOKKEEPING
+from ttamer.fitting.fits import BOOKKEEPING
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import BELIEF_FIELDS, Trace

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
-from ttamer.fitted.ladder import FittedPolicy
-from ttamer.fitted.mixture import Mixture
-from ttamer.fitted.models import Model
-from ttamer.fitted.replay import Rule, paid
+from ttamer.fitting.belief import by_pattern, chance
+from ttamer.fitting.ladder import FittedPolicy, Mixture
+from ttamer.fitting.replay import Rule, paid
+from ttamer.fitting.states import StateTables
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Losses, Trace
 
@@ -94,12 +94,15 @@ def decide(rule: Rule, trace: Trace, keys: Sequence[str | int] | None = None) ->
         one, one_believed = _fitted_decisions(rule.cheap, trace, lost)
         two, two_believed = _fitted_decisions(rule.expensive, trace, lost)
         answer = np.where(is_second, two.answer, one.answer)
+        believed = None
+        if one_believed is not None and two_believed is not None:
+            believed = np.where(is_second, two_believed, one_believed)
         return Decisions(
             answer,
             lost[rows, answer],
             lost,
             np.where(is_second, two.cost, one.cost),
-            np.where(is_second, two_believed, one_believed),
+            believed,
             one.states,
             unit,
         )
@@ -125,28 +128,28 @@ def _unit_of(trace: Trace) -> float | None:
 
 def _fitted_decisions(
     rule: FittedPolicy, trace: Trace, lost: Losses
-) -> tuple[Decisions, NDArray[np.float64]]:
+) -> tuple[Decisions, NDArray[np.float64] | None]:
     """Return the decisions of a fitted policy, and the probability that each answer is wrong."""
-    rows = np.arange(len(trace))
-    found = rule.fitted.states(trace)
-    visits = found.visit(rule.policy)
-    played, place = visits.played, visits.answer
-    nodes = rule.policy.problem.nodes
-    losses = np.zeros((len(nodes), 256))
-    for k, node in enumerate(nodes):
-        losses[k, : len(node.losses)] = node.losses
-    unit = _unit_of(trace)
-    scale = 1.0 if unit is None else rule.fitted.loss_unit / unit
-    believed = np.minimum(scale * losses[place, found.found[rows, place]], 1.0)
-    states = found.found[:, _monitored(rule.fitted)].astype(np.float64)
+    rows, seen = np.arange(len(trace)), rule.fitted.read(trace)
+    played = seen.play(rule.rule)
+    believed: NDArray[np.float64] | None = None
+    tables, states = rule.fitted.tables, None
+    if isinstance(tables, StateTables):
+        states = tables.states(trace.confidence)[:, _monitored(len(trace.names))].astype(float)
+    elif not rule.fitted.thresholds:
+        view = tables.belief.view(seen.seen)
+        alone = [view.best((node,))[0] for node in _monitored(len(trace.names))]
+        states = np.where(np.isnan(alone), 0.0, alone).T
+        believed = np.ones(len(trace))
+        for step, which in by_pattern(played.asked & seen.seen.came):
+            if step:
+                believed[which] = chance(view.best(step)[0][which])
     cost = paid(played.asked, trace)
     wrong = lost[rows, played.answer]
-    return Decisions(played.answer, wrong, lost, cost, believed, states, unit), believed
+    return Decisions(played.answer, wrong, lost, cost, believed, states, _unit_of(trace)), believed
 
 
-def _monitored(fitted: Model) -> list[int]:
-    """Return the steps whose states are monitored: of each node alone, or along the walk."""
-    alone = [k for k, step in enumerate(fitted.steps) if len(step) == 1]
-    every = alone if len(alone) > 1 else list(range(len(fitted.steps)))
-    places = np.linspace(0, len(every) - 1, min(MAX_STEPS, len(every))).round().astype(int)
-    return [every[place] for place in places]
+def _monitored(nodes: int) -> list[int]:
+    """Return the nodes whose states are monitored."""
+    places = np.linspace(0, nodes - 1, min(MAX_STEPS, nodes)).round().astype(int)
+    return [int(place) for place in places]

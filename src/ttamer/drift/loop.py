@@ -45,10 +45,9 @@ from ttamer.drift.monitor import Alarm, Bound, Monitor
 from ttamer.drift.settings import LoopSettings
 from ttamer.drift.worker import failure_text
 from ttamer.errors import ArgumentError
-from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-from ttamer.fitted.mixture import Mixture, shown_error
-from ttamer.fitted.promise import HeldOut, Promise, check_promise, make_promise
-from ttamer.fitting.plans import fit
+from ttamer.fitting.fits import fit
+from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture, shown_error
+from ttamer.fitting.promises import Promise, check_promise
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Trace
 
@@ -192,10 +191,27 @@ def serving_of(ladder: FittedLadder, reference: Trace, settings: LoopSettings) -
     """
     require_kind(ladder, FittedLadder, "serving_of needs a ladder", "give the result of ttamer.fit")
     require_trace(reference, "serving_of")
-    held = HeldOut.of(ladder, reference, against=settings.against or reference.names[-1])
-    promise = make_promise(held, settings.kind, settings.at_most, settings.confidence)
-    policy = ladder.mixture_for(promise, seed=settings.seed)
+    policy, promise = _certified(ladder, reference, settings, settings.confidence)
     return CertifiedServing(policy, ladder.with_promise(policy), promise, reference)
+
+
+def _certified(
+    ladder: FittedLadder, rows: Trace, settings: LoopSettings, confidence: float
+) -> tuple[Mixture, Promise]:
+    """Return the cheapest mixture that keeps the promise of the settings, tested on rows."""
+    at_most, seed = settings.at_most, settings.seed
+    if settings.kind == "error":
+        policy = ladder.for_error(at_most, confidence=confidence, on=rows, seed=seed)
+    else:
+        policy = ladder.for_drop(
+            at_most,
+            against=settings.against or rows.names[-1],
+            confidence=confidence,
+            on=rows,
+            seed=seed,
+        )
+    assert policy.promise is not None  # noqa: S101 - made with it
+    return policy, policy.promise
 
 
 class Loop:
@@ -518,15 +534,13 @@ class Loop:
             ladder = self._refit(fitted)
             self.state = "certifying"
             level = (1 - settings.confidence) / (self._attempt * (self._attempt + 1))
-            tested = HeldOut.of(ladder, held, against=self._against)
-            promise = make_promise(tested, settings.kind, settings.at_most, 1 - level)
+            policy, promise = _certified(ladder, held, settings, 1 - level)
         except Exception as error:  # such as a full disk: the loop must not stay in this state
             text = f"these rows cannot be fitted: {failure_text(error)}"
             self._attempt_failed(count, text, {})
             return
         facts = {"attempt": self._attempt, "promise": promise.to_dict()}
         if promise.certified:
-            policy = ladder.mixture_for(promise, seed=settings.seed)
             self._candidate = CertifiedServing(policy, ladder.with_promise(policy), promise, held)
             self._shadow, self._shadow_keys = [], []
             self.state = "shadowing"
@@ -539,8 +553,9 @@ class Loop:
         rows = joined(self._shadow)
         new = decide(candidate.policy, rows, self._shadow_keys)
         current = decide(self.policy, rows, self._shadow_keys)
+        ladder = candidate.ladder
         checked = check_promise(
-            candidate.promise, HeldOut.of(candidate.ladder, rows, against=self._against)
+            candidate.promise, ladder.held_rows(rows), len(ladder), ladder.spec.names
         )
         facts = {
             "rows": len(rows),

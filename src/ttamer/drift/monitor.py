@@ -35,7 +35,7 @@ from ttamer.drift.eprocess import (
     pvalue_increments,
 )
 from ttamer.errors import ArgumentError
-from ttamer.fitted.promise import Kind
+from ttamer.fitting.promises import Kind
 from ttamer.stats.bounds import betting_upper
 
 Test = Literal["calibration", "promise", "states"]

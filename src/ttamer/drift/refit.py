@@ -15,11 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ttamer.artefact.files import load, save
+from ttamer.artefact.file import load, save
 from ttamer.drift.worker import failure_text
 from ttamer.errors import TTamerError
-from ttamer.fitted.ladder import FittedLadder
-from ttamer.fitting.plans import fit
+from ttamer.fitting.fits import fit
+from ttamer.fitting.ladder import FittedLadder
 from ttamer.trace.trace import Trace
 
 # The seconds after which a fit is ended: until then the loop takes no rows and obeys no action.

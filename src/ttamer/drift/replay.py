@@ -21,9 +21,9 @@ from ttamer.drift.monitor import Bound
 from ttamer.drift.sampling import AuditSampler
 from ttamer.drift.settings import LoopSettings
 from ttamer.errors import ArgumentError
-from ttamer.fitted.ladder import FittedLadder
-from ttamer.fitted.replay import Rule, paid
-from ttamer.fitting.plans import fit
+from ttamer.fitting.fits import fit
+from ttamer.fitting.ladder import FittedLadder
+from ttamer.fitting.replay import Rule, paid
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Measure, Trace
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ttamer._arguments import require_whole
 from ttamer.errors import ArgumentError
-from ttamer.fitted.promise import Kind
+from ttamer.fitting.promises import Kind
 
 # The smallest number of audited rows that a re-fit may wait for.
 MIN_REFIT_ROWS = 50

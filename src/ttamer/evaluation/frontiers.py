@@ -34,10 +34,9 @@ from ttamer.evaluation.results import (
     interval,
     measure,
 )
-from ttamer.fitted.ladder import FittedLadder
-from ttamer.fitted.mixture import shown_error
-from ttamer.fitted.replay import Family, Played, Setting, full_cost, paid
-from ttamer.fitting.plans import fit
+from ttamer.fitting.fits import fit
+from ttamer.fitting.ladder import FittedLadder, shown_error
+from ttamer.fitting.replay import Family, Played, Setting, full_cost, paid
 from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost, lower_envelope
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Measure, Trace
@@ -74,7 +73,7 @@ def settings_of(ladder: FittedLadder) -> list[Setting]:
 # Our own fits as families; ``paper`` is the paper as written.
 OURS: dict[str, Family] = {
     "ttamer": FitFamily("ttamer"),
-    "paper": FitFamily("paper", belief="none"),
+    "paper": FitFamily("paper", belief="markov"),
 }
 
 # What each family does, to be read after its name.
@@ -528,7 +527,7 @@ def frontier(
         )
     if len(test_trace) == 0:
         raise ArgumentError("the test trace has no rows")
-    if ladder is not None and ladder.fitted.trace_digest != fit_trace.digest:
+    if ladder is not None and ladder.record.trace_digest != fit_trace.digest:
         raise ArgumentError("the ladder was fitted to other rows than the trace to fit on has")
     names = None if families is None else family_names(families)
     with shown(progress) as hook:

@@ -23,9 +23,8 @@ from ttamer._display.notebook import card
 from ttamer._extras import require
 from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError
-from ttamer.fitted.ladder import FittedLadder
-from ttamer.fitted.mixture import shown_error
-from ttamer.fitted.replay import Played, Rule, full_cost, latency_of, paid
+from ttamer.fitting.ladder import FittedLadder, shown_error
+from ttamer.fitting.replay import Played, Rule, full_cost, latency_of, paid
 from ttamer.trace.checks import require_trace
 from ttamer.trace.spec import Target
 from ttamer.trace.trace import Losses, Measure, Trace
@@ -126,7 +125,7 @@ class Result:
     """How a rule did on a trace.
 
     >>> from ttamer import datasets, evaluate, fit
-    >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)), belief="none")
+    >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)), belief="markov")
     >>> result = evaluate(ladder.at(0.9), datasets.load("langid", "test"), resamples=0)
     >>> result.rows, round(sum(result.answered.values()), 6)
     (14694, 1.0)
@@ -256,7 +255,7 @@ def evaluate(
         TraceError: If the trace lacks what the target needs.
 
     >>> from ttamer import datasets, fit
-    >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)), belief="none")
+    >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)), belief="markov")
     >>> result = evaluate(ladder.at(0.9), datasets.load("langid", "test"))
     >>> result.rows
     14694
@@ -290,7 +289,7 @@ def measure(
         TraceError: If the trace lacks what the target needs.
 
     >>> from ttamer import datasets, fit
-    >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)), belief="none")
+    >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)), belief="markov")
     >>> test = datasets.load("langid", "test")
     >>> measure(ladder.at(0.9).play(test), test, resamples=0).rows
     14694
@@ -355,7 +354,7 @@ class Difference:
     """What changes where one rule decides in place of another, on the same rows.
 
     >>> from ttamer import datasets, fit
-    >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)), belief="none")
+    >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)), belief="markov")
     >>> print(compare(ladder.at(0.9), ladder.at(0.9), datasets.load("langid", "test")))
     On 14,694 rows the two return another node's answer on 0% of them, and ask other nodes on 0%
     error +0.00% (standard error 0.00%)
@@ -432,7 +431,7 @@ def compare(
         ArgumentError: If the trace has no rows, or a rule is no rule or a ladder of many policies.
 
     >>> from ttamer import datasets, fit
-    >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)), belief="none")
+    >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)), belief="markov")
     >>> compare(ladder.at(0.5), ladder.at(0.9), datasets.load("langid", "test")).cost < 0
     True
     """

@@ -1,5 +1,12 @@
-"""Fitting: from a trace to a ladder of policies."""
+"""Fitting: from a trace to a ladder of policies, and what decides with them."""
 
-from ttamer._lazy import attach
-
-__getattr__, __dir__, __all__ = attach(__name__)
+from ttamer.fitting.fits import fit as fit
+from ttamer.fitting.ladder import (
+    FitRecord as FitRecord,
+    FittedLadder as FittedLadder,
+    FittedPolicy as FittedPolicy,
+    Mixture as Mixture,
+)
+from ttamer.fitting.promises import Promise as Promise
+from ttamer.fitting.replay import Family as Family, Played as Played, Rule as Rule
+from ttamer.fitting.stream import fit_batches as fit_batches, fit_file as fit_file

@@ -45,6 +45,7 @@ MIN_ROWS = 10  # a fit needs at least so many complete rows
 MAX_ROWS = 400_000  # policies are found on at most so many: a uniform sample of more
 MAX_HOLD_OUT = 0.9
 FOLDS = 5
+BOOKKEEPING = ("audit_number", "audit_time", "audit_chance")  # they describe an audit, no input
 
 
 def fit(
@@ -382,6 +383,7 @@ def _features(
 ) -> FeatureSpec | None:
     """Return how inputs become features; ``None`` where there are none to use."""
     known = [*(["prompt"] if trace.prompt is not None else []), *trace.inputs]
+    known = [name for name in known if name not in BOOKKEEPING]
     if isinstance(inputs, bool):
         names = known if inputs else []
     else:

@@ -182,8 +182,7 @@ class Described:
 class FittedPolicy(Described):
     """One policy of a fit, or one node by itself.
 
-    >>> from ttamer import datasets
-    >>> from ttamer.fitting.fits import fit
+    >>> from ttamer import datasets, fit
     >>> trace = datasets.load("minilm-imdb").take(slice(500))
     >>> policy = fit(trace, belief="threshold").at(0.9)
     >>> policy.spec.names, len(policy.play(trace).answer)
@@ -282,8 +281,7 @@ class Mixture(Described):
 
     The draw is fixed by the seed and the input's key, so a repeated request is decided alike.
 
-    >>> from ttamer import datasets
-    >>> from ttamer.fitting.fits import fit
+    >>> from ttamer import datasets, fit
     >>> trace = datasets.load("minilm-imdb").take(slice(500))
     >>> mixture = fit(trace, belief="threshold").for_budget(0.5)
     >>> mixture.cost <= 0.5 * (1 + 1e-9)
@@ -388,7 +386,14 @@ class Mixture(Described):
         )
 
     def draws(self, rows: int) -> NDArray[np.bool_]:
-        """Return, shape (rows,), which inputs the expensive policy decides, numbered from 0."""
+        """Return which inputs the expensive policy decides, numbered from 0.
+
+        Args:
+            rows: The number of inputs.
+
+        Returns:
+            Shape (rows,): true where the expensive policy decides.
+        """
         return np.asarray((self._start + GOLDEN_RATIO * np.arange(rows)) % 1.0 < self.share)
 
     def _draw(self, key: str | int) -> float:
@@ -409,8 +414,7 @@ class Mixture(Described):
 class FittedLadder:
     """The policies of a fit, in increasing order of tradeoff.
 
-    >>> from ttamer import datasets
-    >>> from ttamer.fitting.fits import fit
+    >>> from ttamer import datasets, fit
     >>> ladder = fit(datasets.load("minilm-imdb").take(slice(500)), belief="threshold")
     >>> len(ladder), ladder.at(0.9) is ladder[ladder.tradeoffs.index(ladder.at(0.9).tradeoff)]
     (64, True)
@@ -454,7 +458,14 @@ class FittedLadder:
         return self.policies[number]
 
     def point(self, number: int) -> FittedPolicy:
-        """Return a policy by its number: those of the ladder come first, then nodes alone."""
+        """Return a policy by its number: those of the ladder come first, then nodes alone.
+
+        Args:
+            number: From 0 to the number of policies and nodes, less one.
+
+        Returns:
+            The policy, with its expected error and cost.
+        """
         error = self.fitted.unit * float(self.points.errors[number])
         cost = float(self.points.costs[number])
         if number >= len(self):
@@ -518,8 +529,10 @@ class FittedLadder:
     def table(self) -> str:
         """Return what the policies of the frontier cost and lose, as text.
 
-        >>> from ttamer import datasets
-        >>> from ttamer.fitting.fits import fit
+        Returns:
+            A table with one line for each policy, the cheapest first.
+
+        >>> from ttamer import datasets, fit
         >>> ladder = fit(datasets.load("minilm-imdb").take(slice(500)), belief="threshold")
         >>> print(ladder.table().splitlines()[0])
         cost per input   error  standard error  policy
@@ -533,7 +546,14 @@ class FittedLadder:
         return "\n".join(lines)
 
     def to_frame(self) -> Any:
-        """Return every policy and every node alone, with cost, error and tradeoff, as a frame."""
+        """Return every policy and every node alone, with cost, error and tradeoff.
+
+        Returns:
+            A pandas frame with one row for each.
+
+        Raises:
+            MissingExtra: If pandas is not installed.
+        """
         pandas = require("pandas", "frames")
         points = [self.point(k) for k in range(len(self.points.costs))]
         return pandas.DataFrame(
@@ -788,6 +808,9 @@ class FittedLadder:
         Args:
             on: Rows that the ladder was not fitted to; by default those held out by the fit.
 
+        Returns:
+            The losses and costs of each point, row by row.
+
         Raises:
             ArgumentError: There are none.
         """
@@ -963,12 +986,11 @@ def rows_split(trace: Trace, count: int, seed: int) -> tuple[Trace, Trace]:
     return trace.take(every[~held]), trace.take(every[held])
 
 
-def were_fitted_to(ladder: FittedLadder, trace: Trace) -> bool:
+def were_fitted_to(record: FitRecord, trace: Trace) -> bool:
     """Return whether rows are those fitted to, or these and the rows held out of the same log.
 
     Such a log is recognised by repeating the split of the fit.
     """
-    record = ladder.record
     if trace.digest == record.trace_digest:
         return True
     count = len(trace) - record.rows
@@ -980,7 +1002,7 @@ def were_fitted_to(ladder: FittedLadder, trace: Trace) -> bool:
 
 def refuse_fitted_rows(ladder: FittedLadder, trace: Trace, what: str) -> None:
     """Refuse rows that a ladder was fitted to, or that hold them."""
-    if ladder.fitted.thresholds or not were_fitted_to(ladder, trace):
+    if ladder.fitted.thresholds or not were_fitted_to(ladder.record, trace):
         return
     if trace.digest == ladder.record.trace_digest:
         raise ArgumentError(

@@ -61,7 +61,14 @@ CAP = 10.0  # the largest weight of a row
 
 @dataclass(frozen=True)
 class Promise:
-    """A certificate: what is promised, on how many rows that was tested, and whether it passed."""
+    """A certificate: what is promised, on how many rows that was tested, and whether it passed.
+
+    >>> from ttamer import datasets, fit
+    >>> trace = datasets.load("minilm-imdb").take(slice(1000))
+    >>> promise = fit(trace, belief="threshold").for_error(0.3).promise
+    >>> promise.certified, promise.rows, promise.bound <= 0.3
+    (True, 1000, True)
+    """
 
     kind: Kind
     at_most: float
@@ -97,7 +104,14 @@ class Promise:
         return 1 - self.confidence
 
     def shown(self, value: float) -> str:
-        """Return a value as people read it."""
+        """Return a value as people read it.
+
+        Args:
+            value: An error, or a loss in the trace's unit.
+
+        Returns:
+            A percentage, or a number.
+        """
         return f"{value:.4g}" if self.measure == "mean loss" else percent(value, digits=2)
 
     def __str__(self) -> str:

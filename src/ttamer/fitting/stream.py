@@ -49,6 +49,16 @@ def fit_file(
     Raises:
         ArgumentError: An option is out of range.
         TraceError: The file cannot be read.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from ttamer import datasets
+    >>> trace = datasets.load("minilm-imdb").take(slice(400))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     trace.write(Path(folder, "trace.npz"))
+    ...     ladder = fit_file(Path(folder, "trace.npz"), trace.spec, belief="threshold")
+    >>> ladder.record.rows
+    400
     """
     from ttamer.trace.files import read_batches  # it imports pyarrow for some formats
 

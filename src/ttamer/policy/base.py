@@ -122,7 +122,7 @@ class Session(ABC):
     """The decisions for one input, by any kind of policy.
 
     A solved policy gives a :class:`StateSession`, which takes states. A fitted policy gives a
-    :class:`~ttamer.fitted.sessions.FittedSession`, which takes confidences and predictions.
+    :class:`~ttamer.fitting.session.FittedSession`, which takes confidences and predictions.
 
     >>> from ttamer import Problem, solve
     >>> turn = solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5).session()

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from ttamer._extras import require
 from ttamer._numbers import number, percent
 from ttamer.evaluation.frontiers import Frontier, Point, require_frontier, uses_labels
-from ttamer.fitted.mixture import shown_error
-from ttamer.fitted.replay import Played
+from ttamer.fitting.ladder import shown_error
+from ttamer.fitting.replay import Played
 from ttamer.stats.envelope import lower_envelope
 from ttamer.theory.synthetic import Experiment
 from ttamer.trace.trace import Trace

@@ -32,7 +32,7 @@ from ttamer.evaluation.frontiers import (
     require_frontier,
     uses_labels,
 )
-from ttamer.fitted.mixture import shown_error
+from ttamer.fitting.ladder import shown_error
 from ttamer.reporting.figures import (
     Drawing,
     answered_drawing,
@@ -329,7 +329,7 @@ def _families(frontier: Frontier) -> dict[str, Any]:
 def _policies(frontier: Frontier, advice: Recommendation) -> list[dict[str, Any]]:
     """Return ttamer's policies on the frontier, with the line that serves each."""
     ladder = frontier.ladder
-    if ladder is None or ladder.rungs is None or "ttamer" not in frontier.families:
+    if ladder is None or "ttamer" not in frontier.families:
         return []
     points, measure = frontier.of("ttamer"), frontier.measure
     used = [share.point for share in advice.settings]

@@ -28,8 +28,7 @@ from ttamer.evaluation.frontiers import (
     uses_labels,
 )
 from ttamer.evaluation.results import Interval, interval
-from ttamer.fitted.ladder import FittedLadder
-from ttamer.fitted.mixture import shown_error
+from ttamer.fitting.ladder import FittedLadder, shown_error
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.trace import Trace
 
@@ -263,8 +262,10 @@ def budget_of(ladder: FittedLadder, *points: Share) -> str:
     It is their expected cost by the fit: ``for_budget`` compares with that one, and not with what
     they cost on the rows measured.
     """
-    costs = ladder.require_rungs().costs
-    budget = sum(each.share * costs[ladder.rung_at(each.point.knob["tradeoff"])] for each in points)
+    costs = ladder.points.cost
+    budget = sum(
+        each.share * costs[ladder.at(each.point.knob["tradeoff"]).number] for each in points
+    )
     return f"{budget:.6g}"
 
 

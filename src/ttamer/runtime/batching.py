@@ -73,11 +73,11 @@ class BatchOutcome:
 
 
 def run_batch(
-    cascade: Cascade, inputs: Any, signals: Mapping[str, Any] | None = None
+    cascade: Cascade, values: Any, inputs: Mapping[str, Any] | None = None
 ) -> BatchOutcome:
     """Answer many inputs; see :meth:`Cascade.run_batch`."""
     start = time.monotonic()
-    run = _Run(cascade, inputs, signals)
+    run = _Run(cascade, values, inputs)
     run.decide()
     return BatchOutcome(
         run.answers, run.predictions, run.by, run.asked, run.cost, time.monotonic() - start,
@@ -88,20 +88,21 @@ def run_batch(
 class _Run:
     """One batch under way."""
 
-    def __init__(self, cascade: Cascade, inputs: Any, signals: Mapping[str, Any] | None) -> None:
-        self.cascade, self.inputs = cascade, inputs
-        is_indexed = isinstance(inputs, Sized) and hasattr(inputs, "__getitem__")
-        if isinstance(inputs, str | bytes | Mapping) or not is_indexed:
+    def __init__(self, cascade: Cascade, values: Any, inputs: Mapping[str, Any] | None) -> None:
+        self.cascade, self.values = cascade, values
+        is_indexed = isinstance(values, Sized) and hasattr(values, "__getitem__")
+        if isinstance(values, str | bytes | Mapping) or not is_indexed:
             remedy = "give a list, an array or a data frame; for one input call run"
-            require_kind(inputs, list, "run_batch takes several inputs", remedy)
-        self.count = int(inputs.shape[0]) if hasattr(inputs, "shape") else len(inputs)
+            require_kind(values, list, "run_batch takes several inputs", remedy)
+        self.count = int(values.shape[0]) if hasattr(values, "shape") else len(values)
         self.spec = cascade.policy.spec
-        self.signals = {k: np.asarray(v, np.float64) for k, v in (signals or {}).items()}
-        for name, values in self.signals.items():
-            if values.shape != (self.count,):
+        self.inputs = dict(inputs or {})
+        for name, own in self.inputs.items():
+            if len(own) != self.count:
                 raise ArgumentError(
-                    f"signal {name!r} has shape {values.shape}; one number for each of "
-                    f"{counted(self.count, 'input')} is needed"
+                    f"input {name!r} has {counted(len(own), 'value')}; one for each of "
+                    f"{counted(self.count, 'input')} is needed",
+                    param="inputs",
                 )
         size = (self.count, len(self.spec))
         self.answers: list[Any] = [None] * self.count
@@ -113,11 +114,11 @@ class _Run:
 
     def take(self, rows: NDArray[np.intp]) -> Any:
         """Return some inputs: rows of an array or a frame, or a list."""
-        if hasattr(self.inputs, "iloc"):
-            return self.inputs.iloc[rows]
-        if hasattr(self.inputs, "shape"):
-            return self.inputs[rows]
-        return [self.inputs[row] for row in rows.tolist()]
+        if hasattr(self.values, "iloc"):
+            return self.values.iloc[rows]
+        if hasattr(self.values, "shape"):
+            return self.values[rows]
+        return [self.values[row] for row in rows.tolist()]
 
     def parts(self, node: str, rows: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
         """Yield the rows of each call of a node that answers for several inputs."""
@@ -131,14 +132,14 @@ class _Run:
 
     def value(self, row: int) -> Any:
         """Return one input."""
-        return self.inputs.iloc[row] if hasattr(self.inputs, "iloc") else self.inputs[row]
+        return self.values.iloc[row] if hasattr(self.values, "iloc") else self.values[row]
 
     def decide(self) -> None:
         """Decide for rows by sessions, in step: calls of one round share a batch."""
         running: dict[int, tuple[Generator[Call, CallResult, Outcome], Call]] = {}
         for row in range(self.count):
-            signals = {name: float(values[row]) for name, values in self.signals.items()} or None
-            steps = self.cascade.steps(self.value(row), row, None, signals)
+            known = {name: values[row] for name, values in self.inputs.items()}
+            steps = self.cascade.steps(self.value(row), row, None, known)
             self._advance(running, row, steps, None)
         while running:
             results = self._round({row: request for row, (_, request) in running.items()})

@@ -96,7 +96,7 @@ class Decider(Protocol):
 
     @property
     def session(self) -> Callable[..., Turn]:
-        """Start deciding for one input: ``session(max_cost=..., key=..., signals=...)``."""
+        """Start deciding for one input: ``session(max_cost=, key=, prompt=, inputs=)``."""
         ...
 
 
@@ -124,7 +124,7 @@ class Cascade:
     ...     spec, [[0.9, 0.9], [0.2, 0.9]] * 20, prediction=predictions, label=["a"] * 40
     ... )
     >>> nodes = {"small": lambda text: (text[0], 0.9), "large": lambda text: (text[-1], 0.95)}
-    >>> outcome = Cascade(fit(trace, belief="none").at(0.9), nodes).run("ab")
+    >>> outcome = Cascade(fit(trace, belief="markov").at(0.9), nodes).run("ab")
     >>> outcome.answer, outcome.by, outcome.cost
     ('a', 'small', 1.0)
     """
@@ -184,7 +184,7 @@ class Cascade:
         *,
         key: str | int | None = None,
         deadline: float | None = None,
-        signals: Mapping[str, float] | None = None,
+        inputs: Mapping[str, Any] | None = None,
     ) -> Outcome:
         """Answer one input.
 
@@ -194,8 +194,8 @@ class Cascade:
             value: The input, handed to the callables as it is.
             key: Fixes the choice of a policy that mixes two at random.
             deadline: The maximum time of this input in seconds, instead of the cascade's.
-            signals: What is known of the input before a node is asked, if the policy was fitted
-                with signals.
+            inputs: What is known of the input before a node is asked, by name, where the policy
+                reads it; ``"prompt"`` is its text.
 
         Returns:
             The answer, the node that gave it, and the cost.
@@ -205,8 +205,8 @@ class Cascade:
             ArgumentError: If a node is async, and an event loop is running here.
         """
         if self._is_async:
-            return run_awaitable(self.arun(value, key=key, deadline=deadline, signals=signals))
-        steps = self.steps(value, key, deadline, signals)
+            return run_awaitable(self.arun(value, key=key, deadline=deadline, inputs=inputs))
+        steps = self.steps(value, key, deadline, inputs)
         try:
             question = next(steps)
             while True:
@@ -221,7 +221,7 @@ class Cascade:
         *,
         key: str | int | None = None,
         deadline: float | None = None,
-        signals: Mapping[str, float] | None = None,
+        inputs: Mapping[str, Any] | None = None,
     ) -> Outcome:
         """Answer one input as :meth:`run` does, without blocking; plain callables run in threads.
 
@@ -229,7 +229,8 @@ class Cascade:
             value: The input, handed to the callables as it is.
             key: Fixes the choice of a policy that mixes two at random.
             deadline: The maximum time of this input in seconds, instead of the cascade's.
-            signals: The signals of the input by name, if the policy was fitted with signals.
+            inputs: What is known of the input before a node is asked, by name; ``"prompt"`` is its
+                text.
 
         Returns:
             The answer, the node that gave it, and the cost.
@@ -237,7 +238,7 @@ class Cascade:
         Raises:
             CascadeFailed: If no node gave an answer.
         """
-        steps = self.steps(value, key, deadline, signals)
+        steps = self.steps(value, key, deadline, inputs)
         try:
             question = next(steps)
             while True:
@@ -246,25 +247,25 @@ class Cascade:
             outcome: Outcome = done.value
             return outcome
 
-    def run_batch(self, inputs: Any, *, signals: Mapping[str, Any] | None = None) -> BatchOutcome:
+    def run_batch(self, values: Any, *, inputs: Mapping[str, Any] | None = None) -> BatchOutcome:
         """Answer many inputs: in each round a node is called once, with the rows that need it.
 
         The decisions are those of :meth:`run`, row by row, with the number of a row as its key.
         A node marked by :func:`~ttamer.runtime.batched` gets the rows as they are taken from
-        ``inputs``: an array for an array, a frame for a frame, else a list. Other nodes are called
+        ``values``: an array for an array, a frame for a frame, else a list. Other nodes are called
         row by row. A row on which a node fails goes on without it, as in :meth:`run`. The time
         limit of a node holds for the call of a batch; only nodes called row by row are hedged. All
         inputs start at once, so that the deadline of an input is that of the batch.
 
         Args:
-            inputs: An array, a pandas frame or a sequence, one row for each input.
-            signals: An array for each signal, if the policy was fitted with signals.
+            values: An array, a pandas frame or a sequence, one row for each input.
+            inputs: What is known of each input, a sequence by name; ``"prompt"`` is its text.
 
         Returns:
             The answers, the nodes that gave them, and the costs; ``errors`` for inputs without.
 
         Raises:
-            ArgumentError: If a node is async, or signals are missing or of another length.
+            ArgumentError: If a node is async, or what is known of inputs has another length.
 
         >>> import numpy as np
         >>> from ttamer import CascadeSpec, Trace, fit
@@ -272,7 +273,7 @@ class Cascade:
         >>> rng = np.random.default_rng(0)
         >>> sure = rng.random((400, 2))
         >>> spec = CascadeSpec.of({"small": 1.0, "large": 3.0})
-        >>> ladder = fit(Trace(spec, sure, correct=rng.random((400, 2)) < sure), belief="none")
+        >>> ladder = fit(Trace(spec, sure, correct=rng.random((400, 2)) < sure), belief="markov")
         >>> nodes = {
         ...     "small": batched(lambda x: (x > 0.5, x), size=None),
         ...     "large": batched(lambda x: (x > 0.5, np.ones(len(x))), size=None),
@@ -283,14 +284,14 @@ class Cascade:
         """
         if self._is_async:
             raise ArgumentError("run_batch takes plain callables; await arun for async nodes")
-        return run_batch(self, inputs, signals)
+        return run_batch(self, values, inputs)
 
     def steps(
         self,
         value: Any,
         key: str | int | None,
         deadline: float | None,
-        signals: Mapping[str, float] | None,
+        inputs: Mapping[str, Any] | None,
     ) -> Generator[Call, CallResult, Outcome]:
         """Decide for one input: it hands every call back to the host rather than making it.
 
@@ -301,7 +302,7 @@ class Cascade:
             value: The input, handed to the callables as it is.
             key: Fixes the choice of a policy that mixes two at random.
             deadline: The maximum time of this input in seconds; ``None`` for the cascade's.
-            signals: The signals of the input by name, or ``None``.
+            inputs: What is known of the input by name, or ``None``.
 
         Returns:
             A generator of calls: send the result of each; its return value is the outcome.
@@ -309,7 +310,10 @@ class Cascade:
         Raises:
             CascadeFailed: While iterating, if no node gave an answer.
         """
-        known = {} if signals is None else {"signals": signals}  # not every policy takes them
+        known: dict[str, Any] = {}  # not every policy takes it
+        if inputs:
+            known["inputs"] = {name: own for name, own in inputs.items() if name != "prompt"}
+            known["prompt"] = inputs.get("prompt")
         turn = self.policy.session(max_cost=self.max_cost, key=key, **known)
         limits = _Limits(self.max_cost, self.deadline if deadline is None else deadline)
         asked: list[NodeCall] = []

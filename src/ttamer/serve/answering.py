@@ -20,7 +20,7 @@ async def run(
     cascade: Cascade,
     work: Work,
     key: str,
-    signals: dict[str, float] | None,
+    inputs: dict[str, Any] | None,
     relay: Relay | None = None,
 ) -> Outcome | tuple[NodeCall, ...]:
     """Ask nodes until the policy stops.
@@ -29,7 +29,7 @@ async def run(
         cascade: The policy and what asks its nodes.
         work: The request.
         key: Fixes the choice of a policy that mixes two.
-        signals: What is known of the input, where the policy reads it.
+        inputs: What is known of the input, where the policy reads it.
         relay: Takes the call whose answer is returned in any case.
 
     Returns:
@@ -39,7 +39,7 @@ async def run(
         CascadeFailed: If no node gave an answer.
         UpstreamFailed: If a stream broke after it had begun.
     """
-    steps = cascade.steps(work, key, max(work.deadline.left, 1e-3), signals)
+    steps = cascade.steps(work, key, max(work.deadline.left, 1e-3), inputs)
     try:
         call = next(steps)
         while True:

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ttamer.artefact.files import save
+from ttamer.artefact.file import save
 from ttamer.drift import (
     AuditLog,
     Auditor,
@@ -30,7 +30,7 @@ from ttamer.drift import (
     serving_of,
 )
 from ttamer.errors import ArgumentError, CascadeError, TTamerError
-from ttamer.fitted.ladder import FittedLadder
+from ttamer.fitting.ladder import FittedLadder
 from ttamer.llm.client import Deadline
 from ttamer.llm.compare import Comparer
 from ttamer.llm.settings import EnvName
@@ -160,7 +160,7 @@ class Audits:
             self._sampler.settle(spent)
         elif not self._auditor.add(
             job.id, number, chance, {name: _audited(call) for name, call in answers.items()},
-            spent=spent, signals=job.signals,
+            spent=spent, signals=_numbers(job.inputs),
         ):  # fmt: skip
             self._metrics.audits.labels("lost").inc()
             return
@@ -198,6 +198,11 @@ class Audits:
             return asyncio.run_coroutine_threadsafe(work, loop).result(LABEL_SECONDS)
 
         return match
+
+
+def _numbers(inputs: dict[str, Any] | None) -> dict[str, float]:
+    """Return the inputs that are numbers: no text of a request is kept."""
+    return {name: value for name, value in (inputs or {}).items() if isinstance(value, float)}
 
 
 def _audited(call: NodeCall) -> NodeAnswer:

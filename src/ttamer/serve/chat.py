@@ -91,7 +91,7 @@ class Job:
     work: Work
     active: Active
     cascade: Cascade
-    signals: dict[str, float] | None = None
+    inputs: dict[str, Any] | None = None
     is_chosen: bool = False
     """Whether the request chose its operating point or its cap on the cost."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -149,9 +149,9 @@ class Chat:
             raise Refused(400, "bad_choice", str(error), param="ttamer") from None
         seconds = min(serve.timeout, choice.timeout or serve.timeout)
         work = Work(body, Deadline.after(seconds), {"x-request-id": request_id, **headers})
-        signals = await self._prompts.signals(body, active, work.deadline)
+        inputs = await self._prompts.inputs(body, active, work.deadline)
         is_chosen = point is not None or choice.max_cost is not None
-        return Job(request_id, chat, choice, work, active, cascade, signals, is_chosen)
+        return Job(request_id, chat, choice, work, active, cascade, inputs, is_chosen)
 
     async def answer(self, job: Job) -> Response:
         """Return the response to a request that does not stream."""
@@ -166,7 +166,7 @@ class Chat:
             Refused: If no node answered.
         """
         try:
-            outcome = await run(job.cascade, job.work, job.id, job.signals, relay)
+            outcome = await run(job.cascade, job.work, job.id, job.inputs, relay)
         except CascadeFailed as error:
             self._metrics.called(error.asked)
             cost = sum(call.cost for call in error.asked)

@@ -29,7 +29,7 @@ class DecideRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     asked: Annotated[list[Observation], Meta(max_length=1000)] = []
     key: str = ""
     """The same for all steps of one input, where the policy mixes two."""
-    signals: dict[str, float] | None = None
+    inputs: dict[str, Any] | None = None
     ttamer: Choice | None = None
 
 
@@ -55,8 +55,11 @@ def decide(content: bytes, active: Active, allowed: tuple[str, ...]) -> dict[str
     choice = request.ttamer or Choice()
     try:
         cascade = active.cascade(choice.point(allowed), choice.max_cost)
-        inputs = {} if request.signals is None else {"signals": request.signals}
-        turn = cascade.policy.session(max_cost=cascade.max_cost, key=request.key, **inputs)
+        known: dict[str, Any] = {}  # not every policy takes it
+        if request.inputs:
+            known = {"prompt": request.inputs.get("prompt"), "inputs": dict(request.inputs)}
+            known["inputs"].pop("prompt", None)
+        turn = cascade.policy.session(max_cost=cascade.max_cost, key=request.key, **known)
         for given in request.asked:
             if turn.next != given.node:
                 wanted = "stops" if turn.next is None else f"asks {turn.next!r}"

@@ -19,9 +19,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ttamer.artefact.files import open_artefact
+from ttamer.artefact.file import open_artefact
 from ttamer.errors import ArtefactError, TTamerError
-from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+from ttamer.fitting.ladder import FittedLadder, FittedPolicy
+from ttamer.fitting.policy import StepTables
 from ttamer.llm.node import Work
 from ttamer.runtime.cascade import Cascade, Decider
 from ttamer.serve.settings import OperatingPoint, Settings
@@ -71,16 +72,15 @@ class Active:
     @cached_property
     def classes(self) -> frozenset[str]:
         """The answers that the policy knows; its file holds them."""
-        return frozenset(getattr(getattr(self.artefact, "fitted", None), "classes", ()))
+        tables = None if self.artefact is None else self.artefact.fitted.tables
+        return frozenset(tables.belief.classes if isinstance(tables, StepTables) else ())
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """What the policy reads of a prompt."""
-        belief = getattr(getattr(self.artefact, "fitted", None), "belief", None)
-        names = getattr(getattr(belief, "signals", None), "names", ())
-        return tuple(names)
+        """What the policy reads of an input."""
+        return () if self.artefact is None else self.artefact.record.inputs
 
-    def warnings(self, settings: Settings) -> list[str]:
+    def warnings(self) -> list[str]:
         """Return what an operator should know before this is served."""
         warnings = []
         promise = getattr(self.policy, "promise", None)
@@ -91,16 +91,6 @@ class Active:
                 "max_cost can end a request early, and the policy was certified without it: "
                 "responses have x-ttamer-promise: not-certified"
             )
-        fitted = getattr(self.artefact, "fitted", None)
-        for name, columns in getattr(fitted, "reads", {}).items():
-            missing = [each for each in columns if each not in settings.nodes[name].extras]
-            if missing:
-                wanted = ", ".join(f'"{column}"' for column in columns)
-                warnings.append(
-                    f"the policy reads {' and '.join(columns)} of {name!r}, which its settings do "
-                    f"not compute: its answers are judged by their confidence alone; add "
-                    f"extras = [{wanted}] to its [[node]]"
-                )
         return warnings
 
     @property
@@ -252,7 +242,7 @@ class PolicyStore:
             differences.append("other mistakes than the cascade has now")
         differences += [
             f"{name} {str(old)[:200]}, and it is {rules[name]} now"
-            for name, old in artefact.fitted.plan.items()
+            for name, old in artefact.fitted.compare.items()
             if rules.get(name, old) != old
         ]
         if differences:

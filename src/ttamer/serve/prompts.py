@@ -21,22 +21,22 @@ class Prompts:
         self.embeddings: Client | None = None
         """The upstream of embeddings, while the server runs."""
 
-    async def signals(
+    async def inputs(
         self, body: Mapping[str, Any], active: Active, deadline: Deadline
-    ) -> dict[str, float] | None:
-        """Return the signals that a policy reads; ``None`` where it reads none."""
+    ) -> dict[str, Any] | None:
+        """Return the inputs that a policy reads; ``None`` where it reads none."""
         names = active.reads
         if not names:
             return None
-        signals = prompt_signals(body)
+        known: dict[str, Any] = {"prompt": question_text(body), **prompt_signals(body)}
         count = sum(name.startswith("prompt_embedding_") for name in names)
         if count and self.embeddings is not None:
             try:
-                (vector,) = await self.embed([question_text(body)], deadline)
+                (vector,) = await self.embed([known["prompt"]], deadline)
+                known |= embedding_signals(vector, count)
             except UpstreamFailed:
-                return signals  # those that are missing are unknown
-            signals |= embedding_signals(vector, count)
-        return signals
+                pass  # those that are missing are unknown
+        return {name: value for name, value in known.items() if name in names}
 
     async def embed(
         self, texts: Sequence[str], deadline: Deadline | None = None

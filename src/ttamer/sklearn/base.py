@@ -22,8 +22,8 @@ from sklearn.utils.metaestimators import _BaseComposition
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from ttamer.errors import ArgumentError
-from ttamer.fitted.ladder import FittedLadder, FittedPolicy
-from ttamer.fitting.plans import MIN_ROWS, fit
+from ttamer.fitting.fits import MIN_ROWS, fit
+from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.runtime.batching import BatchOutcome
 from ttamer.runtime.calling import batched
 from ttamer.runtime.cascade import Cascade
@@ -298,11 +298,11 @@ class CascadeEstimator(_BaseComposition):
 
 def _within_one_standard_error(ladder: FittedLadder, trace: Trace) -> FittedPolicy:
     """Return the cheapest policy that is within one standard error of the best model."""
-    rungs, losses = ladder.require_rungs(), np.asarray(trace.losses(), np.float64)
-    best = int(losses.mean(axis=0).argmin())
+    points, losses = ladder.points, np.asarray(trace.loss)
+    best = points.best
     allowed = losses[:, best].mean() + losses[:, best].std() / len(losses) ** 0.5
-    good = [rung for rung in rungs.corners if rungs.errors[rung] <= allowed]
-    return ladder[good[0] if good else int(rungs.errors.argmin())]
+    good = [point for point in points.corners if points.errors[point] <= allowed]
+    return ladder.point(good[0] if good else int(points.errors.argmin()))
 
 
 def _is_polars(rows: Any) -> bool:

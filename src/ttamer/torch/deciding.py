@@ -30,13 +30,11 @@ from torch import Tensor
 
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
-from ttamer.fitted.belief import CERTAIN_LOGIT, Belief, context_of
-from ttamer.fitted.ladder import FittedPolicy
-from ttamer.fitted.models import BeliefModel, ConfidenceModel
 from ttamer.fitting.belief import GRID, HEAD, PEER, Step
+from ttamer.fitting.ladder import FittedPolicy
 from ttamer.fitting.policy import NOTHING, SingleNode, StepPolicy
+from ttamer.fitting.states import StatePolicy
 from ttamer.policy.walk import WalkPolicy
-from ttamer.trace.trace import BELIEF_FIELDS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
@@ -173,7 +171,7 @@ def threshold_tables(thresholds: Floats) -> LossTables:
 
 
 def tables_of(
-    policy: FittedPolicy | StepPolicy | SingleNode,
+    policy: FittedPolicy | StepPolicy | SingleNode | StatePolicy,
     exits: Sequence[str],
     classes: Sequence[str] | int,
 ) -> Tables:
@@ -183,38 +181,30 @@ def tables_of(
     names of the network's classes as in the trace, or their number if the trace has numbers.
     """
     texts = [str(k) for k in range(classes)] if isinstance(classes, int) else list(classes)
-    if isinstance(policy, StepPolicy):
-        numbers = _numbers(policy.names, exits)
-        return _spread_beliefs(_step_tables(policy, texts), numbers, len(exits))
-    if isinstance(policy, SingleNode):
-        return _single_tables(policy, _numbers(policy.names, exits), len(exits))
-    if not isinstance(policy, FittedPolicy):
+    rule: object = policy
+    if isinstance(policy, FittedPolicy):
+        if policy.spec.kind != "exits":
+            raise ArgumentError(
+                "the policy asks separate models; for the exits of one network use a trace with "
+                'order = "fixed", or "skip" with passing',
+                param="policy",
+            )
+        rule = policy.rule
+    if isinstance(rule, StepPolicy):
+        numbers = _numbers(rule.names, exits)
+        return _spread_beliefs(_step_tables(rule, texts), numbers, len(exits))
+    if isinstance(rule, SingleNode):
+        return _single_tables(rule, _numbers(rule.names, exits), len(exits))
+    if not isinstance(rule, StatePolicy):
         raise ArgumentError(
             f"a network runs one fitted policy, not a {type(policy).__name__}: take "
             "ladder.at(tradeoff) of a ladder, or .expensive of a mixture: its promise holds for it",
             param="policy",
         )
-    fitted, solved = policy.fitted, policy.policy
-    numbers = _numbers(fitted.spec.names, exits)
-    if not isinstance(solved, WalkPolicy) or not fitted.spec.is_network:
-        raise ArgumentError(
-            "the policy asks separate models; for the exits of one network use a trace with "
-            'order = "fixed", or "skip" with passing',
-            param="policy",
-        )
-    if isinstance(fitted, BeliefModel) and fitted.belief.signals is not None:
-        raise ArgumentError(
-            "the policy was fitted with signals, and a network has no signals of its inputs: fit "
-            "it on a trace without signal columns",
-            param="policy",
-        )
-    if isinstance(fitted, BeliefModel):
-        return _spread_beliefs(_belief_tables(fitted, solved, texts), numbers, len(exits))
-    if not isinstance(fitted, ConfidenceModel) or list(fitted.columns) != sorted(fitted.columns):
-        raise ArgumentError(
-            "the policy asks exits in another order than the network has", param="policy"
-        )
-    return _spread_losses(_loss_tables(fitted.quantiser.edges, solved), numbers, len(exits))
+    numbers, solved = _numbers(rule.names, exits), rule.solved
+    if not isinstance(solved, WalkPolicy):
+        raise ArgumentError("a network runs policies that walk from exit to exit", param="policy")
+    return _spread_losses(_loss_tables(rule.tables.edges, solved), numbers, len(exits))
 
 
 def _numbers(names: Sequence[str], exits: Sequence[str]) -> list[int]:
@@ -385,99 +375,6 @@ def _loss_tables(edges: Sequence[Floats], policy: WalkPolicy) -> LossTables:
     return LossTables(
         bounds, int(policy.choices[-1][0, -1]), tuple(range(len(edges))), loss, onward
     )
-
-
-def _belief_tables(fitted: BeliefModel, policy: WalkPolicy, classes: Sequence[str]) -> BeliefTables:
-    """Return the tables of a policy on beliefs."""
-    belief, steps = fitted.belief, fitted.steps
-    if belief.by_class:
-        raise ArgumentError(
-            "the policy was fitted to separate models, with terms for the classes they predict; a "
-            'network needs a fit to its own exits: order = "fixed", or costs of passing',
-            param="policy",
-        )
-    codes = fitted.codes
-    if belief.has_predictions and not any(name in codes for name in classes):
-        raise ArgumentError(
-            f"the policy's classes are {', '.join(list(codes)[:5])} ... and the network's are "
-            f"{', '.join(classes[:5])} ...: name them as in the trace, with classes=",
-            param="classes",
-        )
-    leans = np.zeros((len(belief.offsets), len(classes)))
-    for k, offsets in enumerate(belief.offsets):
-        leans[k] = [offsets.get(codes.get(name, -1), 0.0) for name in classes]
-    shifts = np.zeros((len(steps), len(classes)))
-    for s, step in enumerate(steps):
-        added = dict(zip(fitted.classes, belief.shifts.get(step, ()), strict=False))
-        shifts[s] = [added.get(name, 0.0) for name in classes]
-    levels = np.zeros((len(belief.levels), max(len(level) for level in belief.levels)))
-    for k, level in enumerate(belief.levels):
-        levels[k, : len(level)] = belief.extras[k].levels if k in belief.extras else level
-    term_bounds, terms = _terms(belief)
-    width = max(len(context_of(step)) for step in steps)
-    context = np.full((len(steps), width), -1)
-    own = np.zeros((len(steps), width, 3))
-    peers = np.zeros((len(steps), width, width, 5))
-    own[:, :, 0] = np.inf  # padding never answers
-    for s, step in enumerate(steps):
-        for a, answer in enumerate(context_of(step)):
-            context[s, a] = answer
-            if belief.certain_last and answer == len(belief.bounds) - 1:
-                own[s, a] = (CERTAIN_LOGIT, 0.0, 0.0)
-                continue
-            weights = belief.weights[step, answer]
-            own[s, a] = weights[:3]
-            columns = [j for j in range(len(context_of(step))) if j != a]
-            if belief.has_predictions:
-                peers[s, a, columns, :4] = weights[3:].reshape(len(columns), 4)
-            else:  # the odds weigh the same in agreement and otherwise
-                peers[s, a, columns, 1] = peers[s, a, columns, 2] = weights[3:]
-    edges = _padded(fitted.edges)
-    onward = np.full((len(steps), edges.shape[1] + 1), STOP, np.int32)
-    for s in range(len(steps)):
-        choice = policy.choices[s]
-        onward[s, : len(choice)] = choice[:, 0]
-    asked = np.array([max(step) for step in steps])
-    if ((onward != STOP) & (asked[onward] <= asked[:, np.newaxis])).any():
-        raise ArgumentError(
-            "the policy asks exits in another order than the network has", param="policy"
-        )
-    return BeliefTables(
-        bounds=_padded(belief.bounds),
-        first=int(policy.choices[-1][0, -1]),
-        exit_of=tuple(asked.tolist()),
-        levels=levels,
-        leans=leans,
-        context=context,
-        own=own,
-        peers=peers,
-        pair_of=np.zeros((len(steps), width, width), np.int32),
-        pairs=np.zeros((1, 1, 1)),
-        shared=False,
-        edges=edges,
-        onward=onward,
-        term_bounds=term_bounds,
-        terms=terms,
-        shifts=shifts,
-    )
-
-
-def _terms(belief: Belief) -> tuple[Floats, Floats]:
-    """Return the bounds of margins and entropies, and their terms; see :class:`BeliefTables`.
-
-    Without an answer the log-odds are those of the lowest confidence alone, so the last term of the
-    first column is the difference between the levels there.
-    """
-    bins = max((len(added) for extra in belief.extras.values() for added in extra.terms), default=1)
-    size = (len(belief.levels), len(BELIEF_FIELDS) if belief.extras else 0)
-    bounds, terms = np.full((*size, bins - 1), np.inf), np.zeros((*size, bins + 1))
-    for k, extra in belief.extras.items():
-        terms[k, 0, -1] = belief.levels[k][0] - extra.levels[0]
-        for name, edges, added in zip(extra.names, extra.bounds, extra.terms, strict=True):
-            column = BELIEF_FIELDS.index(name)
-            bounds[k, column, : len(edges)] = edges
-            terms[k, column, : len(added)] = added
-    return bounds, terms
 
 
 def _padded(rows: Sequence[Floats], filling: float = np.inf) -> Floats:

@@ -19,7 +19,7 @@ from ttamer._extras import require
 from ttamer._files import atomic_write
 from ttamer.artefact import load, save
 from ttamer.errors import ArgumentError
-from ttamer.fitted.ladder import FittedLadder, FittedPolicy
+from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.torch.early_exit import EarlyExit, require_exits
 
 # The version of the folder's format, and its files.

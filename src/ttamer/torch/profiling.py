@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ttamer._arguments import require_whole
 from ttamer.errors import ArgumentError
-from ttamer.fitted.ladder import FittedPolicy
+from ttamer.fitting.ladder import FittedPolicy
 from ttamer.torch.deciding import Tables, threshold_tables
 from ttamer.torch.devices import (
     Inputs,

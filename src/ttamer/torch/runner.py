@@ -24,7 +24,7 @@ from torch import Tensor
 from ttamer._arguments import require_whole
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
-from ttamer.fitted.ladder import FittedPolicy
+from ttamer.fitting.ladder import FittedPolicy
 from ttamer.torch.deciding import (
     NO_ANSWER,
     BeliefTables,

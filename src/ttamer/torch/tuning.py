@@ -22,8 +22,8 @@ from torch import Tensor
 from ttamer._arguments import require_number, require_whole
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError
-from ttamer.fitted.ladder import FittedPolicy
-from ttamer.fitting.plans import fit
+from ttamer.fitting.fits import fit
+from ttamer.fitting.ladder import FittedPolicy
 from ttamer.torch.devices import Inputs, Precision, Value, by_position, rows_of, wait
 from ttamer.torch.early_exit import EarlyExit, require_exits
 from ttamer.torch.profiling import Profile, full_run, profile, runner_for
@@ -278,9 +278,7 @@ def fitted_for(
     spec = measured.costs(batch).spec(target=target or trace.spec.target, skip=True)
     numbers = np.array([*ramps, len(spec) - 1])
     fewer = trace.with_spec(spec).restrict([spec.names[k] for k in numbers])
-    # From one thousandth of an error to three for a run of the network: from fast to cautious.
-    tradeoffs = sorted((1 / (1 + np.geomspace(0.001, 3.0, TRADEOFFS))).tolist())
-    ladder = fit(fewer, order="skip", tradeoffs=tradeoffs)
+    ladder = fit(fewer)
     rows = np.arange(len(fewer))
     wrong, fitted = fewer.wrong(trace.spec.target).astype(float), fewer.wrong()
     candidates = []

@@ -9,7 +9,7 @@ import torch
 
 from support.torch_oracle import Oracle
 from ttamer.errors import ArgumentError
-from ttamer.fitting.plans import fit
+from ttamer.fitting.fits import fit
 from ttamer.torch.cuda.decide_kernel import BLOCK, KernelDecider
 from ttamer.torch.deciding import HostDecider, scores_of, tables_of, threshold_tables
 from ttamer.trace.spec import CascadeSpec
@@ -177,7 +177,7 @@ def reading_columns(*, all_margins):
         margin=margin,
         entropy=scores.entropy.T.double().numpy(),
     )
-    return fit(trace, belief="full", states=6, tradeoffs=[0.6, 0.8, 0.95])
+    return fit(trace, belief="answers", states=6, tradeoffs=[0.6, 0.8, 0.95])
 
 
 @pytest.mark.parametrize(("size", "all_margins"), [(3, False), (BLOCK + 9, False), (5, True)])

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ttamer.errors import ArgumentError
-from ttamer.fitted.ladder import FittedPolicy
+from ttamer.fitting.ladder import FittedPolicy
 from ttamer.torch.cuda.branching import NONE, Branch, BranchingGraph
 from ttamer.torch.cuda.capturing import capture, captured, release_memory
 from ttamer.torch.deciding import Tables
