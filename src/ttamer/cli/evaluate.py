@@ -10,7 +10,7 @@ from ttamer.cli import warn
 from ttamer.cli.options import Reading, at_most_one, json_option, refuse_trace
 from ttamer.cli.tables import as_json as to_json, table
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.results import Difference, Result, compare, evaluate
+from ttamer.evaluation.results import Difference, Result, compare, evaluate, known_losses
 from ttamer.fitting.ladder import (
     FittedLadder,
     FittedPolicy,
@@ -188,7 +188,7 @@ def _cells(policy: FittedPolicy | Mixture, result: Result) -> list[str]:
 def _alone(trace: Trace, target: Target | None) -> dict[str, dict[str, float]]:
     """Return what each node's answer costs by itself, and its error."""
     costs = trace.spec.answer_costs(trace.costs.mean(axis=0))
-    errors = trace.losses(target).mean(axis=0).tolist()
+    errors = known_losses(trace, target).mean(axis=0).tolist()
     return {
         name: {"cost": float(cost), "error": error}
         for name, cost, error in zip(trace.names, costs, errors, strict=True)

@@ -56,39 +56,32 @@ def _fitted(policy: Any) -> dict[str, Any]:
 
 def _frontier(policy: Any) -> str:
     """Return the frontier of a ladder: a sparkline, and a table of some of its policies."""
-    loss, shown, unit = "loss", "{:.4g}", "best if a loss of 1 costs"
     if isinstance(policy, FittedLadder):
-        costs, errors = ([getattr(each, name) for each in policy] for name in ("cost", "error"))
-        loss, full = str(policy.fitted.measure), policy.fitted.full_cost / policy.fitted.unit
-        if loss == "error":
-            shown, unit = "{:.2%}", "best if a mistake costs"
-        if policy.fitted.thresholds:
-            unit = "threshold"
+        points, loss = policy.points, str(policy.fitted.measure)
+        costs, errors = points.costs.tolist(), (policy.fitted.unit * points.errors).tolist()
+        shown = "{:.2%}" if loss == "error" else "{:.4g}"
         head = f"Expected on new rows, as the cost grows from {{}} to {{}} per input: {loss}"
-        corners = lower_envelope(costs, errors).tolist()  # as ttamer fit prints them
+        corners = list(points.corners)  # as ttamer fit prints them
+        settings = [policy.point(corner).setting for corner in corners]
     elif isinstance(policy, Ladder):
         costs, errors = [p.expected_cost for p in policy], [p.expected_loss for p in policy]
-        full = 1.0
+        loss, shown = "loss", "{:.4g}"
         head = f"As the expected cost grows from {{}} to {{}}: {loss}"
         corners = lower_envelope(costs, errors).tolist()
+        settings = [f"tradeoff {policy[corner].tradeoff:.4g}" for corner in corners]
     else:
         return ""
     last = len(corners) - 1
-    some = corners
+    some = list(range(len(corners)))
     if last >= MAX_ROWS:
-        some = [corners[round(k * last / (MAX_ROWS - 1))] for k in range(MAX_ROWS)]
-    rows = []
-    for rung in some:
-        tradeoff = policy[rung].tradeoff
-        if unit == "threshold":
-            best = policy[rung].setting
-        else:
-            best = number(full * tradeoff / (1 - tradeoff)) if tradeoff < 1 else "more"
-        rows.append([number(costs[rung]), shown.format(errors[rung]), best])
+        some = [round(k * last / (MAX_ROWS - 1)) for k in range(MAX_ROWS)]
+    rows = [
+        [number(costs[corners[k]]), shown.format(errors[corners[k]]), settings[k]] for k in some
+    ]
     ends = head.format(number(costs[corners[0]]), number(costs[corners[-1]]))
     return (
-        f"\n{ends} {sparkline([errors[rung] for rung in corners])}\n\n"
-        f"{table(['cost', loss, unit], rows)}\n"
+        f"\n{ends} {sparkline([errors[corner] for corner in corners])}\n\n"
+        f"{table(['cost', loss, 'policy'], rows)}\n"
     )
 
 

@@ -1,5 +1,7 @@
 """What the commands that make traces print about them."""
 
+import numpy as np
+
 from ttamer._display.tables import table
 from ttamer._numbers import number
 from ttamer.cli.options import refuse_trace as refuse_trace
@@ -11,7 +13,7 @@ from ttamer.trace.trace import Trace
 def errors_of(trace: Trace) -> dict[str, float]:
     """Return the error of each node, where it is known which answers are right."""
     try:
-        errors = trace.losses().mean(axis=0)
+        errors = np.nanmean(trace.loss, axis=0) * trace.unit
     except TraceError:
         return {}
     return dict(zip(trace.names, errors.tolist(), strict=True))

@@ -32,10 +32,12 @@ from ttamer.evaluation.results import (
     check_resampling,
     frame_of,
     interval,
+    known_losses,
     measure,
+    returned,
 )
 from ttamer.fitting.fits import fit
-from ttamer.fitting.ladder import FittedLadder, shown_error
+from ttamer.fitting.ladder import FittedLadder, FittedPolicy, shown_error
 from ttamer.fitting.replay import Family, Played, Setting, full_cost, paid
 from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost, lower_envelope
 from ttamer.trace.checks import require_trace
@@ -333,7 +335,7 @@ class Frontier:
     @property
     def alone(self) -> str:
         """What families are compared with: "the full network", or "large alone"."""
-        if self.test_trace.spec.is_network:
+        if self.test_trace.spec.kind == "exits":
             return "the full network"
         return f"{self.reference.node} alone"
 
@@ -539,7 +541,7 @@ def frontier(
             if hook:
                 hook(f"measuring {name} ({place} of {len(settings)})")
             try:
-                played[name] = [choice.rule.play(test_trace) for choice in choices]
+                played[name] = _play(choices, test_trace)
             except Unsuitable as reason:
                 left_out[name] = f"on the test rows: {reason}"
                 continue
@@ -565,9 +567,18 @@ def frontier(
     )
 
 
+def _play(choices: list[Setting], trace: Trace) -> list[Played]:
+    """Play the settings of a family; a fit's policies read the rows once."""
+    first = choices[0].rule
+    if isinstance(first, FittedPolicy) and all(isinstance(c.rule, FittedPolicy) for c in choices):
+        rows = first.fitted.read(trace)
+        return [rows.play(c.rule.rule) for c in choices if isinstance(c.rule, FittedPolicy)]
+    return [choice.rule.play(trace) for choice in choices]
+
+
 def _reference(fit_trace: Trace, test_trace: Trace) -> Reference:
     """The last exit of a network, or the single model that was best on the fit rows."""
-    name = "always-last" if test_trace.spec.is_network else "always-best"
+    name = "always-last" if test_trace.spec.kind == "exits" else "always-best"
     [setting] = FAMILIES[name].fit(fit_trace)
     played = setting.rule.play(test_trace)
     result = measure(played, test_trace, resamples=0)
@@ -578,7 +589,7 @@ def _cheapest(trace: Trace) -> tuple[float, float]:
     prices = trace.spec.answer_costs(trace.costs.mean(axis=0))
     roots = [v for v, parents in enumerate(trace.spec.parents) if not parents]
     node = 0 if trace.spec.order == "fixed" else min(roots, key=lambda v: float(prices[v]))
-    return float(prices[node]), float(trace.losses()[:, node].mean())
+    return float(prices[node]), float(known_losses(trace)[:, node].mean())
 
 
 @dataclass(frozen=True, eq=False)
@@ -606,16 +617,16 @@ class Resampled:
         """Draw the rows on which the frontier was measured."""
         trace = frontier.test_trace
         rows = RowBootstrap.of(len(trace), resamples=resamples, seed=seed)
-        wrong, every = trace.losses(), np.arange(len(trace))
+        losses = known_losses(trace)
         measured = {}
         for family in families:
             plays = frontier.played[family]
             costs = rows.column_means(paid(played.asked, trace) for played in plays)
-            errors = rows.column_means(wrong[every, played.answer] for played in plays)
+            errors = rows.column_means(returned(losses, p.answer, trace) for p in plays)
             measured[family] = (costs, errors)
         node = trace.names.index(frontier.reference.node)
         price = paid(np.tile(trace.spec.required[node], (len(trace), 1)), trace)
-        return cls(rows.means(wrong[:, node]), rows.means(price), measured, trace.measure)
+        return cls(rows.means(losses[:, node]), rows.means(price), measured, trace.measure)
 
     def saving(self, family: str, more_error: float) -> tuple[float, float, float]:
         """Return a 95% interval of the saving, and the share of resamples that do not get there."""

@@ -11,7 +11,7 @@ random: groups of rows that are alike would hide how far large costs and losses 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -22,12 +22,12 @@ from ttamer._arguments import require_kind, require_whole
 from ttamer._display.notebook import card
 from ttamer._extras import require
 from ttamer._numbers import counted, number, percent
-from ttamer.errors import ArgumentError
+from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitting.ladder import FittedLadder, shown_error
 from ttamer.fitting.replay import Played, Rule, full_cost, latency_of, paid
 from ttamer.trace.checks import require_trace
 from ttamer.trace.spec import Target
-from ttamer.trace.trace import Losses, Measure, Trace
+from ttamer.trace.trace import Measure, Trace
 
 # The quantiles of the cost that a result holds.
 QUANTILES = (0.5, 0.9, 0.99)
@@ -298,15 +298,16 @@ def measure(
     check_resampling(resamples, seed)
     require_kind(played, Played, "measure needs a replay", "call policy.play(trace)")
     rows = np.arange(len(trace))
-    losses = trace.losses(target)
-    mine = losses[rows, played.answer]
+    losses = known_losses(trace, target)
+    mine = returned(losses, played.answer, trace)
     cost = paid(played.asked, trace)
     names = trace.names
     recalled = played.last != played.answer
-    theirs = losses[rows, played.last]
+    theirs = returned(losses, played.last, trace)
     error_interval, cost_interval = _intervals(mine, cost, resamples, seed)
     took = latency_of(played.asked, trace)
-    shares = np.bincount(played.answer, minlength=len(names)) / len(rows)
+    answers = played.answer[played.answer >= 0]
+    shares = np.bincount(answers, minlength=len(names)) / len(rows)
     return Result(
         rows=len(rows),
         error=float(mine.mean()),
@@ -327,7 +328,7 @@ def measure(
 
 
 def _intervals(
-    wrong: Losses, cost: NDArray[np.float64], resamples: int, seed: int
+    wrong: NDArray[np.float64], cost: NDArray[np.float64], resamples: int, seed: int
 ) -> tuple[Interval, Interval]:
     """95% bootstrap intervals of the two means."""
     rows = len(wrong)
@@ -439,8 +440,8 @@ def compare(
         _require_rule(each, trace)
     trace = trace.with_verification()
     one, other = rule.play(trace), baseline.play(trace)
-    rows, losses = np.arange(len(trace)), trace.losses(target).astype(np.float64)
-    lost = losses[rows, one.answer] - losses[rows, other.answer]
+    losses = known_losses(trace, target)
+    lost = returned(losses, one.answer, trace) - returned(losses, other.answer, trace)
     cost = paid(one.asked, trace) - paid(other.asked, trace)
     root = max(len(trace), 1) ** 0.5
     return Difference(
@@ -453,6 +454,30 @@ def compare(
         cost_se=float(cost.std() / root),
         measure=trace.measure,
     )
+
+
+def known_losses(trace: Trace, target: Target | None = None) -> NDArray[np.float64]:
+    """Return, shape (T, n), the loss of each answer, in the trace's unit; refuse gaps."""
+    if target is not None and target != trace.spec.target:
+        trace = trace.with_spec(replace(trace.spec, target=target))
+    losses = trace.loss * trace.unit
+    gaps = np.isnan(losses)
+    if gaps.any():
+        row, node = np.argwhere(gaps)[0]
+        raise TraceError(
+            f"row {row}: the loss of {trace.names[node]}'s answer is not known ({trace.coverage}); "
+            "a policy is measured on rows where every node answered and every answer is judged: "
+            "leave the others out"
+        )
+    return losses
+
+
+def returned(
+    losses: NDArray[np.float64], answer: NDArray[np.intp], trace: Trace
+) -> NDArray[np.float64]:
+    """Return, shape (T,), the loss of the answers returned; none at all loses most."""
+    known = losses[np.arange(len(losses)), answer]
+    return np.where(answer < 0, trace.unit, known)
 
 
 def _require_rule(rule: object, trace: object) -> None:

@@ -285,7 +285,7 @@ def _groups(values: NDArray[np.float64]) -> list[NDArray[np.intp]]:
 
 def calibration_drawing(trace: Trace) -> Drawing:
     """Draw how often each node is right, by its confidence; or what it loses."""
-    losses = np.asarray(trace.losses(), np.float64)
+    losses = trace.loss * trace.unit
     graded = trace.measure != "error"
     with style():
         drawing = Drawing(new_figure(5.6, 4.2))

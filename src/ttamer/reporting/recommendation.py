@@ -262,9 +262,9 @@ def budget_of(ladder: FittedLadder, *points: Share) -> str:
     It is their expected cost by the fit: ``for_budget`` compares with that one, and not with what
     they cost on the rows measured.
     """
-    costs = ladder.points.cost
+    policies = {policy.tradeoff: policy for policy in ladder}
     budget = sum(
-        each.share * costs[ladder.at(each.point.knob["tradeoff"]).number] for each in points
+        each.share * (policies[each.point.knob["tradeoff"]].cost or 0.0) for each in points
     )
     return f"{budget:.6g}"
 
