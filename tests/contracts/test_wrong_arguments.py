@@ -206,7 +206,6 @@ NUMBERS = {
     "for_error(at_most)": (LADDER.for_error, [-1, 1.5, NAN, INF]),
     "for_error(confidence)": (lambda x: LADDER.for_error(0.3, confidence=x), [0, 1, NAN, "high"]),
     "for_drop(at_most)": (LADDER.for_drop, [-1, 1.5, NAN, INF]),
-    "gap(confidence)": (lambda x: LADDER.gap(confidence=x, tradeoff=0.9), [0, 1, NAN, None]),
     "simulate(inputs)": (lambda x: tt.simulate(SOLVED, x, seed=0), [0, -1, 1.5, NAN, "1"]),
     "simulate(seed)": (lambda x: tt.simulate(SOLVED, 2, seed=x), [-1, 1.5, None]),
     "batch": (SOLVED.batch, [-1, 1.5, NAN, "1"]),

@@ -97,7 +97,7 @@ def test_confidences_of_another_scale_leave_the_paper_out_but_not_us():
     wide = type(trace)(trace.spec, trace.confidence * 10, correct=trace.correct)
     some = frontier(wide, wide, families=["ttamer", "paper"])
     assert some.families == ["ttamer"]
-    assert "between 0 and 1" in some.left_out["paper"]
+    assert "from 0 to 1" in some.left_out["paper"]
 
 
 def test_bad_calls_are_refused():
