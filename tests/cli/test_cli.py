@@ -552,13 +552,14 @@ def test_fit_warns_where_every_node_is_free(tmp_path, capsys):
 def test_fit_as_the_paper_has_it_and_in_batches(trace_files):
     cascade = ("--cascade", trace_files / "cascade.toml", "--json")
     out = ("-o", trace_files / "p.ttamer")
-    paper = json.loads(succeed("fit", trace_files / "fit.csv", *cascade, *out, "--belief", "markov"))
+    command = ("fit", trace_files / "fit.csv", *cascade, *out)
+    paper = json.loads(succeed(*command, "--belief", "markov"))
     assert paper["record"]["belief"] == "markov"
-    stream = json.loads(succeed("fit", trace_files / "fit.csv", *cascade, *out, "--stream"))
+    stream = json.loads(succeed(*command, "--stream"))
     assert stream["rows"] == 300
     lines = (trace_files / "fit.csv").read_text().splitlines()
     torn = trace_files / "torn.csv"
-    torn.write_text("\n".join([*lines, "," * lines[0].count(",")]))
+    torn.write_text("\n".join([*lines, "x" + "," * lines[0].count(",")]))
     command = ("fit", torn, *cascade, *out, "--stream", "--belief", "threshold")
     assert "--skip-bad" in refuse(*command)
     assert json.loads(succeed(*command, "--skip-bad"))["rows"] == 300
@@ -838,7 +839,7 @@ def test_colour_is_for_terminals_and_no_color_turns_it_off(problem_file, monkeyp
 
 def test_an_error_names_flags_and_not_python_arguments(trace_files):
     bad = trace_files / "bad.csv"
-    bad.write_text("small.confidence,middle.confidence,large.confidence\n0.5,nan,0.1\n")
+    bad.write_text("small.confidence,middle.confidence,large.confidence\n0.5,x,0.1\n")
     cascade = ("--cascade", trace_files / "cascade.toml", "--json")
     said = refuse("fit", bad, *cascade)
     assert "--skip-bad" in said
@@ -854,7 +855,7 @@ def test_an_error_names_flags_and_not_python_arguments(trace_files):
     [
         ("", ["empty"]),
         ("small.confidence\n0.5\n", ["middle"]),
-        ("small.confidence,middle.confidence,large.confidence\n0.5,nan,0.1\n", ["middle", "row"]),
+        ("small.confidence,middle.confidence,large.confidence\n0.5,x,0.1\n", ["middle", "row"]),
     ],
 )
 def test_a_bad_trace_is_one_line(trace_files, content, words):

@@ -88,7 +88,7 @@ def scrambled(trace: Trace, asked: np.ndarray, seed: int) -> Trace:
     if trace.label is not None:
         changed["label"] = np.zeros_like(trace.label)
     if trace.correct is not None:
-        changed["correct"] = ~trace.correct
+        changed["correct"] = trace.correct == 0
     # A cost per row is known once it is paid, and then it is too late to matter.
     changed["cost"] = rng.random(shape) if trace.cost.ndim == 2 else None
     extras = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ttamer._display.progress import ProgressReport
-from ttamer._display.tables import paint as paint, table as table
+from ttamer.show.tables import paint as paint, table as table
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from ttamer._display.tables import table
 from ttamer._numbers import number
 from ttamer.cli.options import refuse_trace as refuse_trace
 from ttamer.errors import TraceError
 from ttamer.fitting.ladder import shown_error
+from ttamer.show.tables import table
 from ttamer.trace.trace import Trace
 
 
