@@ -14,13 +14,13 @@ from collections import deque
 
 import numpy as np
 from numpy.typing import NDArray
-from ttamer.fitted.replay import Rule, paid
 
 from ttamer.baselines.rules import StopRule, walk_of
 from ttamer.baselines.threshold import Confidence
 from ttamer.drift.audit_log import joined
 from ttamer.drift.monitor import Bound
 from ttamer.errors import ArgumentError
+from ttamer.fitting.replay import Rule, paid
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Losses, Trace
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from ttamer.fitted.replay import full_cost
 
 import ttamer as tt
 from ttamer.baselines.threshold import (
@@ -25,6 +24,7 @@ from ttamer.baselines.threshold import (
     Threshold,
     ThresholdPerExit,
 )
+from ttamer.fitting.replay import full_cost
 from ttamer.stats.envelope import area_under
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

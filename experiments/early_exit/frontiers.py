@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from ttamer.fitting.plans import fit
 
 from ttamer.cli.output import table
 from ttamer.evaluation.frontiers import Resampled
 from ttamer.evaluation.results import interval
+from ttamer.fitting.fits import fit
 from ttamer.reporting.figures import (
     GO as GO_COLOUR,
     INK,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
-    from ttamer.fitting.options import FitKeywords
 
     from ttamer.evaluation.frontiers import Frontier
 
@@ -320,7 +319,7 @@ def promised(traces: dict[str, Trace], splits: int) -> str:
     Of the half that is known, beliefs are fitted to a part and certified on the rest. Thresholds
     are not fitted, and are certified on the whole half, by the same test.
     """
-    ways: dict[str, FitKeywords] = {
+    ways: dict[str, dict[str, Any]] = {
         f"{share(held, 0)} held out": {"hold_out": held} for held in HELD_OUT
     }
     ways["threshold, all rows"] = {"belief": "threshold"}

@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import detectors
 import numpy as np
-from ttamer.fitting.plans import fit
 
 from ttamer import datasets
 from ttamer.errors import ArgumentError, TTamerError
 from ttamer.evaluation.results import evaluate, measure
+from ttamer.fitting.fits import fit
 from ttamer.runtime.collecting import collect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from detectors import Detect
-    from ttamer.fitted.ladder import FittedLadder, FittedPolicy
 
     from ttamer.evaluation.results import Result
+    from ttamer.fitting.ladder import FittedLadder, FittedPolicy
     from ttamer.trace.trace import Trace
 
 __all__ = ["Again", "Answer", "Live", "Step", "answer", "ask_again", "prepare", "run_live"]
@@ -225,7 +225,7 @@ def prepare(
         tradeoff: Which policy of the ladder; by default the one that errs least on the fit
             part at a quarter of the most expensive detector's cost.
         progress: Called with a line of text as the work moves on.
-        options: Passed on to :func:`ttamer.fitting.plans.fit`.
+        options: Passed on to :func:`ttamer.fit`.
     """
 
     def say(line: str) -> None:

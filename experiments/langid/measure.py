@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from ttamer.fitting.plans import fit
 
 from ttamer import datasets
 from ttamer.evaluation.results import measure
+from ttamer.fitting.fits import fit
 from ttamer.stats.envelope import cost_at_error
 
 

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from ttamer.fitted.replay import paid
 
 import ttamer as tt
+from ttamer.fitting.replay import paid
 from ttamer.stats.envelope import area_under
 from ttamer.trace import CascadeSpec, Trace
 

@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from ttamer.fitted.replay import paid
 
 from ttamer import fit
+from ttamer.fitting.replay import paid
 from ttamer.stats.envelope import area_under
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
@@ -42,7 +42,8 @@ from over_splits import add_options, mean, run
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from ttamer.fitted import FittedLadder
+
+    from ttamer.fitting.ladder import FittedLadder
 
 NEW_ROWS = 20_000
 SHARES = (0.05, 0.2, 0.5)

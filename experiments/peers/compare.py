@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from ttamer.fitted.replay import full_cost, paid
 
 from ttamer.baselines import FAMILIES, Unsuitable
 from ttamer.evaluation.frontiers import OURS
+from ttamer.fitting.replay import full_cost, paid
 from ttamer.stats.envelope import area_under, cost_at_error
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -39,8 +39,7 @@ from over_splits import LLMS, add_options, load, mean, run, split
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ttamer.fitted.replay import Played
-
+    from ttamer.fitting.replay import Played
     from ttamer.trace import Trace
 
 HERE = Path(__file__).resolve().parent

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from ttamer.fitted.replay import paid
 
 import ttamer as tt
 from ttamer.cli.output import table
+from ttamer.fitting.replay import paid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -46,15 +46,15 @@ from risk_control import (
     paired,
     passes_paired,
 )
-from ttamer.fitted.mixture import Mixture
 from ttamer.fitted.promise import STEPS, HeldOut, cautious_pairs, count_pairs, pairs_of_corners
-from ttamer.fitted.replay import full_cost, paid
 
 import ttamer as tt
 from ttamer.baselines.rules import StopRule, walk_of
 from ttamer.baselines.single import AlwaysLast
 from ttamer.baselines.threshold import Confidence, common_thresholds
 from ttamer.cli.output import table
+from ttamer.fitting.ladder import Mixture
+from ttamer.fitting.replay import full_cost, paid
 from ttamer.stats.bounds import binomial_upper
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -64,11 +64,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
-    from ttamer.fitted.ladder import FittedLadder
-    from ttamer.fitted.mixture import Mix
     from ttamer.fitted.promise import Kind
-    from ttamer.fitted.replay import Rule
 
+    from ttamer.fitting.ladder import FittedLadder, Mix
+    from ttamer.fitting.replay import Rule
     from ttamer.trace.trace import Trace
 
     Measured = tuple[str, list["Outcome"], list[Spent]]
