@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from ttamer._arguments import require_kind
-from ttamer.baselines.chain import Chain
+from ttamer.baselines.chain import Chain, Pairwise
 from ttamer.baselines.frugalml import FrugalML
 from ttamer.baselines.no_recall import NoRecall
 from ttamer.baselines.oracle import Oracle
@@ -40,6 +40,7 @@ _EVERY: tuple[Family, ...] = (
     Patience(),
     CalibratedThreshold(),
     Chain(),
+    Pairwise(),
     NoRecall(),
     FrugalML(),
     Routing(),

@@ -30,6 +30,8 @@ class Chain:
     """Chains in the walking order, for a range of prices."""
 
     name = "chain"
+    longest = MAX_NODES
+    """The most nodes of one chain."""
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the chains on the envelope."""
@@ -48,12 +50,15 @@ class Chain:
         score = Calibrated.fit(trace, scorer.wrong)
         common = common_thresholds(trace, score, np.append(walk, 0))
         table = chain_table(trace, scorer.wrong, score, common)
+        too_long = np.array([len(subset) > self.longest for subset in table.subsets])
         levels = [c.level(trace.confidence[:, v]) for v, c in enumerate(score.curves)]
 
         def solve(price: float) -> Setting:
             value = table.errors + price * table.costs
+            value[:, too_long] = np.inf
             best = value.argmin(axis=0)  # the best common threshold of each subset
-            ranked = np.argsort(value.min(axis=0), kind="stable")[:TUNED]
+            few = min(TUNED, int((~too_long).sum()))
+            ranked = np.argsort(value.min(axis=0), kind="stable")[:few]
             tuned = [tune(table.subsets[s], float(common[best[s]]), price) for s in ranked]
             _, walk, thresholds = min(tuned, key=lambda each: each[0])
             knob = {
@@ -75,6 +80,13 @@ class Chain:
             return loss, walk, np.array(ends)
 
         return sweep_prices(trace, solve)
+
+
+class Pairwise(Chain):
+    """The pairwise envelope: the best chain of one or two models for each price."""
+
+    name = "pairwise"
+    longest = 2
 
 
 @dataclass(frozen=True, eq=False)

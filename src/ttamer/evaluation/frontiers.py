@@ -92,6 +92,7 @@ SUMMARIES: dict[str, str] = {
     "patience": "stops once some nodes in a row, two for instance, have given the same answer",
     "calibrated": "stops at the first node whose calibrated chance of being right reaches a number",
     "chain": "asks some of the nodes in order, each with a threshold on its calibrated chance",
+    "pairwise": "asks one node, and a second where its calibrated chance is below a threshold",
     "no-recall": "goes on by calibrated chances, and returns the answer of the last node asked",
     "frugalml": "asks one node, and for each class that it predicts perhaps another (FrugalML)",
     "routing": "asks the node whose answer is worth most, one step ahead (cascade routing)",
