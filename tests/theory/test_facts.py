@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 import ttamer as tt
 from support.examples import examples
+from support.oracles import outcomes, path_cost, stop_loss
 from support.quantecon_line import build_by_state, quantecon_value, solve as quantecon_solve
 from support.strategies import costs, problems, tradeoffs
 from ttamer import ArgumentError
@@ -198,6 +199,17 @@ def test_monte_carlo_play_agrees_with_the_value(problem, tradeoff, seed):
     except tt.ProblemError:
         return
     play = tt.simulate(policy, 4000, seed=seed)
-    error = play.objective.std() / np.sqrt(len(play.objective))
-    # Six standard errors: a false alarm in a billion, yet a wrong table is seen at once.
-    assert abs(play.objective.mean() - policy.value) <= 6 * error + CLOSE
+    courses = [
+        (
+            p,
+            tradeoff * stop_loss(problem, way, recall=True)
+            + (1 - tradeoff) * path_cost(problem, way),
+        )
+        for p, way, _ in outcomes(policy)
+    ]
+    values = np.array([value for _, value in courses])
+    variance = sum(p * (value - policy.value) ** 2 for p, value in courses)
+    # Bernstein's inequality, which counts courses too rare to be drawn: a false alarm in a billion.
+    log, rows = np.log(2e9), len(play.objective)
+    error = np.sqrt(2 * variance * log / rows) + np.ptp(values) * log / (3 * rows)
+    assert abs(play.objective.mean() - policy.value) <= error + CLOSE

@@ -6,7 +6,8 @@
   routes meet (a skip, a directed acyclic graph) gives the law along each route alone; a joint law
   follows where all routes agree with one tree: every node follows the latest of its sources, and
   the table of every other edge is the product of the tables on the tree's way between its ends.
-- *online*: the best any policy can do that learns a loss only by asking; with recall.
+- *online*: the best any policy can do that learns a loss only by asking; with recall. Where
+  answers of a forest may be returned unseen, that of the policy found, with a bound on it.
 - *no recall*: the same when only the last node's answer can be returned.
 
 Always offline <= online <= no recall. All are weighed by the tradeoff.
@@ -48,7 +49,26 @@ class Optima:
 
     offline: float | None
     online: float
+    """With recall. For a forest whose answers may be returned unseen it is that of the policy found
+    (solvers/forest.py), at most ``online / online_bound`` times the optimum."""
     no_recall: float | None
+    online_bound: float | None = None
+    """No policy with recall is below this; ``None`` where ``online`` is the optimum."""
+
+    @property
+    def ratio(self) -> float | None:
+        """The approximation ratio to the prophet with recall; ``None`` where there is none."""
+        return self._ratio(self.online)
+
+    @property
+    def ratio_without_recall(self) -> float | None:
+        """The approximation ratio to the prophet without recall."""
+        return self._ratio(self.no_recall)
+
+    def _ratio(self, value: float | None) -> float | None:
+        if value is None or self.offline is None or (value > 0 and not self.offline):
+            return None
+        return value / self.offline if self.offline else 1.0
 
 
 def optima(problem: Problem, tradeoff: float) -> Optima:
@@ -67,7 +87,7 @@ def optima(problem: Problem, tradeoff: float) -> Optima:
 
     >>> from ttamer import Problem
     >>> optima(Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2]), 0.5)
-    Optima(offline=0.1875, online=0.2, no_recall=0.2)
+    Optima(offline=0.1875, online=0.2, no_recall=0.2, online_bound=None)
     """
     require_problem(problem, "optima")
     ordered = problem.is_line or problem.moves == "walk"
@@ -75,10 +95,12 @@ def optima(problem: Problem, tradeoff: float) -> Optima:
         offline = offline_optimum(problem, tradeoff)
     except ProblemError:
         offline = None
+    policy = solve(problem, tradeoff)
     return Optima(
         offline=offline,
-        online=online_optimum(problem, tradeoff),
+        online=policy.value,
         no_recall=no_recall_optimum(problem, tradeoff) if ordered else None,
+        online_bound=policy.bound,
     )
 
 
