@@ -207,8 +207,8 @@ def test_monte_carlo_play_agrees_with_the_value(problem, tradeoff, seed):
         )
         for p, way, _ in outcomes(policy)
     ]
-    values = np.array([value for _, value in courses])
-    variance = sum(p * (value - policy.value) ** 2 for p, value in courses)
+    values = np.array([loss + (1 - tradeoff) * cost for _, loss, cost in courses])
+    variance = np.array([p for p, *_ in courses]) @ (values - policy.value) ** 2
     # Bernstein's inequality, which counts courses too rare to be drawn: a false alarm in a billion.
     log, rows = np.log(2e9), len(play.objective)
     error = np.sqrt(2 * variance * log / rows) + np.ptp(values) * log / (3 * rows)
