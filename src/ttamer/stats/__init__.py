@@ -12,6 +12,13 @@ from ttamer.stats.envelope import (
     error_at_cost as error_at_cost,
     lower_envelope as lower_envelope,
 )
+from ttamer.stats.gap import Gap as Gap, paired_gap as paired_gap
 from ttamer.stats.isotonic import falling as falling, rising as rising
 from ttamer.stats.logistic import fit_logistic as fit_logistic, logit as logit, sigmoid as sigmoid
+from ttamer.stats.markov import (
+    MarkovCost as MarkovCost,
+    MarkovTest as MarkovTest,
+    markov_cost as markov_cost,
+    markov_test as markov_test,
+)
 from ttamer.stats.paired import paired_p as paired_p, paired_upper as paired_upper
