@@ -182,7 +182,7 @@ def _played(
 ) -> NDArray[np.float64]:
     """Return what a policy of a line loses and pays on each row, weighed."""
     grid = np.unique(np.concatenate(losses))
-    before = np.zeros(len(states), np.intp)
+    before: NDArray[np.integer] = np.zeros(len(states), np.intp)
     best = losses[0][states[:, 0]]
     paid, active = np.full(len(states), prices[0]), np.ones(len(states), bool)
     for node in range(1, len(losses)):
@@ -191,4 +191,4 @@ def _played(
         paid = paid + np.where(active, prices[node], 0.0)
         best = np.where(active, np.minimum(best, losses[node][states[:, node]]), best)
         before = last
-    return best + paid
+    return np.asarray(best + paid)
