@@ -200,11 +200,7 @@ def test_monte_carlo_play_agrees_with_the_value(problem, tradeoff, seed):
         return
     play = tt.simulate(policy, 4000, seed=seed)
     courses = [
-        (
-            p,
-            tradeoff * stop_loss(problem, way, recall=True)
-            + (1 - tradeoff) * path_cost(problem, way),
-        )
+        (p, tradeoff * stop_loss(problem, way, recall=True), path_cost(problem, way))
         for p, way, _ in outcomes(policy)
     ]
     values = np.array([loss + (1 - tradeoff) * cost for _, loss, cost in courses])

@@ -20,7 +20,11 @@ from ttamer.stats.bounds import check_confidence
 
 @dataclass(frozen=True)
 class Gap:
-    """How much more a policy loses and pays than the best candidate."""
+    """How much more a policy loses and pays than the best candidate.
+
+    >>> Gap(estimate=0.01, upper=0.02, best=3).upper
+    0.02
+    """
 
     estimate: float
     """On these rows; at least 0."""

@@ -24,7 +24,11 @@ from ttamer.errors import ArgumentError
 
 @dataclass(frozen=True)
 class MarkovTest:
-    """Whether states form a Markov chain."""
+    """Whether states form a Markov chain.
+
+    >>> MarkovTest(p_value=0.3, information=(0.001,)).p_value
+    0.3
+    """
 
     p_value: float
     """The chance of dependence as strong as this, if the chain were Markov."""
@@ -73,7 +77,11 @@ def markov_test(
 
 @dataclass(frozen=True)
 class MarkovCost:
-    """What it costs to assume that a chain is Markov."""
+    """What it costs to assume that a chain is Markov.
+
+    >>> MarkovCost(mean=0.002, standard_error=0.001).mean
+    0.002
+    """
 
     mean: float
     """What the policy of the Markov chain loses and pays more, weighed; negative: less."""
@@ -102,6 +110,10 @@ def markov_cost(
 
     Raises:
         ArgumentError: If states are not a table of integers, or some are not known.
+
+    >>> states = np.array([[0, 1], [1, 0]] * 20)
+    >>> markov_cost(states, [np.array([0.0, 1.0])] * 2, np.array([0.1, 0.1]), 0.5).mean
+    0.0
     """
     _check(states)
     if states.size and states.min() < 0:
