@@ -102,15 +102,14 @@ def show(folder: Path) -> None:
         key = line["set"], line["rows"], line["seed"]
         areas |= {(*key, family): area for family, area in line["area"].items()}
         costs |= {(*key, family): cost for family, cost in line["cost"].items()}
-    for rows in sorted({key[1] for key in areas}):
+    for rows in sorted({rows for _, rows, _, family in areas if family == "fit"}):
         seeds = {
             name: sorted(s for n, r, s, f in areas if (n, r, f) == (name, rows, "fit"))
             for name in (*LLM, *SERVICES)
         }
         print(f"\n{'halves' if not rows else f'{rows} rows'}\n")
-        print(
-            f"| set (splits) | {' | '.join(COLUMNS)} | shuffled | **fit** | of best | of old | cost |"
-        )
+        heads = ("set (splits)", *COLUMNS, "shuffled", "**fit**", "of best", "of old", "cost")
+        print(f"| {' | '.join(heads)} |")
         print("|---" * (len(COLUMNS) + 6) + "|")
         of_best, of_old = {}, {}
         for name, own in seeds.items():

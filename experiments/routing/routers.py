@@ -20,9 +20,8 @@ import ttamer as tt
 from ttamer.stats import lower_envelope
 
 Predictor = Callable[[Floats, Floats, Floats], Floats]  # features, values, new features
-WORDS = HashingVectorizer(
-    n_features=1024, ngram_range=(1, 2), token_pattern=r"[^\W\d_]+|\d|[^\w\s]"
-)
+WORD = r"[^\W\d_]+|\d|[^\w\s]"
+WORDS = HashingVectorizer(n_features=1024, ngram_range=(1, 2), token_pattern=WORD)
 PENALTIES = np.logspace(-2, 4, 25)
 PRICES = 60
 

@@ -20,8 +20,14 @@ def name(request):
 
 
 def test_detectors_llms_and_a_network_in_two_megabytes():
-    assert datasets.names() == ("langid", "llm-mmlu", "llm-triviaqa", "minilm-imdb")
-    assert sum(len(file.read_bytes()) for file in DATA.iterdir()) < 2_200_000
+    assert datasets.names() == (
+        "langid",
+        "llm-mmlu",
+        "llm-triviaqa",
+        "minilm-imdb",
+        "routerbench",
+    )
+    assert sum(len(file.read_bytes()) for file in DATA.iterdir()) < 2_400_000
 
 
 def test_both_parts_are_the_whole_fit_first(name):
@@ -39,13 +45,14 @@ def test_every_row_is_judged_and_finite_and_nothing_was_left_out_in_reading(name
     assert (trace.left_out, trace.notes) == ({}, ())
     assert np.isfinite(trace.confidence).all()
     assert (trace.costs > 0).all()
-    wrong = trace.wrong()
-    assert wrong[:, -1].mean() < wrong[:, 0].mean()  # more money or more layers, fewer mistakes
+    assert (
+        trace.loss[:, -1].mean() < trace.loss[:, 0].mean()
+    )  # more money or more layers, fewer mistakes
     facts = datasets.about(name)["nodes"]
     assert trace.names == tuple(facts)
     if name != "langid":
         right = [fact["accuracy"] for fact in facts.values()]
-        np.testing.assert_allclose(1 - wrong.mean(axis=0), right, atol=6e-5)
+        np.testing.assert_allclose(1 - trace.loss.mean(axis=0), right, atol=6e-5)
 
 
 def test_describe_reports_how_it_was_made(name):

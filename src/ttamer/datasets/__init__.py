@@ -1,13 +1,13 @@
 """Real traces that come with the package.
 
 >>> names()
-('langid', 'llm-mmlu', 'llm-triviaqa', 'minilm-imdb')
+('langid', 'llm-mmlu', 'llm-triviaqa', 'minilm-imdb', 'routerbench')
 >>> load("langid", "fit").names
 ('cld2', 'cld3', 'fasttext', 'langid', 'lingua')
 
-Five language detectors, nine LLMs on two benchmarks, and the exits of a text network. Each has rows
-to fit on and rows to test on, which share no input. ``experiments/`` has further traces, and how
-all of them were made.
+Five language detectors, nine LLMs on two benchmarks, eleven LLMs on prompts of many tasks, and the
+exits of a text network. Each has rows to fit on and rows to test on, which share no input.
+``experiments/`` has further traces, and how all of them were made.
 """
 
 import json
@@ -111,7 +111,7 @@ def describe(name: str) -> str:
         f"{name}: {facts['title']}",
         "rows: {fit} to fit on, {test} to test on".format_map(facts["rows"]),
     ]
-    keys = ("source", "network", "made", "label", "confidence", "cost", "licence")
+    keys = ("source", "network", "made", "label", "inputs", "confidence", "cost", "licence")
     lines += [f"{key}: {facts[key]}" for key in keys if key in facts]
     nodes = facts["nodes"]
     spent = list(accumulate(node.get("cost", 0.0) for node in nodes.values()))
