@@ -21,30 +21,33 @@ from typing import Any
 from ttamer._numbers import is_number
 from ttamer.errors import TTamerError
 
-MAX_PREFIX = 16
-"""The number of tokens at the beginning of an answer whose log-probabilities are kept."""
-MIN_LOGPROB = -1e9
-"""The lowest log-probability: its exponential is 0, and sums of many stay finite."""
-TOP_LOGPROBS = 20
-"""The number of likely tokens requested of a verifier: the most that OpenAI returns."""
-ALTERNATIVES = 5
-"""The number of likely tokens requested for margins and entropies."""
-MAX_ENTROPY = math.log(ALTERNATIVES + 1)
-"""The largest entropy: of that many tokens, and the others as one, all equally likely."""
-VERDICT_TOKENS = 4
-"""The most tokens of a verifier's answer."""
+MIN_LOGPROB = -1e9  # its exponential is 0, and sums of many stay finite
+TOP_LOGPROBS = 20  # likely tokens asked of a verifier: the most that OpenAI returns
+ALTERNATIVES = 5  # likely tokens asked for margins and entropies
+MAX_ENTROPY = math.log(ALTERNATIVES + 1)  # of that many tokens, and the others as one
+VERDICT_TOKENS = 4  # the most of a verifier's answer
+MAX_REPORT_TOKENS = 16
 VERIFY = "Judge whether a proposed answer to a question is right."
-"""The instructions of a verifier."""
+REPORT_RUBRIC = (
+    "You gave an answer to a question. State how likely it is that the answer is right: 0 means "
+    "certainly wrong, 100 certainly right."
+)
+REPORT_REPLY = "a number from 0 to 100"
 
-_AROUND = " \t\n()[]*.:,\"'\u2581\u0120"
-"""Characters that may surround a letter within its token."""
+_AROUND = " \t\n()[]*.:,\"'\u2581\u0120"  # may surround a letter within its token
+_REPORTED = re.compile(
+    r"(?<![\w.,])(?P<value>\d{1,3}(?:[.,]\d+)?)"
+    r"(?:\s*(?P<percent>%|percent\b|per cent\b)|\s*(?:/|out of)\s*(?P<top>\d{1,3})\b)?"
+    r"(?![\w]|[.,]\d)",
+    re.IGNORECASE,
+)
 
 
 class Unreadable(TTamerError):
     """A response lacks the answer, or the source of its confidence."""
 
 
-def answer_text(response: Mapping[str, Any], path: str | None = None) -> str:
+def answer_text(response: Mapping[str, Any]) -> str:
     """Return the text of the answer.
 
     Tool calls are their names and arguments as JSON; a refusal is its text. An answer without
@@ -57,11 +60,6 @@ def answer_text(response: Mapping[str, Any], path: str | None = None) -> str:
     >>> answer_text({"choices": [{"message": {"content": None, "tool_calls": [call]}}]})
     '[{"arguments": {"a": 1, "b": 2}, "name": "add"}]'
     """
-    if path is not None:
-        value = _at(response, path)
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise Unreadable(f"returned no text at answer = {path!r}")
-        return without_reasoning(str(value))
     choice = _choice_of(response)
     message = choice.get("message")
     if not isinstance(message, dict):
@@ -71,9 +69,8 @@ def answer_text(response: Mapping[str, Any], path: str | None = None) -> str:
     calls = message.get("tool_calls") or [{"function": message.get("function_call")}]
     if not isinstance(calls, list) or not all(map(_is_call, calls)):
         raise Unreadable("the tool_calls of choices.0 are not a list of calls")
-    made = [_call(call["function"]) for call in calls if call.get("function")]
-    if made:
-        return json.dumps(made, sort_keys=True)
+    if called := [_call(call["function"]) for call in calls if call.get("function")]:
+        return json.dumps(called, sort_keys=True)
     if not isinstance(message.get("content"), str | list | None):
         raise Unreadable("the content of choices.0 is not text")
     refusal = message.get("refusal")
@@ -137,126 +134,65 @@ def probability_of_answer(response: Mapping[str, Any]) -> float:
         response: The response, with ``logprobs``.
 
     Returns:
-        A number from 0 to 1; 0 for a response without log-probabilities.
+        A number from 0 to 1; 0 for an answer without tokens.
     """
     logs = _logprobs(response)
     return math.exp(math.fsum(logs) / len(logs)) if logs else 0.0
 
 
-def probability_of_whole(response: Mapping[str, Any]) -> float:
-    """Return the probability of the whole answer: the product over its tokens.
-
-    Longer answers have lower ones, unlike the mean of :func:`probability_of_answer`.
-
-    >>> tokens = [{"token": "Par", "logprob": -0.5}, {"token": "is", "logprob": 0.0}]
-    >>> probability_of_whole({"choices": [{"logprobs": {"content": tokens}}]})
-    0.6065306597126334
-
-    Args:
-        response: The response, with ``logprobs``.
-
-    Returns:
-        A number from 0 to 1; 0 for a response without log-probabilities.
-    """
-    logs = _logprobs(response)
-    return math.exp(math.fsum(logs)) if logs else 0.0
-
-
-def first_logprobs(response: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the log-probabilities of the first tokens of the answer; none where there are none.
-
-    >>> tokens = [{"token": "Par", "logprob": -0.25}, {"token": "is", "logprob": 0.0}]
-    >>> first_logprobs({"choices": [{"logprobs": {"content": tokens}}]})
-    (-0.25, 0.0)
-    """
-    try:
-        return tuple([round(log, 4) for log in _logprobs(response)[:MAX_PREFIX]])
-    except Unreadable:
-        return ()
+def product_of_tokens(response: Mapping[str, Any]) -> float:
+    """Return the probability of all tokens together, which is lower for longer answers."""
+    return math.exp(math.fsum(_logprobs(response) or [MIN_LOGPROB]))
 
 
 def lowest_probability(response: Mapping[str, Any]) -> float:
-    """Return the probability of the least likely token of the answer.
-
-    >>> tokens = [{"token": "Par", "logprob": -0.5}, {"token": "is", "logprob": 0.0}]
-    >>> lowest_probability({"choices": [{"logprobs": {"content": tokens}}]})
-    0.6065306597126334
-    """
+    """Return the probability of the least likely token of the answer."""
     return math.exp(min(_logprobs(response), default=MIN_LOGPROB))
 
 
 LIKELIHOODS: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "logprobs": probability_of_answer,
-    "product": probability_of_whole,
+    "product": product_of_tokens,
     "min": lowest_probability,
 }
 """The sources of confidence that need no more than the probabilities of an answer's tokens."""
 
 
-def likelihoods(response: Mapping[str, Any]) -> dict[str, float]:
-    """Return the confidence by each of :data:`LIKELIHOODS`; the lowest without log-probabilities.
-
-    >>> tokens = [{"token": "Par", "logprob": -0.5}, {"token": "is", "logprob": -0.5}]
-    >>> found = likelihoods({"choices": [{"logprobs": {"content": tokens}}]})
-    >>> round(found["logprobs"], 3), round(found["product"], 3)
-    (0.607, 0.368)
-    """
-    try:
-        return {name: measure(response) for name, measure in LIKELIHOODS.items()}
-    except Unreadable:
-        return dict.fromkeys(LIKELIHOODS, 0.0)
-
-
-def margin_of_tokens(response: Mapping[str, Any], *, first: bool = False) -> float:
+def margin_of_tokens(response: Mapping[str, Any]) -> float:
     """Return the mean difference between the two likeliest tokens' probabilities.
 
     >>> top = [{"token": "A", "logprob": 0.0}, {"token": "B", "logprob": -1e9}]
     >>> token = {"token": "A", "logprob": 0.0, "top_logprobs": top}
     >>> margin_of_tokens({"choices": [{"logprobs": {"content": [token]}}]})
     1.0
-
-    Args:
-        response: The response, with ``top_logprobs``.
-        first: Whether only the first token counts; by default all do.
     """
-    found = [sorted(each, reverse=True) for each in _alternatives(response, first=first)]
-    margins = [each[0] - (each[1] if len(each) > 1 else 0.0) for each in found]
-    return math.fsum(margins) / len(margins) if margins else 0.0
+    pairs = [sorted((*chances, 0.0), reverse=True)[:2] for chances in _alternatives(response)]
+    return math.fsum(first - second for first, second in pairs) / len(pairs) if pairs else 0.0
 
 
-def entropy_of_tokens(response: Mapping[str, Any], *, first: bool = False) -> float:
-    """Return the mean entropy of the likeliest tokens, in nats; the others count as one.
-
-    >>> top = [{"token": "A", "logprob": 0.0}]
-    >>> token = {"token": "A", "logprob": 0.0, "top_logprobs": top}
-    >>> entropy_of_tokens({"choices": [{"logprobs": {"content": [token]}}]})
-    0.0
-
-    Args:
-        response: The response, with ``top_logprobs``.
-        first: Whether only the first token counts; by default all do.
-    """
+def entropy_of_tokens(response: Mapping[str, Any]) -> float:
+    """Return the mean entropy of the likeliest tokens, in nats; the others count as one."""
     entropies = []
-    for chances in _alternatives(response, first=first):
-        rest = max(0.0, 1.0 - math.fsum(chances))
-        entropies.append(-math.fsum(p * math.log(p) for p in (*chances, rest) if p > 0) or 0.0)
+    for chances in _alternatives(response):
+        unlisted = max(0.0, 1.0 - math.fsum(chances))
+        entropies.append(-math.fsum(p * math.log(p) for p in (*chances, unlisted) if p > 0) or 0.0)
     return math.fsum(entropies) / len(entropies) if entropies else MAX_ENTROPY
 
 
-def _alternatives(response: Mapping[str, Any], *, first: bool) -> list[list[float]]:
-    """Return the probabilities of the likeliest tokens, for each token or the first one."""
-    found = []
-    for entry in token_entries(response):
-        if entry.get("token") == "":
-            continue
-        top = entry.get("top_logprobs")
-        if not isinstance(top, list) or not top:
+def _alternatives(response: Mapping[str, Any]) -> list[list[float]]:
+    """Return the probabilities of the likeliest tokens, for each token."""
+    table = []
+    for entry in _tokens(response):
+        if not (likely := _listed(entry)):
             raise Unreadable("returned no top_logprobs: the upstream must support them")
-        likely = [each for each in top if isinstance(each, dict)]
-        found.append([math.exp(_log(each.get("logprob"))) for each in likely])
-        if first:
-            break
-    return found
+        table.append([math.exp(_log(token.get("logprob"))) for token in likely])
+    return table
+
+
+def _listed(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the likely tokens at the place of one token."""
+    top = entry.get("top_logprobs")
+    return [token for token in top if isinstance(token, dict)] if isinstance(top, list) else []
 
 
 def probability_of_choice(response: Mapping[str, Any], letter: str) -> float:
@@ -266,12 +202,13 @@ def probability_of_choice(response: Mapping[str, Any], letter: str) -> float:
     no token is the letter alone, the whole answer's probability is the next best.
     """
     tokens = _tokens(response)
-    naming = [i for i, (text, _) in enumerate(tokens) if text.strip(_AROUND).upper() == letter]
+    texts = [str(entry.get("token")) for entry in tokens]
+    naming = [i for i, text in enumerate(texts) if text.strip(_AROUND).upper() == letter]
     if not naming:
         return probability_of_answer(response)
-    before = "".join(text for text, _ in tokens[: naming[0]])
-    place = naming[0] if not before.strip(_AROUND) else naming[-1]
-    return math.exp(tokens[place][1])
+    before = "".join(texts[: naming[0]])
+    chosen = naming[0] if not before.strip(_AROUND) else naming[-1]
+    return math.exp(_log(tokens[chosen].get("logprob")))
 
 
 def question_text(body: Mapping[str, Any]) -> str:
@@ -304,14 +241,12 @@ def probability_of_yes(response: Mapping[str, Any]) -> float:
     >>> probability_of_yes({"choices": [{"logprobs": {"content": [token]}}]})
     0.5
     """
-    for entry in token_entries(response):
-        top = entry.get("top_logprobs")
-        likely = [each for each in top if isinstance(each, dict)] if isinstance(top, list) else []
+    for entry in _entries(response):
         verdict = {"yes": 0.0, "no": 0.0}
-        for other in likely or [entry]:
-            word = str(other.get("token", "")).strip(_AROUND).casefold()
+        for token in _listed(entry) or [entry]:
+            word = str(token.get("token", "")).strip(_AROUND).casefold()
             if word in verdict:
-                verdict[word] += math.exp(_log(other.get("logprob")))
+                verdict[word] += math.exp(_log(token.get("logprob")))
         if total := verdict["yes"] + verdict["no"]:
             return verdict["yes"] / total
     raise Unreadable("the verifier returned neither yes nor no")
@@ -338,21 +273,17 @@ def field_value(response: Mapping[str, Any], path: str) -> float:
     >>> field_value({"choices": [{"score": 0.7}]}, "choices.0.score")
     0.7
     """
-    number = _number(_at(response, path))
-    if not math.isfinite(number):
+    value: Any = response
+    for step in path.split("."):
+        if isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            value = None
+    if not math.isfinite(number := _number(value)):
         raise Unreadable(f"returned no number at field = {path!r}")
     return number
-
-
-def _at(response: Any, path: str) -> Any:
-    for step in path.split("."):
-        if isinstance(response, dict):
-            response = response.get(step)
-        elif isinstance(response, list) and step.isdecimal() and int(step) < len(response):
-            response = response[int(step)]
-        else:
-            return None
-    return response
 
 
 def _choice_of(response: Mapping[str, Any]) -> dict[str, Any]:
@@ -362,46 +293,42 @@ def _choice_of(response: Mapping[str, Any]) -> dict[str, Any]:
     return choices[0]
 
 
-def token_entries(response: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _entries(response: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the tokens of the first choice, as chat completions describe them."""
     logprobs = _choice_of(response).get("logprobs")
-    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    logprobs = logprobs if isinstance(logprobs, dict) else {}
+    content, logs = logprobs.get("content"), logprobs.get("token_logprobs")
     if isinstance(content, list) and all(isinstance(entry, dict) for entry in content):
         return content
-    if isinstance(logprobs, dict) and isinstance(logprobs.get("token_logprobs"), list):
-        logs = logprobs["token_logprobs"]
-        tokens = logprobs.get("tokens")
-        texts = tokens if isinstance(tokens, list) and tokens else [None] * len(logs)
-        likely = logprobs.get("top_logprobs")
-        tops = likely if isinstance(likely, list) and len(likely) == len(logs) else [{}] * len(logs)
-        rows = zip(texts, logs, map(_as_list, tops), strict=False)
-        return [
-            {"token": text, "logprob": log, "top_logprobs": top}
-            for text, log, top in rows
-            if log is not None
-        ]
-    raise Unreadable(
-        "returned no log-probabilities: the upstream must support logprobs, or the node needs "
-        'another confidence ("agreement", "verifier", "self-report", "none")'
-    )
+    if not isinstance(logs, list):
+        raise Unreadable(
+            "returned no log-probabilities: the upstream must support logprobs, or the node needs "
+            'another confidence ("agreement", "verifier", "self-report", "none")'
+        )
+    tokens, likely = logprobs.get("tokens"), logprobs.get("top_logprobs")
+    texts = tokens if isinstance(tokens, list) and tokens else [None] * len(logs)
+    tops = likely if isinstance(likely, list) and len(likely) == len(logs) else [None] * len(logs)
+    return [
+        {"token": text, "logprob": log, "top_logprobs": _as_list(top)}
+        for text, log, top in zip(texts, logs, tops, strict=False)
+        if log is not None
+    ]
 
 
 def _as_list(top: Any) -> list[dict[str, Any]]:
     """Return the likely tokens of text completions in the form of chat completions."""
-    if not isinstance(top, dict):
-        return []
-    return [{"token": token, "logprob": log} for token, log in top.items()]
+    likely = top.items() if isinstance(top, dict) else ()
+    return [{"token": token, "logprob": log} for token, log in likely]
 
 
-def _tokens(response: Mapping[str, Any]) -> list[tuple[str, float]]:
+def _tokens(response: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the tokens that have text: llama.cpp adds one for the end of the answer."""
-    entries = [e for e in token_entries(response) if e.get("token") != ""]
-    return [(str(e.get("token")), _log(e.get("logprob"))) for e in entries]
+    return [entry for entry in _entries(response) if entry.get("token") != ""]
 
 
 def _logprobs(response: Mapping[str, Any]) -> list[float]:
-    """Return the log-probabilities of the tokens that have text."""
-    logs = [e.get("logprob") for e in token_entries(response) if e.get("token") != ""]
+    logs = [entry.get("logprob") for entry in _tokens(response)]
+    # Most are floats in range: checked here, as answers may have thousands of tokens.
     return [log if type(log) is float and MIN_LOGPROB <= log <= 0 else _log(log) for log in logs]
 
 
@@ -433,37 +360,8 @@ def message_text(content: Any) -> str:
     return "\n".join(part for part in parts if isinstance(part, str))
 
 
-REPORT_RUBRIC = (
-    "You gave an answer to a question. State how likely it is that the answer is right: 0 means "
-    "certainly wrong, 100 certainly right."
-)
-"""The instructions of a self-report."""
-REPORT_REPLY = "a number from 0 to 100"
-"""What a self-report is."""
-MAX_REPORT_TOKENS = 16
-"""The most tokens of a self-report."""
-
-_REPORTED = re.compile(
-    r"(?<![\w.,])(?P<value>\d{1,3}(?:[.,]\d+)?)"
-    r"(?:\s*(?P<percent>%|percent\b|per cent\b)|\s*(?:/|out of)\s*(?P<top>\d{1,3})\b)?"
-    r"(?![\w]|[.,]\d)",
-    re.IGNORECASE,
-)
-
-
 def report_request(question: str, answer: str) -> dict[str, Any]:
-    """Return the request for a self-report.
-
-    >>> report_request("2 + 2?", "4")["max_tokens"]
-    16
-
-    Args:
-        question: The text of the request.
-        answer: The answer that the model gave.
-
-    Returns:
-        The body of a request for chat completions.
-    """
+    """Return the request for a self-report."""
     ask = f"How likely is it that the answer is right? Reply with {REPORT_REPLY}."
     return {
         "messages": delimited(question, answer, rubric=REPORT_RUBRIC, reply=REPORT_REPLY, ask=ask),
@@ -481,19 +379,10 @@ def reported_confidence(response: Mapping[str, Any]) -> float:
     >>> [reported_confidence({"choices": [{"message": {"content": text}}]})
     ...  for text in ("85", "I am 90% sure.", "0.75", "8/10")]
     [0.85, 0.9, 0.75, 0.8]
-
-    Args:
-        response: The response to a self-report.
-
-    Returns:
-        The confidence.
-
-    Raises:
-        Unreadable: If the reply holds no number in range.
     """
-    found = list(_REPORTED.finditer(answer_text(response).replace("\u2212", "-")))
-    units = [each for each in found if each["percent"] or each["top"]]
-    for match in units or found[:1]:
+    matches = list(_REPORTED.finditer(answer_text(response).replace("\u2212", "-")))
+    with_units = [match for match in matches if match["percent"] or match["top"]]
+    for match in with_units or matches[:1]:
         before = match.string[: match.start()]
         value = float(match["value"].replace(",", "."))
         if match["top"]:
@@ -515,7 +404,12 @@ def delimited(
     >>> messages[1]["content"].splitlines()[1]
     '2 + 2?'
     """
-    mark = _mark(question, reference or "", answer)
+    # The mark depends on the answer only where it must: so requests about answers to one question
+    # begin alike, and servers that keep prompts read the question once.
+    texts = (question, reference or "")
+    mark = _digest(*texts)
+    while any(mark in text for text in (*texts, answer)):
+        mark = _digest(mark, *texts, answer)
     parts = {"question": question, "reference answer": reference, "answer": answer}
     text = "\n".join(
         f"[{name} {mark}]\n{part}\n[end {mark}]" for name, part in parts.items() if part is not None
@@ -529,18 +423,6 @@ def delimited(
         {"role": "system", "content": rules},
         {"role": "user", "content": f"{text}\n\n{ask}"},
     ]
-
-
-def _mark(question: str, reference: str, answer: str) -> str:
-    """Return a mark that is in none of the texts.
-
-    It is the same for all answers to a question where possible, so that their requests begin alike,
-    and upstreams that keep prompts read the question only once.
-    """
-    mark = _digest(question, reference)
-    while any(mark in text for text in (question, reference, answer)):
-        mark = _digest(mark, question, reference, answer)
-    return mark
 
 
 def _digest(*texts: str) -> str:
