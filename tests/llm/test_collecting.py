@@ -18,6 +18,7 @@ from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm import Prompt, collect_prompts, plan_collection
 from ttamer.llm.collecting import MAX_FAILURES
 from ttamer.llm.judging import Judge
+from ttamer.llm.labelling import read_answers
 
 QUESTIONS = [f"Question {number}?" for number in range(30)]
 LABELLED = [Prompt({"messages": [{"role": "user", "content": q}]}, truth(q)) for q in QUESTIONS]
@@ -65,7 +66,7 @@ def test_equal_prompts_without_an_answer_are_all_counted(make_served):
     served = make_served(node={"small": {"max_concurrent": 1}})
     served.upstreams["small"].plan = ["garbage"]
     trace = collected(served, [*LABELLED, LABELLED[0]], on_error="skip")
-    assert trace.left_out == {"small returned no JSON object": 2}
+    assert trace.notes == ("2 prompts with a gap: small returned no JSON object",)
 
 
 def test_a_node_that_changes_is_asked_again_and_the_others_are_not(served):
@@ -135,16 +136,22 @@ def test_failures_are_refused_and_asked_alone_the_next_time(served):
     assert served.counts == [32, 30]
 
 
-def test_failures_may_be_left_out_counted(make_served):
-    served = make_served(node={"small": {"max_concurrent": 1}})
+def test_failures_may_be_gaps_and_prompts_without_any_answer_left_out(make_served, tmp_path):
+    served = make_served(node={name: {"max_concurrent": 1} for name in ("small", "large")})
     served.upstreams["small"].plan = ["garbage", "ok", "error"]
-    trace = collected(served, on_error="skip")
-    assert len(trace) == 28
-    assert trace.left_out == {
-        "small returned no JSON object": 1,
-        "small returned status 500: out of order": 1,
-    }
-    assert trace.classes[trace.label[0]] == truth(QUESTIONS[1])
+    served.upstreams["large"].plan = ["ok", "ok", "garbage"]
+    trace = collected(served, on_error="skip", answers=tmp_path / "answers.jsonl")
+    assert len(trace) == 29
+    assert trace.left_out == {"small returned status 500: out of order": 1}
+    assert trace.notes == ("1 prompt with a gap: small returned no JSON object",)
+    assert np.isnan(trace.confidence[0]).tolist() == [True, False]
+    assert np.isnan(trace.loss).sum() == 1
+    assert trace.answered[1:].all()
+    assert read_answers(tmp_path / "answers.jsonl", trace.names)[0].answers["small"] is None
+
+
+def test_prompts_are_kept_for_a_fit_that_reads_them(served):
+    assert collected(served).prompt.tolist() == QUESTIONS
 
 
 def test_a_node_that_only_fails_is_soon_left_alone(make_served):
@@ -181,7 +188,7 @@ def test_labels_that_no_answer_equals_are_refused_with_what_was_compared(make_se
 def test_a_node_that_answers_now_and_then_is_asked_to_the_end(make_served):
     served = make_served(node={"small": {"max_concurrent": 1}})
     served.upstreams["small"].plan = ([*["garbage"] * (MAX_FAILURES - 1), "ok"]) * 2
-    assert len(collected(served, on_error="skip")) == 12
+    assert collected(served, on_error="skip").answered.sum(axis=0).tolist() == [12, 30]
     assert served.counts == [30, 30]
 
 
@@ -279,34 +286,6 @@ def test_prompts_and_answers_are_kept_for_their_owner(served, tmp_path):
     assert rows[3]["request"] == LABELLED[3].body
     assert rows[3]["label"] == truth(QUESTIONS[3])
     assert rows[3]["answers"]["small"] == small.answer(QUESTIONS[3], 0)[0]
-
-
-def test_margins_and_entropies_become_columns(make_served):
-    extras = {"extras": ["margin", "entropy"]}
-    served = make_served(node={"small": extras})
-    trace = collected(served)
-    assert set(trace.extras) == {"margin", "entropy"}
-    small = served.upstreams["small"]
-    assert {request["top_logprobs"] for request in small.requests} == {5}
-    sure = [small.answer(question, 0)[1] for question in QUESTIONS]
-    assert trace.extras["margin"][:, 0].tolist() == pytest.approx(sure)
-    assert all(trace.extras["entropy"][:, 0] > 0)
-    assert np.isnan(trace.extras["margin"][:, 1]).all()
-
-
-def test_a_column_that_some_answers_lack_is_left_out_and_noted(make_served):
-    served = make_served(node={"small": {"extras": ["margin"], "max_concurrent": 1}})
-    small = served.upstreams["small"]
-    token = {"token": "A", "logprob": -0.5}
-    choice = {"message": {"content": "A"}, "logprobs": {"content": [token]}}
-    collected(served, LABELLED[:10])
-    small.raw = json.dumps({"choices": [choice]}).encode()
-    trace = collected(served, LABELLED[:12])
-    assert trace.extras == {}
-    (note,) = trace.notes
-    assert "small.margin is left out: 2 answers" in note
-    (note,) = collected(served, LABELLED[10:12]).notes
-    assert "small.margin is left out: 2 answers" in note
 
 
 def test_an_error_of_an_upstream_is_shown_to_the_operator(served):
@@ -445,12 +424,13 @@ def test_a_judge_needs_no_labels(served):
     assert "there are none" in trace.notes[0]
 
 
-def test_a_verdict_that_is_none_leaves_its_row_out(served):
+def test_a_verdict_that_is_none_leaves_its_loss_unknown(served):
     judging(served.upstreams["large"], lambda text: "maybe" if "Question 3?" in text else "yes")
     with pytest.raises(TraceError, match="the judge returned neither yes nor no: 1"):
         collected(served, judge=Judge("large"))
     trace = collected(served, judge=Judge("large"), on_error="skip")
-    assert len(trace) == 29
+    assert len(trace) == 30
+    assert (trace.correct == -1).any(axis=1).tolist() == [k == 3 for k in range(30)]
 
 
 def test_a_judge_that_only_fails_is_soon_left_alone(make_served):
@@ -577,7 +557,7 @@ def test_failures_in_the_command(commanded, prompts, tmp_path, capsys):
     arguments = ["collect", str(commanded.cascade), "--prompts", prompts]
     arguments += ["-o", str(tmp_path / "trace.csv"), "--skip-bad"]
     assert main(arguments) == 0
-    assert "1 prompt left out: small returned no JSON object" in capsys.readouterr().out
+    assert "1 prompt with a gap: small returned no JSON object" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

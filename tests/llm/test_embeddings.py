@@ -11,7 +11,7 @@ from support.faulty_upstream import FaultyUpstream
 from ttamer.cli import main
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm import Likeness, Prompt, collect_prompts
-from ttamer.llm.labelling import KeptRow
+from ttamer.llm.labelling import AnsweredPrompt
 
 LABEL = "alpha beta gamma"
 RIGHT, WRONG = "alpha beta gamma zeta", "alpha delta epsilon"  # cosines 0.87 and 0.33
@@ -100,7 +100,7 @@ def test_a_threshold_is_fitted_to_the_labels_of_a_person(served, tmp_path):
     for n in range(16):
         texts = {name: RIGHT if is_right(name, f"{n}?") else WRONG for name in ("small", "large")}
         names = [name for name in texts if is_right(name, f"{n}?")]
-        lines.append({"key": KeptRow(f"{n}?", None, texts).key, "right": names})
+        lines.append({"key": AnsweredPrompt(f"{n}?", None, texts).key, "right": names})
     more = [{"one": LABEL, "two": RIGHT, "equal": True}] * 8  # both kinds in one file
     file.write_text("\n".join(map(json.dumps, [*lines, *more, {"key": "other", "right": []}])))
     trace = collected(found, likeness=Likeness(pairs=file))

@@ -17,7 +17,7 @@ import pytest
 from support.browser import headless
 from ttamer.cli import main
 from ttamer.errors import TraceError
-from ttamer.llm.labelling import KeptRow, Labelling, LabelPlan, LabelServer, read_answers
+from ttamer.llm.labelling import AnsweredPrompt, Labelling, LabelPlan, LabelServer, read_answers
 from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
@@ -66,8 +66,8 @@ def test_rows_with_the_same_prompt_and_answers_are_labelled_once(tmp_path):
     trace = Trace.from_arrays(
         SPEC, [[0.5, 0.6]] * 3, prediction=[["a", "b"], ["c", "d"], ["a", "b"]]
     )
-    rows = [KeptRow("same", None, {"small": "a", "large": "b"})] * 3
-    rows[1] = KeptRow("other", None, {"small": "c", "large": "d"})
+    rows = [AnsweredPrompt("same", None, {"small": "a", "large": "b"})] * 3
+    rows[1] = AnsweredPrompt("other", None, {"small": "c", "large": "d"})
     for _ in range(2):  # and when the labels are read again
         with Labelling(LabelPlan(trace), rows, tmp_path / "labels.jsonl") as labelling:
             if not labelling.right:

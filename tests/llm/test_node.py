@@ -77,13 +77,6 @@ def test_log_probabilities_that_the_client_did_not_ask_for_are_not_shown():
     assert len(entry["top_logprobs"]) == 1
 
 
-def test_extras_are_read_beside_the_confidence():
-    reply, _ = ask(Fake(completion()), extras=("margin",))
-    margin, entropy, _ = reply.extras
-    assert margin == pytest.approx(math.exp(-0.5) - math.exp(-2.0))
-    assert math.isnan(entropy)
-
-
 def test_a_self_report_is_a_second_call_and_never_costs_the_answer():
     report = completion("85")
     reply, work = ask(Fake(completion(), report), confidence="self-report")

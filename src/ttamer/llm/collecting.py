@@ -10,26 +10,26 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._files import atomic_write
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm.client import Client, UpstreamFailed, open_session
 from ttamer.llm.compare import Comparer, Comparison, compare_answers, label_form
 from ttamer.llm.confidence import Unreadable, question_text
 from ttamer.llm.judging import Judge, score_from, verdict_from
-from ttamer.llm.labelling import KeptRow
+from ttamer.llm.labelling import AnsweredPrompt, write_answers
 from ttamer.llm.likeness import (
     EMBEDDED_AT_ONCE,
     MAX_TEXT,
@@ -41,12 +41,11 @@ from ttamer.llm.likeness import (
 )
 from ttamer.llm.node import BYTES_PER_TOKEN, Node, Upstream, Usage, Work, call_cost
 from ttamer.llm.paid import PaidCalls, PaidUpstream, key_of
-from ttamer.llm.prompts import Endpoint, Prompt, prompt_signals
+from ttamer.llm.prompts import Endpoint, Prompt
 from ttamer.llm.settings import NodeSettings, comparison_of, embeddings_of, read_nodes
 from ttamer.runtime.calling import Call, call_async
-from ttamer.runtime.reply import columns_of
 from ttamer.trace.spec import CascadeSpec
-from ttamer.trace.trace import BELIEF_FIELDS, OnBad, Trace
+from ttamer.trace.trace import OnBad, Trace
 
 MAX_FAILURES = 10  # in a row, after which a node is not called any more
 WORKERS = 8  # of a node without max_concurrent
@@ -54,6 +53,7 @@ HALF = 0.5  # the score from which an answer counts as right
 MAX_SHOWN_ALIASES = 6  # of a label that a judge sees: it bounds the length of its prompts
 
 T = TypeVar("T")
+Labels = Sequence[str | None] | None
 Ask = Callable[[NodeSettings], Upstream]
 """From a node's settings to what is asked."""
 
@@ -66,7 +66,6 @@ class Answer(NamedTuple):
     cost: float
     confidence_cost: float = 0.0
     """The part of the cost that is for the confidence alone."""
-    columns: Mapping[str, float] = {}
 
 
 def collect_prompts(
@@ -90,7 +89,7 @@ def collect_prompts(
         paid: A file that keeps the responses, so that no call is made twice (SQLite, mode 600).
         endpoint: The endpoint of the upstreams.
         on_error: "refuse" raises an error for prompts that lack an answer, once all others are
-            asked; "skip" drops and counts them.
+            asked; "skip" leaves a gap there, and drops and counts prompts without any answer.
         answers: A file for the prompts and the answers of the trace's rows, as JSON lines (mode
             600).
         judge: A node that decides how right answers are, instead of the comparison with labels;
@@ -171,7 +170,7 @@ def plan_collection(
     >>> import tempfile
     >>> spec = CascadeSpec.from_toml("node = [{name = 'a', cost = 2, upstream = 'http://h/v1'}]")
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     print(plan_collection(spec, [Prompt({"prompt": "2 + 2?"})], Path(folder, "paid")))
+    ...     print(plan_collection(spec, [Prompt({"prompt": "2 + 2?"})], f"{folder}/paid"))
     a: 1 call, at most 2
     in all at most 2; 0 responses are kept
     """
@@ -197,10 +196,13 @@ class _Collection:
     vectors: _Vectors | None = None
     answers: dict[str, dict[str, Answer]] = field(default_factory=dict)
     """By node and prompt."""
-    scores: dict[str, Answer] = field(default_factory=dict)
-    """The judge's verdicts; their confidence is the score."""
+    verdicts: dict[str, Answer] = field(default_factory=dict)
+    """By request to the judge; their confidence is the score."""
     failed: dict[str, dict[str, str]] = field(default_factory=dict)
     """Why there is no answer, by node and prompt; the judge's are under the empty name."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    gaps: tuple[str, ...] = ()
+    """How many answers are missing in the trace, in words."""
     done: int = 0
     total: int = 0
 
@@ -253,7 +255,14 @@ class _Collection:
             rows = self._complete_rows(on_error)
             trace = await self._trace(rows)
         if path is not None:
-            self._write_answers(Path(path), rows)
+            write_answers(path, (
+                {
+                    "request": dict(self.prompts[row].body),
+                    "label": self.prompts[row].label,
+                    "answers": self._texts(row),
+                }
+                for row in rows
+            ))  # fmt: skip
         return trace
 
     async def plan(self) -> CollectionPlan:
@@ -294,10 +303,10 @@ class _Collection:
         self._report()
         async with asyncio.TaskGroup() as group:
             for name, node in self.nodes.items():
-                found = self.answers[name] = {}
-                self._start_workers(group, node, bodies, partial(self._ask, name), found, name)
+                answers = self.answers[name] = {}
+                self._start_workers(group, node, bodies, partial(self._ask, name), answers, name)
 
-    async def _ask(self, name: str, body: Mapping[str, Any], *, again: bool = False) -> Answer:
+    async def _ask(self, name: str, body: Mapping[str, Any], *, is_second: bool = False) -> Answer:
         node, upstreams = self._node(name)
         work = Work(dict(body), path=self.path)
         try:
@@ -309,8 +318,8 @@ class _Collection:
             raise
         if not work.is_measured:
             # Responses of a time when tokens had no price, and nobody needed their usage.
-            if not again and sum(upstream.forget() for upstream in upstreams.values()):
-                return await self._ask(name, body, again=True)
+            if not is_second and sum(upstream.forget() for upstream in upstreams.values()):
+                return await self._ask(name, body, is_second=True)
             raise Unreadable(
                 "returned no usage, and its tokens have a price: give the node a cost in place of "
                 "cost_per_token"
@@ -318,8 +327,7 @@ class _Collection:
         for upstream in upstreams.values():
             upstream.keep()
         answer = reply.answer
-        columns = columns_of(reply, BELIEF_FIELDS)
-        return Answer(answer.text, reply.confidence, answer.cost, answer.confidence_cost, columns)
+        return Answer(answer.text, reply.confidence, answer.cost, answer.confidence_cost)
 
     def _start_workers(
         self,
@@ -358,32 +366,24 @@ class _Collection:
 
     # Judging
 
-    def _verdict_request(self, judge: Judge, prompt: Prompt, text: str) -> dict[str, Any]:
-        label = prompt.label
-        if isinstance(label, tuple):
-            label = " or ".join(label[:MAX_SHOWN_ALIASES])
-        return judge.request(
-            question_text(prompt.body), text, label if self._judge_sees_labels else None
-        )
-
     @property
     def _judge_sees_labels(self) -> bool:
         return all(prompt.label is not None for prompt in self.prompts)
 
-    def _verdict_key(self, row: int, text: str) -> str:
-        assert self.judge is not None  # noqa: S101 - there are verdicts
-        return _key(self._verdict_request(self.judge, self.prompts[row], text))
+    def _request(self, judge: Judge, row: int, text: str) -> dict[str, Any]:
+        """Return the request for a verdict on an answer."""
+        prompt, label = self.prompts[row], self.prompts[row].label
+        if isinstance(label, tuple):
+            label = " or ".join(label[:MAX_SHOWN_ALIASES])
+        label = label if self._judge_sees_labels else None
+        return judge.request(question_text(prompt.body), text, label)
 
     async def _ask_judge(self, judge: Judge) -> None:
-        """Ask about each different answer; one without text is wrong, and is not judged."""
+        """Ask about each different answer with text; one without is wrong."""
         node = self.nodes[judge.node]
-        waiting: dict[str, dict[str, Any]] = {}
-        for prompt in self.prompts:
-            for answers in self.answers.values():
-                answer = answers.get(_key(prompt.body))
-                if answer is not None and answer.text.strip():
-                    request = self._verdict_request(judge, prompt, answer.text)
-                    waiting[_key(request)] = request
+        texts = ((row, t) for row in range(len(self.prompts)) for t in self._texts(row).values())
+        requests = (self._request(judge, row, t) for row, t in texts if t is not None and t.strip())
+        waiting = {_key(request): request for request in requests}
         read = score_from if judge.graded else verdict_from
 
         async def ask(request: Mapping[str, Any]) -> Answer:
@@ -398,33 +398,29 @@ class _Collection:
 
         self.total += len(waiting)
         async with asyncio.TaskGroup() as group:
-            self._start_workers(group, node, waiting, ask, self.scores, "")
-
-    def _score(self, row: int, text: str) -> float | None:
-        if not text.strip():
-            return 0.0
-        verdict = self.scores.get(self._verdict_key(row, text))
-        return None if verdict is None else verdict.confidence
+            self._start_workers(group, node, waiting, ask, self.verdicts, "")
 
     async def _judged(
-        self,
-        judge: Judge,
-        rows: Sequence[int],
-        texts: Sequence[Sequence[str]],
-        labels: Sequence[str | None] | None,
-        comparer: Comparer,
-    ) -> str:
-        """Return what the verdicts cost, and how often they agree with the labels."""
+        self, judge: Judge, rows: Sequence[int], labels: Labels, comparer: Comparer
+    ) -> tuple[NDArray[np.float64], str]:
+        """Return the scores, what they cost, and how often they agree with the labels."""
+        scores = np.full((len(rows), len(self.nodes)), math.nan)
         costs: dict[str, float] = {}
         judged: list[bool] = []
         labelled: list[tuple[str, str]] = []
-        for row, answers in zip(rows, texts, strict=True):
+        for position, row in enumerate(rows):
             label = None if labels is None else labels[row]
-            for text in filter(str.strip, answers):
-                key = self._verdict_key(row, text)
-                costs[key] = self.scores[key].cost
+            for node, text in enumerate(self._texts(row).values()):
+                if text is not None and not text.strip():
+                    scores[position, node] = 0.0
+                if text is None or not text.strip():
+                    continue
+                key = _key(self._request(judge, row, text))
+                if (verdict := self.verdicts.get(key)) is None:
+                    continue
+                scores[position, node], costs[key] = verdict.confidence, verdict.cost
                 if label is not None:
-                    judged.append(self.scores[key].confidence >= HALF)
+                    judged.append(verdict.confidence >= HALF)
                     labelled.append((text, label))
         agreement = Agreement.of(judged, await comparer.right(labelled))
         least = judge.min_agreement
@@ -434,7 +430,7 @@ class _Collection:
                 "change the rubric or the judge, or lower --min-agreement"
             )
         unseen = "" if self._judge_sees_labels or not judged else ", which it did not see"
-        return (
+        return scores, (
             f"judged by {judge.node!r} in {counted(len(costs), 'call')} that cost "
             f"{sum(costs.values()):g}; the judge {agreement}{unseen}"
         )
@@ -457,7 +453,7 @@ class _Collection:
 
         self.vectors = _Vectors(self.paid, [settings.upstream, settings.model], ask)
 
-    def labels(self, *, needed: bool) -> list[str | None] | None:
+    def labels(self, *, needed: bool) -> Labels:
         """Return the reference answers in the form that is compared; ``None`` for none."""
         count = sum(prompt.label is not None for prompt in self.prompts)
         if not count:
@@ -487,7 +483,7 @@ class _Collection:
         return labels
 
     async def _comparer(
-        self, rows: Sequence[KeptRow]
+        self, rows: Sequence[AnsweredPrompt]
     ) -> tuple[Comparer, CascadeSpec, tuple[str, ...]]:
         """Return what compares answers, the cascade with its threshold, and notes on both."""
         if self.vectors is None:
@@ -504,59 +500,57 @@ class _Collection:
     # The trace
 
     def _complete_rows(self, on_error: OnBad) -> list[int]:
-        """Return the prompts that have all answers and verdicts."""
-        left_out: Counter[str] = Counter()
-        rows = []
-        for row, prompt in enumerate(self.prompts):
-            reason = self._lacking(row, _key(prompt.body))
-            if reason:
-                left_out[reason] += 1
-            else:
-                rows.append(row)
-        self.left_out = dict(left_out)
-        if left_out and (on_error == "refuse" or not rows):
-            failed = Counter(
-                f"{name} {reason}" for name in self.nodes for reason in self.failed[name].values()
-            )
-            reasons = "; ".join(f"{k}: {count}" for k, count in {**left_out, **failed}.items())
+        """Return the prompts of the trace: those with all answers and verdicts, or with some."""
+        lacking = [self._lacking(row) for row in range(len(self.prompts))]
+        reasons = Counter(chain.from_iterable(lacking))
+        none = {row for row, lack in enumerate(lacking) if lack and not any(self._answers(row))}
+        if reasons and (on_error == "refuse" or not all(self.answers.values())):
+            lack = sum(map(bool, lacking))
             lacked = "an answer" if self.judge is None else "an answer or a verdict"
+            listed = "; ".join(f"{reason}: {count}" for reason, count in reasons.items())
             raise TraceError(
-                f"{sum(left_out.values())} of {len(self.prompts)} prompts lack {lacked} "
-                f"({reasons}); fix the cause{_hint(reasons, self.prompts)} and run the same "
-                "command again, which asks only these, or skip them with --skip-bad"
+                f"{lack} of {len(self.prompts)} prompts lack {lacked} ({listed}); fix the cause"
+                f"{_hint(listed, self.prompts)} and run the same command again, which asks only "
+                "these, or skip them with --skip-bad"
             )
-        return rows
+        self.left_out = dict(Counter(lacking[row][0] for row in sorted(none)))
+        gaps = Counter(chain.from_iterable(r for row, r in enumerate(lacking) if row not in none))
+        self.gaps = tuple(
+            f"{counted(count, 'prompt')} with a gap: {reason}" for reason, count in gaps.items()
+        )
+        return [row for row in range(len(self.prompts)) if row not in none]
 
-    def _lacking(self, row: int, key: str) -> str:
-        """Return why a prompt lacks an answer or a verdict; nothing where it has all."""
-        for name, answers in self.answers.items():
-            if key not in answers:
-                return f"{name} {self.failed[name][key]}"
-        if self.judge is not None:
-            for answers in self.answers.values():
-                if self._score(row, answers[key].text) is None:
-                    verdict = self._verdict_key(row, answers[key].text)
-                    return f"the judge {self.failed[''][verdict]}"
-        return ""
-
-    def _row(self, row: int) -> list[Answer]:
+    def _lacking(self, row: int) -> list[str]:
+        """Return why a prompt lacks answers or verdicts; nothing where it has all."""
         key = _key(self.prompts[row].body)
-        return [answers[key] for answers in self.answers.values()]
+        reasons = [f"{name} {self.failed[name][key]}" for name in self.nodes
+                   if key in self.failed[name]]  # fmt: skip
+        for text in self._texts(row).values() if self.judge is not None else ():
+            if self.judge is not None and text is not None and text.strip():
+                verdict = _key(self._request(self.judge, row, text))
+                if verdict in self.failed[""]:
+                    reasons.append(f"the judge {self.failed[''][verdict]}")
+        return [*dict.fromkeys(reasons)]
+
+    def _answers(self, row: int) -> list[Answer | None]:
+        key = _key(self.prompts[row].body)
+        return [answers.get(key) for answers in self.answers.values()]
+
+    def _texts(self, row: int) -> dict[str, str | None]:
+        answers = zip(self.nodes, self._answers(row), strict=True)
+        return {name: None if answer is None else answer.text for name, answer in answers}
 
     async def _trace(self, rows: Sequence[int]) -> Trace:
         labels = self.labels(needed=self.judge is None)
-        table = [self._row(row) for row in rows]
-        texts = [[answer.text for answer in answers] for answers in table]
-        kept = [
-            KeptRow(
-                question_text(self.prompts[row].body),
-                None if labels is None else labels[row],
-                dict(zip(self.nodes, answers, strict=True)),
-            )
-            for row, answers in zip(rows, texts, strict=True)
+        table = [self._answers(row) for row in rows]
+        texts = [[*self._texts(row).values()] for row in rows]
+        prompts = [question_text(self.prompts[row].body) for row in rows]
+        answered = [
+            AnsweredPrompt(prompt, None if labels is None else labels[row], self._texts(row))
+            for row, prompt in zip(rows, prompts, strict=True)
         ]
         try:
-            comparer, spec, notes = await self._comparer(kept)
+            comparer, spec, notes = await self._comparer(answered)
         except (UpstreamFailed, Unreadable) as error:
             raise TraceError(f"texts cannot be embedded: {error}") from None
         right = None
@@ -569,9 +563,11 @@ class _Collection:
                 f"{error}, or name a judge (--judge NODE); the answers are kept, and are not asked "
                 "for again"
             ) from None
-        notes += tuple(compared.notes(comparer.rule, spec.names, texts))
-        for place, (name, node) in enumerate(self.nodes.items()):
-            if node.confidence == "self-report" and not any(r[place].confidence for r in table):
+        notes += (*self.gaps, *compared.notes(comparer.rule, spec.names, texts))
+        columns = [_numbers(table, field) for field in ("confidence", "cost", "confidence_cost")]
+        confidence, cost, confidence_cost = columns
+        for (name, node), values in zip(self.nodes.items(), confidence.T, strict=True):
+            if node.confidence == "self-report" and not np.nan_to_num(values).any():
                 notes += (
                     f"no self-report of {name!r} holds a number: its confidence is 0 on every row; "
                     "a model that reasons needs params = {max_tokens = false}",
@@ -579,69 +575,25 @@ class _Collection:
         correct: Any = compared.correct
         score = None
         if self.judge is not None:
-            scores = np.array(
-                [
-                    [self._score(row, text) for text in answers]
-                    for row, answers in zip(rows, texts, strict=True)
-                ],
-                np.float64,
-            )
-            notes += (await self._judged(self.judge, rows, texts, labels, comparer),)
-            correct, score = (None, scores) if self.judge.graded else (scores >= HALF, None)
+            scores, note = await self._judged(self.judge, rows, labels, comparer)
+            notes += (note,)
+            correct = np.where(np.isnan(scores), math.nan, scores >= HALF)
+            correct, score = (None, scores) if self.judge.graded else (correct, None)
+        # A cost of its own for a confidence is that of another node, which the fit makes of it.
         is_apart = np.array([node.verify_cost is not None for node in spec.nodes])
-        cost = np.array([[answer.cost for answer in answers] for answers in table])
-        cost -= is_apart * [[answer.confidence_cost for answer in answers] for answers in table]
-        columns, lacking = self._columns(table)
-        signals = {}
-        if self.spec.serve.get("signals"):
-            found = [prompt_signals(self.prompts[row].body) for row in rows]
-            signals = {name: np.array([values[name] for values in found]) for name in found[0]}
+        cost -= is_apart * confidence_cost
         return Trace.from_arrays(
             spec,
-            [[answer.confidence for answer in answers] for answers in table],
+            confidence,
             prediction=compared.prediction,
             label=compared.label,
             correct=correct,
             score=score,
             cost=None if (cost == spec.costs).all() else cost,
-            **columns,
-            inputs=signals,
+            prompt=np.array(prompts, object),
             left_out=self.left_out,
-            notes=(*notes, *lacking),
+            notes=notes,
         )
-
-    def _columns(
-        self, table: Sequence[Sequence[Answer]]
-    ) -> tuple[dict[str, NDArray[np.float64]], list[str]]:
-        """Return the margins and entropies that a node has on every row, and what is left out."""
-        columns, notes = {}, []
-        for column in BELIEF_FIELDS:
-            values = np.array([[answer.columns[column] for answer in row] for row in table])
-            lacking = np.isnan(values).sum(axis=0)
-            for (name, node), count in zip(self.nodes.items(), lacking.tolist(), strict=True):
-                if count and column in node.extras:
-                    notes.append(
-                        f"the column {name}.{column} is left out: "
-                        f"{counted(count, 'answer')} without top_logprobs"
-                    )
-            values[:, lacking > 0] = np.nan
-            if not np.isnan(values).all():
-                columns[column] = values
-        return columns, notes
-
-    def _write_answers(self, path: Path, rows: Sequence[int]) -> None:
-        """Write the prompts and the answers of some rows, for people to read and to label."""
-        lines = []
-        for row in rows:
-            prompt = self.prompts[row]
-            texts = dict(zip(self.nodes, (answer.text for answer in self._row(row)), strict=True))
-            line = {"request": dict(prompt.body), "label": prompt.label, "answers": texts}
-            lines.append(json.dumps(line) + "\n")
-        try:
-            with atomic_write(path, private=True) as part:
-                part.write_text("".join(lines), "utf-8")
-        except OSError as error:
-            raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 @dataclass
@@ -671,6 +623,13 @@ class _Vectors:
     def comparer(self, rule: Comparison) -> Comparer | None:
         """Return what compares answers while they are asked for; ``None`` before a threshold."""
         return None if rule.threshold is None else Comparer(rule, cosines(self))
+
+
+def _numbers(table: Sequence[Sequence[Answer | None]], field: str) -> NDArray[np.float64]:
+    """Return a number of each answer, NaN where there is none."""
+    rows = [[math.nan if answer is None else getattr(answer, field) for answer in row]
+            for row in table]  # fmt: skip
+    return np.array(rows, np.float64)
 
 
 def _key(body: Mapping[str, Any]) -> str:

@@ -40,6 +40,8 @@ ComparisonKind = Literal[
     "exact", "normalised", "choice", "numeric", "json", "regex", "contains", "embedding"
 ]
 """The names of the rules."""
+Texts = Sequence[str | None]
+"""The answers of the nodes to one prompt; ``None`` where a node gave none."""
 Pair = tuple[str, str]
 """Two texts that are compared."""
 PairScore = Callable[[Sequence[Pair]], Awaitable[Sequence[float]]]
@@ -474,12 +476,10 @@ class ComparedAnswers:
 
     prediction: list[list[str | None]]
     label: Sequence[str] | None = None
-    correct: list[list[bool]] | None = None
+    correct: list[list[bool | None]] | None = None
     """Where labels are compared one by one: equality is not transitive."""
 
-    def notes(
-        self, rule: Comparison, names: Sequence[str], answers: Sequence[Sequence[str]]
-    ) -> list[str]:
+    def notes(self, rule: Comparison, names: Sequence[str], answers: Sequence[Texts]) -> list[str]:
         """Return how many answers of each node have no content, for those that have some.
 
         >>> found = ComparedAnswers([["4", None], ["5", "5"]])
@@ -496,27 +496,29 @@ class ComparedAnswers:
         """
         notes = []
         for node, name in enumerate(names):
-            count = sum(row[node] is None for row in self.prediction)
-            empty = sum(not row[node].strip() for row in answers)
-            unread = next(
-                (row[node] for row, read in zip(answers, self.prediction, strict=True)
-                 if read[node] is None and row[node].strip()), None)  # fmt: skip
-            if count:
-                has = "has" if count == 1 else "have"
-                note = (
-                    f"{count} of {len(answers)} answers of {name!r} {has} no content under "
-                    f'compare = "{rule}"'
-                )
-                if unread is not None:
-                    note += f", such as {_shown(unread)}"
-                if empty:
-                    note += f", {empty} of them no text: a model that reasons needs more max_tokens"
-                notes.append(note)
+            texts = [
+                (row[node] or "").strip()
+                for row, read in zip(answers, self.prediction, strict=True)
+                if read[node] is None and row[node] is not None
+            ]
+            if not texts:
+                continue
+            total = sum(row[node] is not None for row in answers)
+            has = "has" if len(texts) == 1 else "have"
+            note = (
+                f"{len(texts)} of {total} answers of {name!r} {has} no content under "
+                f'compare = "{rule}"'
+            )
+            if unread := next(filter(None, texts), None):
+                note += f", such as {_shown(unread)}"
+            if empty := texts.count(""):
+                note += f", {empty} of them no text: a model that reasons needs more max_tokens"
+            notes.append(note)
         return notes
 
 
 async def compare_answers(
-    comparer: Comparer, answers: Sequence[Sequence[str]], labels: Sequence[str] | None
+    comparer: Comparer, answers: Sequence[Texts], labels: Sequence[str] | None
 ) -> ComparedAnswers:
     """Compare answers with one another, and with labels where there are some.
 
@@ -527,7 +529,7 @@ async def compare_answers(
 
     Args:
         comparer: The rule of comparison.
-        answers: The answers to each prompt, in the order of the nodes.
+        answers: The answers to each prompt, in the order of the nodes; ``None`` for none.
         labels: The forms of the labels, such as
             :func:`~ttamer.llm.compare.label_form` returns.
 
@@ -538,23 +540,22 @@ async def compare_answers(
         TraceError: If no answer is right.
     """
     rule = comparer.rule
-    predictions = [[rule.prediction(text) for text in row] for row in answers]
+    predictions = [[None if t is None else rule.prediction(t) for t in row] for row in answers]
+    correct = None
     if rule.is_transitive:
-        compared = ComparedAnswers(predictions, labels)
         is_any_right = not {*(labels or ())}.isdisjoint(form for row in predictions for form in row)
     else:
-        correct = None
         if labels is not None:
-            right = [(text, label) for row, label in zip(answers, labels, strict=True)
-                     for text in row]  # fmt: skip
-            verdicts = iter(await comparer.right(right))
-            correct = [[next(verdicts) for _ in row] for row in answers]
-        matched = [await comparer.matched_all(row) for row in predictions]
-        compared = ComparedAnswers(matched, None, correct)
+            rows = zip(answers, labels, strict=True)
+            pairs = [(t, label) for row, label in rows for t in row if t is not None]
+            verdicts = iter(await comparer.right(pairs))
+            correct = [[None if t is None else next(verdicts) for t in row] for row in answers]
+        predictions = [await comparer.matched_all(row) for row in predictions]
         is_any_right = any(map(any, correct or ()))
     if labels is not None and not is_any_right:
-        raise TraceError(rule.unmatched(labels[0], answers[0][0]))
-    return compared
+        first = next((text for row in answers for text in row if text is not None), None)
+        raise TraceError(rule.unmatched(labels[0], first))
+    return ComparedAnswers(predictions, labels if rule.is_transitive else None, correct)
 
 
 def _aliases(label: str | None) -> list[str]:

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from ttamer._arguments import require_path
-from ttamer._files import atomic_write
 from ttamer.errors import CascadeError, TraceError
 from ttamer.llm.compare import Comparer, Comparison, compare_answers, label_form
 from ttamer.llm.confidence import Unreadable, answer_text, probability_of_answer, without_reasoning
+from ttamer.llm.labelling import write_answers
 from ttamer.llm.prompts import csv_rows, json_rows, label_of, read_text
 from ttamer.llm.settings import TokenCost, checked, comparison_of
 from ttamer.trace.spec import CascadeNode, CascadeSpec
@@ -98,7 +98,7 @@ def import_answers(
     log.read(on_bad)
     trace = log.trace()
     if answers is not None and all(row.get("messages") or row.get("prompt") for _, row in rows):
-        log.write_answers(Path(answers))
+        log.write_answers(answers)
     return trace
 
 
@@ -198,20 +198,15 @@ class _Log:
             notes=(*notes, *compared.notes(self.rule, self.spec.names, texts)),
         )
 
-    def write_answers(self, path: Path) -> None:
+    def write_answers(self, path: str | os.PathLike[str]) -> None:
         """Write the prompts and the answers of the rows that are used."""
-        lines = []
+        rows = []
         for row, replies, _ in self.used:
-            request = {"messages": row["messages"]} if row.get("messages") else row
-            request = request if "messages" in request else {"prompt": row["prompt"]}
+            messages = row.get("messages")
+            request = {"messages": messages} if messages else {"prompt": row["prompt"]}
             texts = {node.name: r.text for node, r in zip(self.nodes, replies, strict=True)}
-            line = {"request": request, "label": row.get("label"), "answers": texts}
-            lines.append(json.dumps(line) + "\n")
-        try:
-            with atomic_write(path, private=True) as part:
-                part.write_text("".join(lines), "utf-8")
-        except OSError as error:
-            raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
+            rows.append({"request": request, "label": row.get("label"), "answers": texts})
+        write_answers(path, rows)
 
 
 class _Columns:

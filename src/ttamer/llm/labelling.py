@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import errno
 import hashlib
 import json
 import math
@@ -29,35 +30,35 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._files import lines_of
+from ttamer._files import atomic_write, lines_of, sync
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm.confidence import question_text
-from ttamer.runtime.jsonl import JsonLines, json_line
 from ttamer.trace.trace import Trace
 
-MAX_BODY = 64 * 1024
-"""The most bytes of a label."""
+MAX_BODY = 64 * 1024  # bytes of a label
 
 
 @dataclass(frozen=True)
-class KeptRow:
+class AnsweredPrompt:
     """The prompt of a row, its reference answer if there is one, and the nodes' answers."""
 
     prompt: str
     reference: str | None
-    answers: Mapping[str, str]
+    answers: Mapping[str, str | None]
+    """By node; ``None`` where it gave none."""
 
     @property
     def key(self) -> str:
@@ -66,18 +67,20 @@ class KeptRow:
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def read_answers(path: str | os.PathLike[str], names: Sequence[str]) -> list[KeptRow]:
-    """Read the prompts and answers that ``ttamer collect`` keeps.
+def write_answers(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write prompts and answers as JSON lines (mode 600), for people to read and to label."""
+    try:
+        with atomic_write(path, private=True) as part:
+            part.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
 
-    Args:
-        path: The file, ``<trace>.answers.jsonl``.
-        names: The nodes of the trace.
 
-    Returns:
-        One entry for each row of the trace.
+def read_answers(path: str | os.PathLike[str], names: Sequence[str]) -> list[AnsweredPrompt]:
+    """Read the prompts and answers that ``ttamer collect`` keeps in ``<trace>.answers.jsonl``.
 
     Raises:
-        TraceError: If the file cannot be read, or lacks an answer.
+        TraceError: If the file cannot be read, or lacks a prompt or a node.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -97,10 +100,11 @@ def read_answers(path: str | os.PathLike[str], names: Sequence[str]) -> list[Kep
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-            answers = {name: str(row["answers"][name]) for name in names}
+            texts = {name: row["answers"][name] for name in names}
+            answers = {name: None if t is None else str(t) for name, t in texts.items()}
             label = row.get("label")
             reference = " | ".join(label) if isinstance(label, list) else label
-            rows.append(KeptRow(question_text(row["request"]), reference, answers))
+            rows.append(AnsweredPrompt(question_text(row["request"]), reference, answers))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise TraceError(
                 f"{path}: line {number} lacks the prompt or an answer of a node; collect the trace "
@@ -132,7 +136,7 @@ class Labelling:
     """
 
     plan: LabelPlan
-    rows: Sequence[KeptRow]
+    rows: Sequence[AnsweredPrompt]
     path: str | os.PathLike[str]
     right: dict[int, tuple[bool, ...]] = field(default_factory=dict)
     """Whether each node is right, by row."""
@@ -146,24 +150,29 @@ class Labelling:
                 f"there are prompts for {counted(len(self.rows), 'row')}, and the trace has "
                 f"{len(self.plan.trace)}; both must be of the same collection"
             )
-        self._places: dict[str, list[int]] = {}  # equal rows have one label
+        self._rows_of: dict[str, list[int]] = {}  # equal rows have one label
         for number, row in enumerate(self.rows):
-            self._places.setdefault(row.key, []).append(number)
-        self._file = JsonLines(self.path, sync_lines=1)
+            self._rows_of.setdefault(row.key, []).append(number)
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            self._file.open()
+            self._file = os.open(self.path, flags, 0o600)
+            content = Path(self.path).read_bytes()
+            end = content.rfind(b"\n") + 1
+            os.truncate(self._file, end)  # half a line of a process that was killed
+            sync(Path(self.path).parent)
         except OSError as error:
             raise TraceError(f"{self.path}: cannot be opened: {error.strerror}") from None
-        for number, line in self._file.lines():
+        for number, line in enumerate(content[:end].splitlines(), start=1):
             try:
                 entry = json.loads(line)
-                rows = self._places.get(entry["key"])
+                rows = self._rows_of.get(entry["key"])
                 right = entry["right"]
                 names = None if right is None else set(map(str, right))
             except (ValueError, KeyError, TypeError):
+                os.close(self._file)
                 raise TraceError(
                     f"{self.path}: line {number} is not a label; remove the line"
                 ) from None
@@ -174,7 +183,7 @@ class Labelling:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        os.close(self._file)
 
     def _set(self, rows: Sequence[int], names: set[str] | None) -> None:
         for row in rows:
@@ -201,64 +210,45 @@ class Labelling:
         names = None if right is None else set(right)
         if not 0 <= row < len(self.rows) or (names or set()) - set(self.plan.trace.names):
             raise ArgumentError(f"there is no row {row}, or no node of the label's {right!r}")
-        kept = None if names is None else [n for n in self.plan.trace.names if n in names]
+        ordered = None if names is None else [n for n in self.plan.trace.names if n in names]
         key = self.rows[row].key
+        line = json.dumps({"key": key, "right": ordered}).encode() + b"\n"
         with self._lock:
+            end = os.fstat(self._file).st_size
             try:
-                self._file.append(json_line({"key": key, "right": kept}))
+                if os.write(self._file, line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 - as below
+                os.fsync(self._file)
             except OSError as error:
+                os.truncate(self._file, end)
                 raise TraceError(f"{self.path}: cannot be written: {error.strerror}") from None
-            self._set(self._places[key], names)
+            self._set(self._rows_of[key], names)
 
     def next(self) -> int | None:
-        """Return the row to label next; ``None`` where all are done.
-
-        Returns:
-            The number of a row.
-        """
-        return next(self._rest(), None)
-
-    def _rest(self) -> Iterator[int]:
-        return self.plan.rows([*self.right, *self.skipped])
+        """Return the row to label next; ``None`` where all are done."""
+        return next(self.plan.rows([*self.right, *self.skipped]), None)
 
     def trace(self) -> Trace:
-        """Return the trace for a fit; see :meth:`LabelPlan.labelled`.
-
-        Returns:
-            The trace, with what is right by the labels.
-        """
+        """Return the trace for a fit, with what is right by the labels."""
         return self.plan.labelled(self.right)
 
     def choices(self, row: int) -> list[tuple[str, tuple[str, ...]]]:
-        """Return the different answers to a row, each with the nodes that returned it.
+        """Return the different answers to a row, in an order that depends on their text alone.
 
-        Args:
-            row: The row.
-
-        Returns:
-            The answers, in an order that depends on their text alone.
+        Each comes with the nodes that returned it.
         """
-        kept, codes = self.rows[row], self.plan.trace.prediction
+        prompt, codes = self.rows[row], self.plan.trace.prediction
         groups: dict[object, tuple[str, list[str]]] = {}
-        for position, (name, text) in enumerate(kept.answers.items()):
-            code = -1 if codes is None else int(codes[row, position])
-            key = text if code < 0 else code
-            groups.setdefault(key, (text, []))[1].append(name)
-
-        def place(group: tuple[str, list[str]]) -> str:
-            return hashlib.sha256(f"{kept.key}{group[0]}".encode()).hexdigest()
-
-        return [(text, tuple(nodes)) for text, nodes in sorted(groups.values(), key=place)]
+        for node, (name, text) in enumerate(prompt.answers.items()):
+            if text is not None:
+                code = -1 if codes is None else int(codes[row, node])
+                groups.setdefault(text if code < 0 else code, (text, []))[1].append(name)
+        hashed = {hashlib.sha256(f"{prompt.key}{text}".encode()).digest(): (text, tuple(nodes))
+                  for text, nodes in groups.values()}  # fmt: skip
+        return [hashed[digest] for digest in sorted(hashed)]
 
     def to_dict(self, row: int | None) -> dict[str, Any]:
-        """Return what the page shows for a row, in plain values.
-
-        Args:
-            row: The row; ``None`` once all are done.
-
-        Returns:
-            The prompt, the answers and the progress.
-        """
+        """Return what the page shows for a row, in plain values; ``None`` once all are done."""
         facts: dict[str, Any] = {
             "row": row,
             "labelled": len(self.right),
@@ -268,14 +258,13 @@ class Labelling:
         }
         if row is None:
             return facts
-        kept, choices = self.rows[row], self.choices(row)
-        given = self.right.get(row)
-        by_name = dict(zip(self.plan.trace.names, given or (), strict=bool(given)))
+        right = dict(zip(self.plan.trace.names, self.right.get(row, ()), strict=False))
+        choices = self.choices(row)
         return facts | {
-            "prompt": kept.prompt,
-            "reference": kept.reference,
+            "prompt": self.rows[row].prompt,
+            "reference": self.rows[row].reference,
             "answers": [text for text, _ in choices],
-            "right": [bool(by_name.get(nodes[0])) for _, nodes in choices],
+            "right": [right.get(nodes[0], False) for _, nodes in choices],
         }
 
 
@@ -298,11 +287,7 @@ class LabelServer(ThreadingHTTPServer):
 
 
 class _Refused(Exception):
-    """A request that is not answered, with its status."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
+    """A request that is not answered; its argument is the status."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -326,7 +311,7 @@ class _Handler(BaseHTTPRequestHandler):
             handler(self._path())
         except _Refused as refused:
             self.close_connection = True
-            self._send(refused.status, b"", {})
+            self._send(refused.args[0], b"", {})
         except (ArgumentError, TraceError) as error:
             self._send_json({"error": str(error)}, 409)
 
@@ -340,10 +325,10 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(403)
 
     def _path(self) -> str:
-        token, slash, rest = self.path.partition("?")[0].removeprefix("/").partition("/")
+        token, slash, name = self.path.partition("?")[0].removeprefix("/").partition("/")
         if not slash or not secrets.compare_digest(token.encode(), self.server.token.encode()):
             raise _Refused(404)
-        return rest
+        return name
 
     def _get(self, path: str) -> None:
         labelling = self.server.labelling
@@ -363,21 +348,21 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.is_done.set()
             return
         row, right = data.get("row"), data.get("right")
+        labelling = self.server.labelling
         if path != "label":
             raise _Refused(404)
-        if not isinstance(row, int) or not 0 <= row < len(self.server.labelling.rows):
-            raise _Refused(400)
-        if not isinstance(right, list | None):
+        if not isinstance(row, int) or not 0 <= row < len(labelling.rows):
             raise _Refused(400)
         names: list[str] | None = None
         if right is not None:
-            choices = self.server.labelling.choices(row)
-            if len(right) != len(choices) or not all(isinstance(each, bool) for each in right):
+            choices = labelling.choices(row)
+            is_list = isinstance(right, list) and len(right) == len(choices)
+            if not is_list or not all(isinstance(value, bool) for value in right):
                 raise _Refused(400)
-            found = zip(right, choices, strict=True)
-            names = [name for is_right, (_, nodes) in found if is_right for name in nodes]
-        self.server.labelling.add(row, names)
-        self._send_json(self.server.labelling.to_dict(self.server.labelling.next()))
+            nodes = (nodes for value, (_, nodes) in zip(right, choices, strict=True) if value)
+            names = [*chain.from_iterable(nodes)]
+        labelling.add(row, names)
+        self._send_json(labelling.to_dict(labelling.next()))
 
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
@@ -410,12 +395,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: the path holds the token."""
 
 
-AGREED_EVERY = 5
-"""One label in this many is of a row on which all nodes agree."""
-Z = 1.96
-"""The standard errors of a 95% interval."""
-MIN_LABELS = 10
-"""The labels of rows that differ below which nothing is estimated."""
+AGREED_EVERY = 5  # one label in this many is of a row on which all nodes agree
+Z = 1.96  # the standard errors of a 95% interval
+MIN_LABELS = 10  # of rows that differ, below which nothing is estimated
 
 
 @dataclass(frozen=True)
@@ -433,10 +415,10 @@ class LabelEstimate:
         count = f"{self.labels} label{'' if self.labels == 1 else 's'}"
         if self.half_width is None or self.more is None:
             return f"{count}: too few for an estimate"
-        known = f"{count}: differences in error are known to {self.half_width:.1%}"
+        facts = f"{count}: differences in error are known to {self.half_width:.1%}"
         if self.more <= 0:
-            return f"{known}; more labels change little"
-        return f"{known}; {self.more} more are worth it"
+            return f"{facts}; more labels change little"
+        return f"{facts}; {self.more} more are worth it"
 
 
 @dataclass(frozen=True)
@@ -474,50 +456,33 @@ class LabelPlan:
     @cached_property
     def agreed(self) -> NDArray[np.bool_]:
         """Shape (T,): whether all nodes return the same answer."""
-        found = self.trace.prediction
-        assert found is not None  # noqa: S101 - checked above
-        return np.asarray((found == found[:, :1]).all(axis=1) & (found[:, 0] >= 0))
+        codes = self.trace.prediction
+        assert codes is not None  # noqa: S101 - checked above
+        return np.asarray((codes == codes[:, :1]).all(axis=1) & (codes[:, 0] >= 0))
 
     @cached_property
     def _order(self) -> NDArray[np.intp]:
         return np.random.default_rng(self.seed).permutation(len(self.trace))
 
     def rows(self, done: Sequence[int]) -> Iterator[int]:
-        """Yield the rows that are not done, in the order in which they are labelled.
-
-        Args:
-            done: The rows that have a label, or were skipped.
-
-        Returns:
-            The other rows.
-        """
+        """Yield the rows that are not done, in the order in which they are labelled."""
         skip, agreed = set(done), self.agreed
-        left = [row for row in self._order.tolist() if row not in skip]
+        rows = [row for row in self._order.tolist() if row not in skip]
         if self.uniform:
-            yield from left
+            yield from rows
             return
-        same = iter([row for row in left if agreed[row]])
-        other = iter([row for row in left if not agreed[row]])
+        same = iter([row for row in rows if agreed[row]])
+        different = iter([row for row in rows if not agreed[row]])
         asked, of_same = len(skip), sum(bool(agreed[row]) for row in skip)
-        while True:
+        for _ in rows:
             is_due = of_same * AGREED_EVERY < asked + 1 - (AGREED_EVERY - 1)
-            row = next(same if is_due else other, None)
-            if row is None:
-                row = next(other if is_due else same, None)
-            if row is None:
-                return
+            order = (same, different) if is_due else (different, same)
+            row = next(chain(*order))
             asked, of_same = asked + 1, of_same + bool(agreed[row])
             yield row
 
     def estimate(self, right: Mapping[int, Sequence[bool]]) -> LabelEstimate:
-        """Return how well labels determine the differences in error between nodes.
-
-        Args:
-            right: By row, whether each node's answer is right.
-
-        Returns:
-            The width of the interval, and how many more labels are worth it.
-        """
+        """Return how well labels, whether each node is right by row, determine differences."""
         rows = [row for row in right if not self.agreed[row]]
         if len(rows) < MIN_LABELS or len(self.trace.names) < 2:
             return LabelEstimate(len(right), None, None)
@@ -527,26 +492,19 @@ class LabelPlan:
         spread = (wrong.astype(float) - wrong[:, [best]]).var(axis=0, ddof=1).max()
         total = int((~self.agreed).sum())
         share = total / len(self.trace)
-        left = max(0.0, 1 - len(rows) / total)
-        half = Z * share * math.sqrt(spread / len(rows) * left)
+        unlabelled = max(0.0, 1 - len(rows) / total)
+        half = Z * share * math.sqrt(spread / len(rows) * unlabelled)
         unlimited = spread * (Z * share / self.within) ** 2
         wanted = unlimited / (1 + unlimited / total)  # rows are labelled once each
         more = max(0, math.ceil(wanted) - len(rows))
-        each = share if self.uniform else 1 - 1 / AGREED_EVERY
-        return LabelEstimate(len(right), half, math.ceil(more / each))
+        differing = share if self.uniform else 1 - 1 / AGREED_EVERY  # of the labels to come
+        return LabelEstimate(len(right), half, math.ceil(more / differing))
 
     def labelled(self, right: Mapping[int, Sequence[bool]]) -> Trace:
         """Return the trace that a fit takes, with what is right by the labels.
 
-        Args:
-            right: By row, whether each node's answer is right.
-
-        Returns:
-            The labelled rows, and without ``uniform`` further rows on which all nodes agree, so
-            that both kinds have their shares; ``notes`` has the counts.
-
-        Raises:
-            TraceError: If there are no labels.
+        It has the labelled rows, and without ``uniform`` further rows on which all nodes agree, so
+        that both kinds have their shares; ``notes`` has the counts.
         """
         if not right:
             raise TraceError("no row is labelled; label some first")
@@ -556,29 +514,31 @@ class LabelPlan:
         if not self.uniform:
             added, wrong = self._agreed_rows(right)
             rows += added
-            correct += [[not each] * len(self.trace.names) for each in wrong]
+            correct += [[not is_wrong] * len(self.trace.names) for is_wrong in wrong]
             note = (
                 f"{counted(len(right), 'row')} labelled by a person, most where nodes differ; "
                 f"{counted(len(added), 'row')} on which all nodes agree added without a label, so "
                 "do not certify on this trace: label with --uniform for that"
             )
-        taken = self.trace.take(np.array(rows))
-        spec = dataclasses.replace(self.trace.spec, target="label")
+        trace = self.trace.take(np.array(rows))
         return dataclasses.replace(
-            taken, spec=spec, correct=np.array(correct, bool), label=None,
-            notes=(*taken.notes, note),
-        )  # fmt: skip
+            trace,
+            spec=dataclasses.replace(trace.spec, target="label"),
+            correct=np.where(trace.answered, np.array(correct, bool), np.nan),
+            label=None,
+            notes=(*trace.notes, note),
+        )
 
     def _agreed_rows(self, right: Mapping[int, Sequence[bool]]) -> tuple[list[int], list[bool]]:
         """Return rows on which all nodes agree to add, and whether each counts as wrong."""
         agreed = self.agreed
-        have = [row for row in right if agreed[row]]
+        labelled = [row for row in right if agreed[row]]
         differ = int((~agreed).sum())
         same = len(agreed) - differ
-        wanted = round((len(right) - len(have)) * same / differ) if differ else 0
+        wanted = round((len(right) - len(labelled)) * same / differ) if differ else 0
         free = [row for row in self._order.tolist() if agreed[row] and row not in right]
-        added = free[: max(0, wanted - len(have))]
-        share = (sum(not right[row][0] for row in have) + 0.5) / (len(have) + 1)
+        added = free[: max(0, wanted - len(labelled))]
+        share = (sum(not right[row][0] for row in labelled) + 0.5) / (len(labelled) + 1)
         confidence = self.trace.confidence
         ranks = confidence.argsort(axis=0).argsort(axis=0).mean(axis=1) / max(1, len(agreed) - 1)
         drawn = np.random.default_rng(self.seed).random(len(added))

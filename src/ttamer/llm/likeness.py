@@ -25,7 +25,7 @@ from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm.compare import ALIAS_SEPARATOR, Comparison, ComparisonKind, Pair, PairScore
 from ttamer.llm.confidence import Unreadable
-from ttamer.llm.labelling import KeptRow
+from ttamer.llm.labelling import AnsweredPrompt
 from ttamer.runtime.calling import Call, call_async
 from ttamer.stats.bounds import binomial_upper
 
@@ -321,7 +321,7 @@ class Likeness:
             )
 
     async def threshold(
-        self, threshold: float | None, rows: Sequence[KeptRow], score: PairScore
+        self, threshold: float | None, rows: Sequence[AnsweredPrompt], score: PairScore
     ) -> tuple[float, tuple[str, ...]]:
         """Return a threshold, fitted where there is none, and notes on its agreement.
 
@@ -368,7 +368,7 @@ class Likeness:
             )
         return threshold, (f"{note}, {how}; {sum(equal)} of them are equal", *more)
 
-    def _labelled(self, rows: Sequence[KeptRow]) -> Iterator[_Labelled]:
+    def _labelled(self, rows: Sequence[AnsweredPrompt]) -> Iterator[_Labelled]:
         if self.pairs is not None:
             yield from _read_pairs(self.pairs, rows)
         if self.like is None:
@@ -376,8 +376,8 @@ class Likeness:
         rule = Comparison(self.like)
         for number, row in enumerate(rows):
             aliases = [alias.strip() for alias in (row.reference or "").split(ALIAS_SEPARATOR)]
-            for text in dict.fromkeys(text.strip() for text in row.answers.values()):
-                pairs = tuple((text, alias) for alias in aliases if text and alias)
+            for text in _texts(row):
+                pairs = tuple((text, alias) for alias in aliases if alias)
                 if pairs:
                     yield _Labelled(pairs, rule.is_right(text, row.reference or ""), number)
 
@@ -391,17 +391,22 @@ class _Labelled:
     row: int
 
 
-def pairs_of(row: KeptRow) -> Iterator[Pair]:
+def pairs_of(row: AnsweredPrompt) -> Iterator[Pair]:
     """Yield the pairs of a row that are compared: answers, and answers with the label."""
-    texts = dict.fromkeys(text.strip() for text in row.answers.values())
-    answers = [text for text in texts if text]
-    for one, two in combinations(answers, 2):
-        yield two, one
+    answers = _texts(row)
+    yield from ((second, first) for first, second in combinations(answers, 2))
     for alias in [] if row.reference is None else row.reference.split(ALIAS_SEPARATOR):
         yield from ((text, alias) for text in answers if text != alias)
 
 
-def _read_pairs(path: str | os.PathLike[str], rows: Sequence[KeptRow]) -> Iterator[_Labelled]:
+def _texts(row: AnsweredPrompt) -> list[str]:
+    """Return the different answers with text."""
+    return list(filter(None, dict.fromkeys((text or "").strip() for text in row.answers.values())))
+
+
+def _read_pairs(
+    path: str | os.PathLike[str], rows: Sequence[AnsweredPrompt]
+) -> Iterator[_Labelled]:
     """Read labelled pairs, or the labels of ``ttamer label``."""
     numbers = {row.key: number for number, row in enumerate(rows)}
     try:
@@ -427,9 +432,9 @@ def _read_pairs(path: str | os.PathLike[str], rows: Sequence[KeptRow]) -> Iterat
             ) from None
 
 
-def _of_label(row: KeptRow, right: set[str], number: int) -> Iterator[_Labelled]:
+def _of_label(row: AnsweredPrompt, right: set[str], number: int) -> Iterator[_Labelled]:
     """Yield pairs of answers: two right ones are equal, a right and a wrong one are not."""
-    for (one, first), (two, second) in combinations(row.answers.items(), 2):
-        if (one in right or two in right) and first.strip() and second.strip():
-            pair = second.strip(), first.strip()
-            yield _Labelled((pair,), (one in right) == (two in right), number)
+    texts = {name: (text or "").strip() for name, text in row.answers.items()}
+    for (node, first), (later, second) in combinations(texts.items(), 2):
+        if (node in right or later in right) and first and second:
+            yield _Labelled(((second, first),), (node in right) == (later in right), number)

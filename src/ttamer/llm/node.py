@@ -7,8 +7,7 @@ router, a handle of Ray, or a fake in a test.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -230,7 +229,7 @@ class Node:
         source = self.settings.confidence
         text = answer_text(response)
         prediction = self.compare.prediction(text)
-        extra, extras = 0.0, [math.nan] * 3  # as in EXTRA_FIELDS
+        extra = 0.0
         if source == "none":
             confidence = 0.0
         elif source == "field":
@@ -239,24 +238,18 @@ class Node:
             confidence, extra = await self.judged(text, work)
         else:
             confidence = self._of_tokens(response, prediction)
-        for place, (name, measure, lowest) in enumerate(_MEASURES):
-            if name in self.settings.extras:
-                extras[place] = _measured(measure, response, lowest)
         shown = _shown(response, work.body) if self.settings.needs_logprobs else response
         return await self._reply(
-            NodeAnswer(text, shown, prediction, cost + extra, extra, response),
-            confidence, work, tuple(extras),
-        )  # fmt: skip
+            NodeAnswer(text, shown, prediction, cost + extra, extra, response), confidence, work
+        )
 
-    async def _reply(
-        self, answer: NodeAnswer, confidence: float, work: Work, extras: tuple[float, ...]
-    ) -> Reply:
+    async def _reply(self, answer: NodeAnswer, confidence: float, work: Work) -> Reply:
         if self._comparer is not None:
             earlier = [one.prediction for one in work.answers.values()]
             with suppress(UpstreamFailed):  # without embeddings, texts that differ are not equal
                 answer.prediction = await self._comparer.matched(answer.prediction, earlier)
         work.answers[self.name] = answer
-        return Reply(answer.prediction, confidence, answer, answer.cost, extras)
+        return Reply(answer.prediction, confidence, answer, answer.cost)
 
     async def judged(self, text: str, work: Work) -> tuple[float, float]:
         """Return the confidence that a call of its own gives to an answer, and its cost.
@@ -310,7 +303,7 @@ class Node:
         cost += self.settings.cost * sum(error.paid for error in failures)
         response = responses[chosen].body
         answer = NodeAnswer(texts[chosen], response, predictions[chosen], cost, 0.0, response)
-        return await self._reply(answer, confidence, work, (math.nan,) * 3)
+        return await self._reply(answer, confidence, work)
 
     async def _tried(self, work: Work, body: Body) -> Response | UpstreamFailed:
         try:
@@ -457,22 +450,6 @@ def _size(messages: Any) -> tuple[int, int]:
                 for part in content
             )
     return length, images
-
-
-_MEASURES: Sequence[tuple[str, Callable[[Mapping[str, Any]], float], float]] = (
-    ("margin", margin_of_tokens, 0.0),
-    ("entropy", entropy_of_tokens, MAX_ENTROPY),
-)
-
-
-def _measured(
-    measure: Callable[[Mapping[str, Any]], float], response: Mapping[str, Any], lowest: float
-) -> float:
-    """Return a further measure of certainty; NaN where the response lacks it."""
-    try:
-        return measure(response)
-    except Unreadable:
-        return math.nan if is_plain_text(response) else lowest
 
 
 def _shown(response: dict[str, Any], request: Body) -> dict[str, Any]:

@@ -47,6 +47,7 @@ NODE_KEYS_GONE = {
     "max_rate": "limits of a provider belong to the proxy in front of it, such as LiteLLM",
     "max_wait": "a request waits for max_concurrent until its own deadline",
     "max_response": "it is 8 MiB",
+    "extras": 'fits read one confidence; write confidence = "margin" or "entropy"',
     "prefix": "streams of a node are relayed where its answer is returned in any case",
 }
 
@@ -114,8 +115,6 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The node that judges this node's answers, with confidence "verifier"."""
     field: str = ""
     """The path to the confidence in the response, with confidence "field"."""
-    extras: tuple[Literal["margin", "entropy"], ...] = ()
-    """Further measures, kept as ``<node>.margin`` and ``<node>.entropy``."""
     cost_per_token: TokenCost | None = None
     timeout: Above0 = 30.0
     """The seconds that one call may take at most; the limit that is learnt is below it."""
@@ -130,7 +129,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     @property
     def needs_alternatives(self) -> bool:
         """Whether the probabilities of likely tokens are needed."""
-        return bool(self.extras) or self.confidence in ("margin", "entropy")
+        return self.confidence in ("margin", "entropy")
 
     @property
     def needs_logprobs(self) -> bool:
@@ -141,7 +140,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def answer_settings(self) -> dict[str, Any]:
         """The settings that the node's answers and prices depend on, in plain values."""
         names = ("upstream", "model", "params", "rename", "confidence", "samples", "verifier",
-                 "field", "extras", "cost_per_token")  # fmt: skip
+                 "field", "cost_per_token")  # fmt: skip
         values = msgspec.to_builtins(self)
         return {name: values[name] for name in names if values[name]}
 
@@ -201,11 +200,9 @@ def _check_confidence(
         )
     if node.needs_logprobs and node.params.get("logprobs") is False:
         raise CascadeError(
-            f'{where}: params remove logprobs, and confidence = "{node.confidence}" or extras need '
-            'them; set it to "agreement", "verifier", "self-report" or "none", without extras'
+            f'{where}: params remove logprobs, and confidence = "{node.confidence}" needs '
+            'them; set it to "agreement", "verifier", "self-report" or "none"'
         )
-    if node.extras and node.confidence == "agreement":
-        raise CascadeError(f'{where}: extras are of one answer, and "agreement" has several')
     verify_cost = next(each.verify_cost for each in spec.nodes if each.name == node.name)
     if verify_cost is not None and node.confidence not in ("verifier", "self-report"):
         raise CascadeError(
