@@ -449,7 +449,6 @@ def test_scores_of_a_judge_become_losses(served):
     assert trace.losses() == pytest.approx(np.array([[0.3, 0.0]] * 30))
     assert trace.correct is None
     assert "number from 0 to 10" in judged[0]["messages"][0]["content"]
-    assert tt.fit(trace).at(0.9).policy
 
 
 def test_a_judge_sees_no_label_where_others_have_none(served):
