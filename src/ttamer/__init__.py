@@ -49,10 +49,14 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
         Mixture as Mixture,
     )
     from ttamer.fitting.promises import Promise as Promise
-    from ttamer.policy.base import Ladder as Ladder, Policy as Policy
+    from ttamer.policy.base import (
+        Explanation as Explanation,
+        Ladder as Ladder,
+        Policy as Policy,
+        Session as Session,
+    )
     from ttamer.policy.future import Future as Future
     from ttamer.policy.index import IndexPolicy as IndexPolicy
-    from ttamer.policy.session import Explanation as Explanation, Session as Session
     from ttamer.policy.walk import WalkPolicy as WalkPolicy
     from ttamer.problem.problem import (
         Edge as Edge,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError, ArtefactDamaged, ProblemError
 from ttamer.policy.base import Policy
-from ttamer.policy.expected_walk import START, STOP
+from ttamer.policy.expected import START, STOP
 from ttamer.policy.index import IndexPolicy
 from ttamer.policy.joint import JointPolicy
 from ttamer.policy.walk import WalkPolicy

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ttamer._display.progress import ProgressReport
+from ttamer.show import ProgressReport
 from ttamer.show.tables import paint as paint, table as table
 
 

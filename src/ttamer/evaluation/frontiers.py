@@ -17,9 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer._arguments import require_kind
-from ttamer._display.drawing import Drawing, draw_curves
-from ttamer._display.notebook import card
-from ttamer._display.progress import ProgressOption, shown
 from ttamer._numbers import counted, number, percent
 from ttamer.baselines import FAMILIES, fit_families, known_names
 from ttamer.baselines.rules import Unsuitable
@@ -38,6 +35,9 @@ from ttamer.evaluation.results import (
 from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, shown_error
 from ttamer.fitting.replay import Family, Played, Setting, full_cost, paid
+from ttamer.show import ProgressOption, card, shown
+from ttamer.show.curves import draw_curves
+from ttamer.show.graph import Drawing
 from ttamer.show.tables import table
 from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost, lower_envelope
 from ttamer.trace.checks import require_trace

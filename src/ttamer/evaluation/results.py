@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer._arguments import require_kind, require_whole
-from ttamer._display.notebook import card
 from ttamer._extras import require
 from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitting.ladder import FittedLadder, shown_error
 from ttamer.fitting.replay import Played, Rule, full_cost, latency_of, paid
+from ttamer.show import card
 from ttamer.trace.checks import require_trace
 from ttamer.trace.spec import Target
 from ttamer.trace.trace import Measure, Trace

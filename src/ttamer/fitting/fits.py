@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 
 from ttamer._arguments import require_number, require_whole
-from ttamer._display.progress import ProgressOption, shown
 from ttamer._numbers import counted, is_number
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Bools, Floats, Ints
@@ -38,6 +37,7 @@ from ttamer.fitting.promises import CAP
 from ttamer.fitting.replay import alone_paid, full_cost, latency_of, paid
 from ttamer.fitting.threshold import default_thresholds, threshold_tables
 from ttamer.problem.tradeoff import check_tradeoffs
+from ttamer.show import ProgressOption, shown
 from ttamer.trace.checks import check_for_fit, require_trace
 from ttamer.trace.trace import Trace, require_rows
 

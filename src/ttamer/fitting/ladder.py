@@ -24,8 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer import __version__
-from ttamer._display.drawing import Drawing, draw_curves
-from ttamer._display.notebook import card
 from ttamer._extras import require
 from ttamer._numbers import counted, is_number, number, percent
 from ttamer.errors import ArgumentError
@@ -37,6 +35,9 @@ from ttamer.fitting.replay import Played, alone_paid, paid
 from ttamer.fitting.session import FittedSession
 from ttamer.fitting.states import StatePolicy, StateTables
 from ttamer.problem.tradeoff import check_tradeoff
+from ttamer.show import card
+from ttamer.show.curves import draw_curves
+from ttamer.show.graph import Drawing
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.checks import require_trace
 from ttamer.trace.spec import CascadeSpec

@@ -23,7 +23,7 @@ from ttamer._numbers import as_float, is_number, number, percent
 from ttamer.errors import ArgumentError, ObservationError, TraceError
 from ttamer.fitting.belief import Step, chance_of
 from ttamer.fitting.policy import NOTHING, SLACK, SingleNode, StepPolicy
-from ttamer.policy.session import NO_ANSWER, Explanation, Session
+from ttamer.policy.base import NO_ANSWER, Explanation, Session
 from ttamer.trace.classes import class_text
 
 

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from ttamer.fitting.belief import Floats, Seen
 from ttamer.fitting.policy import Decisions
 from ttamer.fitting.session import FittedSession
-from ttamer.policy.base import Ladder, Policy
-from ttamer.policy.session import Explanation, StateSession
+from ttamer.policy.base import Explanation, Ladder, Policy, StateSession
 
 MAX_STATES = 256
 

@@ -31,7 +31,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ttamer._arguments import require_whole
-from ttamer._display.drawing import draw_curves
 from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError, ObservationError
 from ttamer.policy.expected import START, STOP
@@ -39,6 +38,7 @@ from ttamer.policy.future import Expected, Future
 from ttamer.problem.problem import Edge, Problem
 from ttamer.problem.tradeoff import check_tradeoff, weigh_losses
 from ttamer.show import card
+from ttamer.show.curves import draw_curves
 from ttamer.show.graph import Arrow, Box, Drawing, draw_graph
 
 # The most rows of a table in a notebook.

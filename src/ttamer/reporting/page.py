@@ -20,7 +20,6 @@ import numpy as np
 
 from ttamer import __version__
 from ttamer._arguments import require_path
-from ttamer._display.progress import ProgressOption, shown
 from ttamer._extras import require
 from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError
@@ -50,6 +49,7 @@ from ttamer.reporting.recommendation import (
     quality,
     recommend,
 )
+from ttamer.show import ProgressOption, shown
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.trace import Trace
 

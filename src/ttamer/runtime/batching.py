@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer._arguments import require_kind
-from ttamer._display.notebook import card
 from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError
 from ttamer.runtime.calling import Call, CallResult, call
@@ -27,6 +26,7 @@ from ttamer.runtime.reply import (
     Outcome,
     rows_of,
 )
+from ttamer.show import card
 
 if TYPE_CHECKING:  # it imports this module
     from ttamer.runtime.cascade import Cascade

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer._arguments import require_kind
-from ttamer._display.progress import shown
 from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.calling import Batched, EventLoop, max_batch, require_callables, result_of
 from ttamer.runtime.reply import Reply, Unusable, reply_of, rows_of
+from ttamer.show import shown
 from ttamer.trace.checks import check_classes
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target

@@ -30,11 +30,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ttamer._display.drawing import Drawing
-from ttamer._display.notebook import card
 from ttamer._numbers import as_float, counted, is_number, number
 from ttamer.errors import TraceError, TTamerError
-from ttamer.policy.drawing import Arrow, Box, draw_graph
+from ttamer.show import card
+from ttamer.show.graph import Arrow, Box, Drawing, draw_graph
 from ttamer.trace.classes import class_text
 from ttamer.trace.trace import BELIEF_FIELDS, EXTRA_FIELDS
 

@@ -61,9 +61,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer._arguments import require_kind, require_path
-from ttamer._display.notebook import card
 from ttamer._numbers import counted, is_number, number as shown_number
 from ttamer.errors import ArgumentError, CascadeError
+from ttamer.show import card
 from ttamer.trace.mistakes import checked_mistakes, largest_mistake
 from ttamer.trace.verification import joined_nodes, split_nodes
 

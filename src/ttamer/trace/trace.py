@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ttamer._arguments import require_kind, require_path, require_whole
-from ttamer._display.drawing import Drawing, draw_curves
-from ttamer._display.notebook import card
 from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError, TraceError
+from ttamer.show import card
+from ttamer.show.curves import draw_curves
+from ttamer.show.graph import Drawing
 from ttamer.trace.checks import check_classes, require_trace
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.losses import losses_of

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import ttamer as tt
-from ttamer._display.drawing import draw_curves
 from ttamer.runtime import batched
+from ttamer.show.curves import draw_curves
 
 SMALL = "<script>alert(1)</script>"
 
@@ -132,7 +132,7 @@ def test_ticks_that_differ_have_labels_that_differ():
 
 
 def test_a_plot_without_points_is_empty():
-    from ttamer._display.drawing import draw_curves
+    from ttamer.show.curves import draw_curves
 
     assert draw_curves({}, "x", "y").startswith("<svg")
     assert "circle" in draw_curves({"one": ([5.0], [0.2])}, "x", "y")

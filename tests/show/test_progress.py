@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import ttamer as tt
-from ttamer._display import progress
-from ttamer._display.progress import ProgressReport, TimeLeft
+from ttamer import show as progress
+from ttamer.show import ProgressReport, TimeLeft
 
 
 class Terminal(io.StringIO):

@@ -1,1 +1,0 @@
-"""What other packages show with: SVG drawings, cards in notebooks, and progress."""

@@ -1,1 +1,0 @@
-from ttamer.show import card as card
