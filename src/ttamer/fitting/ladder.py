@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -27,6 +27,7 @@ from ttamer import __version__
 from ttamer._extras import require
 from ttamer._numbers import counted, is_number, number, percent
 from ttamer.errors import ArgumentError
+from ttamer.fitting.batch import StepBatch
 from ttamer.fitting.belief import Floats, Seen
 from ttamer.fitting.points import Mix, OperatingPoints
 from ttamer.fitting.policy import SingleNode, StepPolicy, StepTables, play
@@ -275,6 +276,43 @@ class FittedPolicy(Described):
                 return self.rule.session(prior[0], costs[0], max_cost)
         return self.rule.session(max_cost=max_cost)
 
+    def batch(
+        self,
+        count: int,
+        *,
+        prompt: Sequence[str | None] | None = None,
+        inputs: Mapping[str, Sequence[Any]] | None = None,
+    ) -> StepBatch | None:
+        """Start deciding for many inputs in step, without caps.
+
+        Args:
+            count: The number of inputs.
+            prompt: Their texts, where the policy reads them.
+            inputs: What else is known of them, by name.
+
+        Returns:
+            Sessions over arrays; ``None`` for policies that only have sessions of one input.
+        """
+        return _batch([self], np.zeros(count, np.intp), prompt, inputs)
+
+
+def _batch(
+    policies: Sequence[FittedPolicy],
+    drawn: NDArray[np.intp],
+    prompt: Sequence[str | None] | None,
+    inputs: Mapping[str, Sequence[Any]] | None,
+) -> StepBatch | None:
+    """Start policies of one fit on many inputs; as :meth:`FittedPolicy.session` reads inputs."""
+    tables = policies[0].fitted.tables
+    rules = [policy.rule for policy in policies if isinstance(policy.rule, StepPolicy)]
+    if not isinstance(tables, StepTables) or len(rules) < len(policies):
+        return None
+    if (prior := tables.prior) is None:
+        return StepBatch(rules, drawn)
+    if prior.spec is not None and (prompt is not None or inputs):
+        return StepBatch(rules, drawn, *prior(prior.spec.rows(prompt, inputs or {})))
+    return StepBatch(rules, drawn, np.tile(prior.base, (len(drawn), 1)))
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mixture(Described):
@@ -367,6 +405,26 @@ class Mixture(Described):
         """
         policy = self.drawn(next(self._count) if key is None else key)
         return policy.session(max_cost=max_cost, prompt=prompt, inputs=inputs)
+
+    def batch(
+        self,
+        count: int,
+        *,
+        prompt: Sequence[str | None] | None = None,
+        inputs: Mapping[str, Sequence[Any]] | None = None,
+    ) -> StepBatch | None:
+        """Start deciding for many inputs in step, numbered from 0; see :meth:`FittedPolicy.batch`.
+
+        Args:
+            count: The number of inputs.
+            prompt: Their texts, where the policy reads them.
+            inputs: What else is known of them, by name.
+
+        Returns:
+            Sessions over arrays; ``None`` where a policy only has sessions of one input.
+        """
+        drawn = self.draws(count).astype(np.intp)
+        return _batch([self.cheap, self.expensive], drawn, prompt, inputs)
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace; rows are numbered from 0.

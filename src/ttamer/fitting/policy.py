@@ -279,7 +279,7 @@ def play(
             for pattern, group in by_pattern(seen.came[here][:, list(step)]):
                 came = tuple(step[k] for k in pattern)
                 at = here[group]
-                choice = _choose(policy, view, step, came, at, costs, paid, limit)
+                choice = choose(policy, view, step, came, at, costs, paid, limit)
                 stops = choice < 0
                 if came:
                     answer[at[stops]] = view.best(came)[1][at[stops]]
@@ -291,7 +291,7 @@ def play(
     return Decisions(asked, answer, last, paid)
 
 
-def _choose(
+def choose(
     policy: StepPolicy,
     view: View,
     step: Step,

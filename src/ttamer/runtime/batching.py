@@ -1,7 +1,7 @@
 """A cascade on many inputs at once: each round calls a node once, with the rows that need it.
 
-Rows leave as soon as the policy stops for them. Each is decided by a session of its own: decisions
-are those of :meth:`Cascade.run`, whatever the policy, the limits and the failures are.
+Rows leave as soon as the policy stops for them. Decisions are those of :meth:`Cascade.run`: over
+arrays where the policy has a ``batch`` and one input has no limits, else by a session for each row.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sized
+from collections.abc import Generator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from ttamer._arguments import require_kind
 from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError
-from ttamer.runtime.calling import Call, CallResult, call
+from ttamer.runtime.calling import Batched, Call, CallResult, call
 from ttamer.runtime.reply import (
     CascadeFailed,
     Outcome,
+    Reply,
     rows_of,
 )
 from ttamer.show import card
@@ -39,8 +40,8 @@ class BatchOutcome:
     >>> import numpy as np
     >>> asked = np.array([[True, False], [True, True]])
     >>> cost = np.array([1.0, 10.0])
-    >>> found = BatchOutcome(["a", "b"], ["a", "b"], ["small", "large"], asked, cost, 0.01, {})
-    >>> len(found), found.by, float(found.cost.mean())
+    >>> batch = BatchOutcome(["a", "b"], ["a", "b"], ["small", "large"], asked, cost, 0.01, {})
+    >>> len(batch), batch.by, float(batch.cost.mean())
     (2, ['small', 'large'], 5.5)
     """
 
@@ -63,8 +64,8 @@ class BatchOutcome:
         return len(self.answers)
 
     def _repr_html_(self) -> str:
-        found = Counter(node for node in self.by if node is not None)
-        rows = [[node, percent(count / len(self))] for node, count in found.most_common()]
+        answers = Counter(node for node in self.by if node is not None)
+        rows = [[node, percent(count / len(self))] for node, count in answers.most_common()]
         notes = [f"{len(self.errors)} without an answer"] if self.errors else []
         if len(self):
             notes.insert(0, f"mean cost {number(float(self.cost.mean()))}")
@@ -97,55 +98,82 @@ class _Run:
         self.count = int(values.shape[0]) if hasattr(values, "shape") else len(values)
         self.spec = cascade.policy.spec
         self.inputs = dict(inputs or {})
-        for name, own in self.inputs.items():
-            if len(own) != self.count:
+        for name, column in self.inputs.items():
+            if len(column) != self.count:
                 raise ArgumentError(
-                    f"input {name!r} has {counted(len(own), 'value')}; one for each of "
+                    f"input {name!r} has {counted(len(column), 'value')}; one for each of "
                     f"{counted(self.count, 'input')} is needed",
                     param="inputs",
                 )
-        size = (self.count, len(self.spec))
         self.answers: list[Any] = [None] * self.count
         self.predictions: list[Any] = [None] * self.count
         self.by: list[str | None] = [None] * self.count
-        self.asked = np.zeros(size, bool)
+        self.asked = np.zeros((self.count, len(self.spec)), bool)
         self.cost = np.zeros(self.count)
         self.errors: dict[int, str] = {}
 
-    def take(self, rows: NDArray[np.intp]) -> Any:
-        """Return some inputs: rows of an array or a frame, or a list."""
-        if hasattr(self.values, "iloc"):
-            return self.values.iloc[rows]
-        if hasattr(self.values, "shape"):
-            return self.values[rows]
-        return [self.values[row] for row in rows.tolist()]
-
-    def parts(self, node: str, rows: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
-        """Yield the rows of each call of a node that answers for several inputs."""
-        size = self.cascade.batched[node].size or len(rows)
-        yield from (rows[at : at + size] for at in range(0, len(rows), size))
-
-    def call(self, node: str, rows: NDArray[np.intp], end: float = math.inf) -> CallResult:
-        """Call a node that answers for several inputs, once."""
-        timeout = self.cascade.timeouts.get(node)
-        return call(Call(self.cascade.batched[node], self.take(rows), timeout, end=end))
-
-    def value(self, row: int) -> Any:
-        """Return one input."""
-        return self.values.iloc[row] if hasattr(self.values, "iloc") else self.values[row]
-
     def decide(self) -> None:
-        """Decide for rows by sessions, in step: calls of one round share a batch."""
+        """Decide over arrays where that gives the same decisions, else by sessions in step."""
+        cascade = self.cascade
+        # Limits on one input end rows on their own, between the calls of a batch.
+        is_limited = cascade.max_cost is not None or cascade.deadline is not None or cascade.hedge
+        start = getattr(cascade.policy, "batch", None)
+        batch = None
+        if start is not None and not is_limited and not any(cascade.retries.values()):
+            inputs = {name: column for name, column in self.inputs.items() if name != "prompt"}
+            batch = start(self.count, prompt=self.inputs.get("prompt"), inputs=inputs)
+        if batch is None:
+            self._decide_one_by_one()
+        else:
+            self._decide_together(batch)
+
+    def _decide_together(self, batch: Any) -> None:
+        """Decide for all rows of a round at once."""
+        replies: list[dict[int, Reply]] = [{} for _ in range(self.count)]
+        failures: dict[int, list[str]] = {}
+        while (rows := np.flatnonzero(batch.next >= 0)).size:
+            nodes = batch.next[rows]
+            for node in np.unique(nodes).tolist():
+                group, name = rows[nodes == node], self.spec.names[node]
+                confidence: list[float | None] = []
+                results = self._ask(name, group.tolist())
+                prices = batch.costs[group, node].tolist()
+                for row, result, price in zip(group.tolist(), results, prices, strict=True):
+                    reply, error = result.read()
+                    if reply is None:
+                        failures.setdefault(row, []).append(f"{name!r}: {error}")
+                    else:
+                        replies[row][node] = reply
+                    own_cost = None if reply is None else reply.cost
+                    self.cost[row] += result.paid * price if own_cost is None else own_cost
+                    confidence.append(None if reply is None else reply.confidence)
+                texts = [replies[row][node].prediction if node in replies[row] else None
+                         for row in group.tolist()]  # fmt: skip
+                batch.observe(group, confidence, texts)
+        self.asked = batch.asked
+        for row, node in enumerate(batch.answer.tolist()):
+            if node < 0:
+                self.errors[row] = f"no node gave an answer: {'; '.join(failures[row])}"
+            else:
+                reply, self.by[row] = replies[row][node], self.spec.names[node]
+                self.answers[row], self.predictions[row] = reply.answer, reply.prediction
+
+    def _decide_one_by_one(self) -> None:
+        """Decide by a session for each row, in step: calls of one round share a batch."""
         running: dict[int, tuple[Generator[Call, CallResult, Outcome], Call]] = {}
         for row in range(self.count):
-            known = {name: values[row] for name, values in self.inputs.items()}
-            steps = self.cascade.steps(self.value(row), row, None, known)
+            inputs = {name: column[row] for name, column in self.inputs.items()}
+            steps = self.cascade.steps(self._value(row), row, None, inputs)
             self._advance(running, row, steps, None)
         while running:
-            results = self._round({row: request for row, (_, request) in running.items()})
-            for row, result in results.items():
-                steps, _ = running.pop(row)
-                self._advance(running, row, steps, result)
+            asked: dict[str, list[int]] = {}
+            for row, (_, request) in running.items():
+                asked.setdefault(request.node, []).append(row)
+            requests = {row: request for row, (_, request) in running.items()}
+            for name, rows in asked.items():
+                for row, result in zip(rows, self._ask(name, rows, requests), strict=True):
+                    steps, _ = running.pop(row)
+                    self._advance(running, row, steps, result)
 
     def _advance(
         self, running: dict[int, Any], row: int, steps: Any, result: CallResult | None
@@ -160,43 +188,54 @@ class _Run:
             self.asked[row, [self.spec.index_of(name) for name in outcome.path]] = True
         except CascadeFailed as failure:
             self.errors[row] = str(failure)
-            self.cost[row] = sum(each.cost for each in failure.asked)
-            self.asked[row, [self.spec.index_of(each.node) for each in failure.asked]] = True
+            self.cost[row] = sum(node.cost for node in failure.asked)
+            self.asked[row, [self.spec.index_of(node.node) for node in failure.asked]] = True
 
-    def _round(self, requests: Mapping[int, Call]) -> dict[int, CallResult]:
-        """Make one call for each row, those of one node that takes batches together."""
-        results: dict[int, CallResult] = {}
-        together: dict[str, list[int]] = {}
-        for row, request in requests.items():
-            name = request.node
-            if name in self.cascade.batched:
-                together.setdefault(name, []).append(row)
-            else:
-                results[row] = call(request)
-        for name, rows in together.items():
-            for part in self.parts(name, np.array(rows, np.intp)):
-                end = min(requests[row].end for row in part.tolist())
-                each = self._results(name, part, self.call(name, part, end), end)
-                results |= zip(part.tolist(), each, strict=True)
+    def _ask(
+        self, name: str, rows: list[int], requests: Mapping[int, Call] | None = None
+    ) -> list[CallResult]:
+        """Ask a node about rows: in batches where it takes them, else by the rows' requests."""
+        node, timeout = self.cascade.batched.get(name), self.cascade.timeouts.get(name)
+        if node is None:
+            single = self.cascade.nodes[name]
+            if requests is None:
+                return [call(Call(single, self._value(row), timeout)) for row in rows]
+            return [call(requests[row]) for row in rows]
+        results = []
+        size = node.size or len(rows)
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            end = (
+                min((requests[row].end for row in part), default=math.inf) if requests else math.inf
+            )
+            results += self._ask_batch(node, part, timeout, end)
         return results
 
-    def _results(
-        self, name: str, rows: NDArray[np.intp], result: CallResult, end: float = math.inf
+    def _ask_batch(
+        self, node: Batched, rows: list[int], timeout: float | None, end: float
     ) -> list[CallResult]:
-        """Return the result of each row of one call.
+        """Ask once; where that fails, or returns no replies, each row alone.
 
-        A call that ended at its time limit is the result of all of them. Where it failed otherwise,
-        or returned no replies, each row is called alone.
+        A call that ended at its time limit is the result of all of its rows.
         """
-        timeout = self.cascade.timeouts.get(name)
-        is_limited = timeout is not None or end < math.inf
-        if is_limited and isinstance(result.error, TimeoutError):
+        result = call(Call(node, self._take(rows), timeout, end=end))
+        is_timed = timeout is not None or end < math.inf
+        if is_timed and isinstance(result.error, TimeoutError):
             return [result] * len(rows)
         if result.error is None:
             with suppress(Exception):  # whatever a user's function returned
                 share = result.seconds / len(rows)
                 replies = rows_of(result.returned, len(rows))
                 return [CallResult(reply, None, 1, 1, share) for reply in replies]
-        answer = self.cascade.batched[name].first
-        each = (self.take(rows[at : at + 1]) for at in range(len(rows)))
-        return [call(Call(answer, one, timeout, end=end)) for one in each]
+        return [call(Call(node.first, self._take([row]), timeout, end=end)) for row in rows]
+
+    def _take(self, rows: list[int]) -> Any:
+        """Return some inputs: rows of an array or a frame, or a list."""
+        if hasattr(self.values, "iloc"):
+            return self.values.iloc[rows]
+        if hasattr(self.values, "shape"):
+            return self.values[rows]
+        return [self.values[row] for row in rows]
+
+    def _value(self, row: int) -> Any:
+        return self.values.iloc[row] if hasattr(self.values, "iloc") else self.values[row]

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from ttamer._arguments import require_kind
 from ttamer.errors import ArgumentError
+from ttamer.runtime.reply import Reply, Unusable, error_text, reply_of, rows_of
 
 T = TypeVar("T")
 
@@ -113,11 +114,18 @@ class CallResult(NamedTuple):
     """How many of them are paid: all but those whose error has ``paid = False``."""
     seconds: float
 
+    def read(self) -> tuple[Reply | None, str | None]:
+        """Return the reply, or why there is none."""
+        if self.error is not None:
+            return None, error_text(self.error)
+        try:
+            return reply_of(self.returned), None
+        except Unusable as unusable:
+            return None, f"reply: {unusable}"
+
 
 def _first(returned: Any) -> Any:
     """Return the only reply of a batched callable."""
-    from ttamer.runtime.reply import rows_of
-
     return rows_of(returned, 1)[0]
 
 

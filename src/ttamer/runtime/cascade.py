@@ -43,10 +43,7 @@ from ttamer.runtime.reply import (
     NodeCall,
     Outcome,
     Reply,
-    Unusable,
     columns_of,
-    error_text,
-    reply_of,
 )
 from ttamer.trace.spec import CascadeSpec
 
@@ -165,8 +162,8 @@ class Cascade:
         """Seconds for one call, for each node that has a limit."""
         self.hedge = _by_node(hedge, spec.names, "hedge")
         """Seconds until the second call, for each node that has one."""
-        self._retries = _by_node(retries, spec.names, "retries")
-        for name, count in self._retries.items():
+        self.retries = _by_node(retries, spec.names, "retries")
+        for name, count in self.retries.items():
             if count % 1 != 0:
                 raise ArgumentError(
                     f"retries for {name!r} is {count!r}; it must be a whole number, 0 or more"
@@ -357,7 +354,7 @@ class Cascade:
         """Call one node, again where it fails; return its reply and what the calls took."""
         reply, error = None, None
         calls, paid, seconds = 0, 0, 0.0
-        for attempt in range(1 + int(self._retries.get(node, 0))):
+        for attempt in range(1 + int(self.retries.get(node, 0))):
             if attempt and limits.forbid((paid + 1) * price, retrying=True):
                 break
             hedge = self.hedge.get(node)
@@ -370,17 +367,9 @@ class Cascade:
             calls += result.calls
             paid += result.paid
             seconds += result.seconds
-            if result.error is None:
-                try:
-                    reply = reply_of(result.returned)
-                except Unusable as unusable:
-                    error = f"reply: {unusable}"
-                else:
-                    break
-            else:
-                error = error_text(result.error)
-                if not getattr(result.error, "retry", True):
-                    break
+            reply, error = result.read()
+            if reply is not None or not getattr(result.error, "retry", True):
+                break
         if reply is None:
             return None, NodeCall(node, None, None, paid * price, seconds, error, calls)
         # A reply knows the cost of its own call, and not of those that failed or came too late.
