@@ -288,6 +288,8 @@ class Service:
                 raise Refused(401, "invalid_api_key", "the bearer token is missing or wrong")
         elif not _is_local_name(headers.get("host", "")):
             raise Refused(403, "host", "without a token, ask by an address or a local name")
+        if "transfer-encoding" in headers and "content-length" in headers:
+            raise Refused(400, "two_lengths", "the body has two lengths")  # proxies read either
         if has_body and "json" not in headers.get("content-type", ""):
             raise Refused(415, "content_type", "the content-type must be application/json")
 

@@ -38,7 +38,7 @@ class Refused(Exception):
     def response(self) -> Response:
         """Return the response."""
         headers = {"retry-after": str(max(1, round(self.retry_after)))} if self.retry_after else {}
-        if self.status in CLOSING:
+        if self.status in CLOSING or self.code == "two_lengths":
             headers["connection"] = "close"
         return json_response(self.body, self.status, headers)
 

@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 import uvicorn
@@ -44,35 +44,45 @@ def check_exposure(host: str, *, has_token: bool) -> None:
 class BoundedH11(H11Protocol):
     """Connections with a time limit for each head of a request, and a limit of their number.
 
-    uvicorn closes a connection that is idle between requests, and none that never sends one.
+    uvicorn closes a connection that is idle between requests, and none that never sends one. Where
+    there are too many, the one that has waited longest for a head gives way.
     """
 
     most = 10_000
+    waiting: ClassVar[dict[BoundedH11, None]] = {}
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Refuse a connection too many, and wait for the head of a request."""
+        """Make room, and wait for the head of a request."""
         super().connection_made(transport)
-        if len(self.connections) > self.most:
-            transport.abort()
-            return
         self._watch()
+        if len(self.connections) > self.most:
+            oldest = next(iter(self.waiting))
+            oldest._unwatch()
+            oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Read, and wait for the rest of a head."""
+        """Read; a head that has come is not waited for, the rest of one is."""
         super().data_received(data)
-        if self._timer is None and self._is_waiting():
+        if not self._is_waiting():
+            self._unwatch()
+        elif self._timer is None:
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the wait."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._unwatch()
         super().connection_lost(exc)
 
     def _watch(self) -> None:
+        self.waiting[self] = None
         self._timer = self.loop.call_later(HEADER_SECONDS, self._expire)
+
+    def _unwatch(self) -> None:
+        self.waiting.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _is_waiting(self) -> bool:
         """Return whether the head of a request has not come, or only a part of it."""
@@ -81,7 +91,7 @@ class BoundedH11(H11Protocol):
         )
 
     def _expire(self) -> None:
-        self._timer = None
+        self._unwatch()
         if self._is_waiting() and self.conn.our_state is h11.IDLE:
             self.transport.close()
 
