@@ -203,7 +203,8 @@ class DecisionLog:
                     row["inputs"] = prompt_inputs(row["inputs"], texts=self._texts)
             lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
             self._rotate(len(lines))
-            with Path(self.path).open("ab", buffering=0) as file:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            with os.fdopen(os.open(self.path, flags, 0o600), "ab", buffering=0) as file:
                 file.write(lines)
         except (OSError, ValueError, TypeError):
             self.lost += len(rows)
