@@ -34,19 +34,19 @@ def serving(folder, server, *, options=(), limit=None, **tables):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         command = [sys.executable, "-m", "ttamer", "serve", cascade, policy, "--port", str(port)]
-        command += ["--server", server, "--lame-duck", "1", *options]
+        command += ["--server", server, "--lame-duck", "5", *options]
         if limit is not None:
             command = ["bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash", *map(str, command)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"TOKEN": "t"})
         stack.callback(process.stdout.close)
-        stack.callback(process.wait, 20)
+        stack.callback(process.wait, 40)
         stack.callback(process.terminate)
         root = f"http://127.0.0.1:{port}"
         wait_for(lambda: httpx2.get(f"{root}/ready").status_code == 200)
         yield process, root, models
 
 
-def wait_for(condition, seconds=30):
+def wait_for(condition, seconds=60):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with contextlib.suppress(httpx2.HTTPError):
@@ -94,9 +94,9 @@ def test_the_official_client_faults_reload_and_shutdown(tmp_path, server):
         models["small"].mode = models["large"].mode = "ok"
         process.terminate()
         if server == "uvicorn":
-            wait_for(lambda: httpx2.get(f"{root}/ready").status_code == 503, 5)
+            wait_for(lambda: httpx2.get(f"{root}/ready").status_code == 503, 15)
             assert ask(root, headers=headers).status_code == 200  # a lame duck still answers
-        assert process.wait(20) in (0, -signal.SIGTERM)
+        assert process.wait(40) in (0, -signal.SIGTERM)
 
 
 def test_silent_and_half_requests_do_not_keep_others_out(tmp_path):
