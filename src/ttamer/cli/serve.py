@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
             refuse_trace(args.policy, "serve CASCADE POLICY")
         app = make_app(settings, args.policy, force=args.force)
         active = app.state.service.policies.active
-        facts |= {"policy": active.version, "warnings": active.warnings(settings)}
+        facts |= {"policy": active.version, "warnings": active.warnings()}
         for warning in () if args.json else facts["warnings"]:
             print(f"Warning: {warning}", file=sys.stderr)
         if args.check:
