@@ -60,6 +60,11 @@ release-check: $(VENV)/.dev
 gpu: $(VENV)/.dev
 	$(BIN)/python experiments/early_exit/check_gpu.py
 
+# The figures and tables of the paper, in the folder paper.
+.PHONY: paper
+paper: $(VENV)/.dev
+	$(BIN)/python experiments/paper/make.py
+
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py
 

@@ -52,11 +52,12 @@ COLOURS = {
     "line, by index": "#d9730d",
     "multi-line": "#2a8c57",
     "tree": "#8e5572",
+    "star": "#3a8fa3",
     "forest": "#b8952a",
     "skip": "#c8553d",
     "several parents": "#4c4c52",
 }
-MARKS = dict(zip(COLOURS, "os^vDP*", strict=True))
+MARKS = dict(zip(COLOURS, "os^vXDP*", strict=True))
 Make = Callable[[int, int], tt.Problem]
 
 
@@ -115,6 +116,12 @@ def _tree(nodes: int, states: int) -> tt.Problem:
     return tt.Problem.tree(losses, costs.tolist(), rows, parents)
 
 
+def _star(nodes: int, states: int) -> tt.Problem:
+    """One root, and all others its children."""
+    losses, costs, rows = line_data(nodes, states)
+    return tt.Problem.tree(losses, costs.tolist(), rows, [None, *[0] * (nodes - 1)])
+
+
 def _forest(nodes: int, states: int) -> tt.Problem:
     return random_forest(nodes, states, common=True)
 
@@ -142,6 +149,7 @@ MAKE: dict[str, Make] = {
     "line, by index": _line("precedence"),
     "multi-line": _multi_line,
     "tree": _tree,
+    "star": _star,
     "forest": _forest,
     "skip": _skip,
     "several parents": _several_parents,
@@ -157,6 +165,7 @@ NODE_SIZES = {
     "line, by index": _doubling(2, 256),
     "multi-line": _doubling(2, 128),
     "tree": _doubling(2, 128),
+    "star": _doubling(2, 1024),
     "forest": _doubling(2, 128),
     "skip": _doubling(2, 64),
     "several parents": [3, 4, 5, 6, 7],
