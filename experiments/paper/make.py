@@ -62,7 +62,7 @@ def frontier(folder: Path) -> Row:
     near = [point for point in points if point.error <= full.error + 0.07] or [full]
     cheapest = min(near, key=lambda point: point.cost)
     found = (
-        f"figure-5.csv: {cheapest.cost / full.cost:.0%} of the cost of its most expensive policy at "
+        f"figure-5.csv: {cheapest.cost / full.cost:.0%} of its most expensive policy's cost at "
         f"{100 * (cheapest.error - full.error):.1f} points more error"
     )
     theirs = "videos: 45% of the latency at less than 7 points; reviews: up to 90% less"
