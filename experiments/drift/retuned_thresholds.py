@@ -14,10 +14,10 @@ from collections import deque
 
 import numpy as np
 from numpy.typing import NDArray
+from ttamer.drift.audit_log import joined
 
 from ttamer.baselines.rules import StopRule, walk_of
 from ttamer.baselines.threshold import Confidence
-from ttamer.drift.audit_log import joined
 from ttamer.drift.monitor import Bound
 from ttamer.errors import ArgumentError
 from ttamer.fitting.replay import Rule, paid

@@ -10,8 +10,8 @@ import pytest
 import ttamer as tt
 from support.shifting import SPEC, stream_of
 from support.waiting import until
-from ttamer.drift.audit_log import AuditLog, NodeAnswer, read_log
 from ttamer.drift.auditor import Auditor
+from ttamer.drift.audits import AuditLog, NodeAnswer, read_log
 from ttamer.drift.fallback import AskLast
 from ttamer.drift.loop import Loop
 from ttamer.drift.sampling import AuditSampler, Budget
@@ -49,12 +49,12 @@ def test_rows_go_to_the_log_and_to_the_loop(tmp_path, serving, settings, clock):
     stream = stream_of(300, 400, seed=60)
     swapped = []
     loop = Loop(serving, settings, swap=swapped.append, clock=clock)
-    with AuditLog(tmp_path, SPEC) as log:
+    with AuditLog(tmp_path / "audits.db", SPEC) as log:
         auditor = Auditor(SPEC, AuditSampler(0.7), log=log, loop=loop, clock=clock)
         audited = serve(auditor, stream)
         auditor.close()
     assert (auditor.written, auditor.seen, auditor.lost) == (audited, audited, 0)
-    assert len(read_log(tmp_path)) == audited
+    assert len(read_log(tmp_path / "audits.db")) == audited
     assert isinstance(swapped[0].policy, AskLast)
     status = auditor.status()
     assert status["requests"] == 700
@@ -67,7 +67,7 @@ def test_rows_go_to_the_log_and_to_the_loop(tmp_path, serving, settings, clock):
 
 def test_a_row_that_cannot_be_used_is_counted_and_reported_and_others_go_on(tmp_path, clock):
     stream, reported = stream_of(5, 0, seed=1), []
-    with AuditLog(tmp_path, SPEC) as log:
+    with AuditLog(tmp_path / "audits.db", SPEC) as log:
         auditor = Auditor(SPEC, AuditSampler(1.0), log=log, failed=reported.append, clock=clock)
         assert auditor.add("bad", 0, 0.5, {"small": NodeAnswer(0.5, "a", 1.0)})
         assert auditor.add("good", 1, 0.5, answers_of(stream, 0))
@@ -152,7 +152,7 @@ def test_an_audit_that_a_node_did_not_answer_is_paid_for_and_counted(clock):
 def test_what_the_log_cannot_keep_the_loop_still_sees(tmp_path, serving, settings, clock):
     stream, reported = stream_of(3, 0, seed=1), []
     loop = Loop(serving, settings)
-    unopened = AuditLog(tmp_path, SPEC)
+    unopened = AuditLog(tmp_path / "audits.db", SPEC)
     auditor = Auditor(
         SPEC, AuditSampler(1.0), log=unopened, loop=loop, failed=reported.append, clock=clock
     )
@@ -174,7 +174,7 @@ def test_a_label_may_come_after_the_row_or_before(tmp_path, clock):
         def update(self, trace, _, keys):
             shown.append((keys[0], trace.classes[trace.label[0]]))
 
-    with AuditLog(tmp_path, LABELLED) as log:
+    with AuditLog(tmp_path / "audits.db", LABELLED) as log:
         auditor = Auditor(LABELLED, AuditSampler(1.0), log=log, loop=Shown(), clock=clock)
         for name in ("after", "before", "never", "failed"):
             auditor.draw(name)
@@ -194,9 +194,9 @@ def test_a_label_may_come_after_the_row_or_before(tmp_path, clock):
         assert not auditor.label("never", "1")  # too late, and counted
     assert shown == [("before", "4"), ("after", "2")]
     assert auditor.lost == 1
-    labelled = read_log(tmp_path, labelled=True)
-    assert [labelled.classes[code] for code in labelled.label] == ["4", "2"]
-    numbers = read_log(tmp_path).signals["audit_number"]
+    labelled = read_log(tmp_path / "audits.db", labelled=True)
+    assert [labelled.classes[code] for code in labelled.label] == ["2", "4"]
+    numbers = read_log(tmp_path / "audits.db").inputs["audit_number"]
     assert sorted(numbers.tolist()) == [0, 1, 2]  # each once
 
 
@@ -218,7 +218,7 @@ def test_a_label_may_be_matched_with_the_answers_of_its_row(tmp_path, clock):
         def update(self, trace, *_):
             shown.append(trace.classes[trace.label[0]])
 
-    with AuditLog(tmp_path, LABELLED) as log:
+    with AuditLog(tmp_path / "audits.db", LABELLED) as log:
         auditor = Auditor(
             LABELLED, AuditSampler(1.0), log=log, loop=Shown(), match_label=match, clock=clock
         )
@@ -228,7 +228,7 @@ def test_a_label_may_be_matched_with_the_answers_of_its_row(tmp_path, clock):
         auditor.close()
     assert shown == [right]
     assert matched == ["alias"]  # once for the log and the loop, as it may cost something
-    labelled = read_log(tmp_path, labelled=True)
+    labelled = read_log(tmp_path / "audits.db", labelled=True)
     assert [labelled.classes[code] for code in labelled.label] == [right]
 
 
@@ -259,7 +259,7 @@ class SlowLoop:
 
 def test_the_log_does_not_wait_for_a_loop_that_fits(tmp_path, clock):
     stream, loop = stream_of(6, 0, seed=1), SlowLoop()
-    with AuditLog(tmp_path, SPEC) as log:
+    with AuditLog(tmp_path / "audits.db", SPEC) as log:
         auditor = Auditor(SPEC, AuditSampler(1.0), log=log, loop=loop, clock=clock)
         for row in range(4):
             auditor.add(f"{row}", row, 1.0, answers_of(stream, row))

@@ -41,7 +41,7 @@ def row(number, *, label=None, time=None, **fields):
 
 
 def numbers(trace):
-    return trace.signals["audit_number"].astype(int).tolist()
+    return trace.inputs["audit_number"].astype(int).tolist()
 
 
 @pytest.fixture
@@ -67,20 +67,19 @@ def test_kill_9_between_two_rows_loses_none_that_was_added_and_doubles_none(path
 
 
 def test_what_is_read_is_what_was_added(path):
-    margins = {"small": NodeAnswer(0.5, "a", 1.0, 0.2, 0.1), "large.v2": NodeAnswer(0.25, "b", 5.0)}
+    answers = {"small": NodeAnswer(0.5, "a", 1.0), "large.v2": NodeAnswer(0.25, "b", 5.0)}
     with AuditLog(path, SPEC) as log:
-        log.add(row(3, answers=margins, inputs={"length": 7.0, "odd": 1.0}))
-        log.add(row(5, answers=margins, inputs={"length": 9.0}, chance=0.25))
+        log.add(row(3, answers=answers, inputs={"length": 7.0, "odd": 1.0}))
+        log.add(row(5, answers=answers, inputs={"length": 9.0}, chance=0.25))
         assert len(log) == 2
     trace = read_log(path)
     assert numbers(trace) == [3, 5]
     assert trace.names == SPEC.names
     assert trace.spec.target == "last"
-    np.testing.assert_array_equal(trace.signals["audit_chance"], [0.5, 0.25])
-    np.testing.assert_array_equal(trace.signals["audit_time"], [1003.0, 1005.0])
-    np.testing.assert_array_equal(trace.signals["length"], [7.0, 9.0])
-    assert "odd" not in trace.signals  # not every row has it
-    np.testing.assert_array_equal(trace.extras["margin"], [[0.2, np.nan]] * 2)
+    np.testing.assert_array_equal(trace.inputs["audit_chance"], [0.5, 0.25])
+    np.testing.assert_array_equal(trace.inputs["audit_time"], [1003.0, 1005.0])
+    np.testing.assert_array_equal(trace.inputs["length"], [7.0, 9.0])
+    assert "odd" not in trace.inputs  # not every row has it
     np.testing.assert_array_equal(trace.cost, [[1.0, 5.0]] * 2)
     assert trace.label is None
 
@@ -138,12 +137,6 @@ BAD = {
     "time of an audited row is nan; it must be in seconds": {"time": float("nan")},
     "finite confidences, and costs": {
         "answers": {"small": NodeAnswer(np.nan, "a", 1.0), "large.v2": NodeAnswer(0.1, "a", 1.0)}
-    },
-    "finite margins": {
-        "answers": {
-            "small": NodeAnswer(0.5, "a", 1.0, np.inf),
-            "large.v2": NodeAnswer(0.1, "a", 1.0),
-        }
     },
     "finite inputs": {"inputs": {"length": np.inf}},
 }

@@ -237,7 +237,9 @@ def test_a_policy_that_breaks_the_promise_in_the_shadow_does_not_serve(serving, 
 
 
 def test_a_policy_that_saves_nothing_does_not_serve(serving, settings, stream):
-    loop = Loop(serving, settings, refit=lambda rows: tt.fit(rows, tradeoffs=[1.0]))
+    loop = Loop(
+        serving, settings, refit=lambda rows: tt.fit(rows, belief="markov", tradeoffs=[1.0])
+    )
     drive(loop, stream, until="suspected", begin=drive(loop, stream, until="shadowing"))
     assert "not cheaper" in loop.events[-1].text
     assert isinstance(loop.policy, AskLast)

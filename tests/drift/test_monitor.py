@@ -146,7 +146,7 @@ def graded(rows: int, seed: int, *, worse: float = 1.0):
 
 
 def test_a_rise_of_the_mean_loss_is_found_and_named_in_its_unit():
-    ladder = tt.fit(graded(1500, 0), belief="markov", states=6)
+    ladder = tt.fit(graded(1500, 0))
     policy = ladder.for_mistake_cost(4.0)
     reference = decide(policy, graded(800, 1))
     promised = 1.4 * reference.mean_loss

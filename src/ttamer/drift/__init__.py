@@ -10,16 +10,14 @@
     loop.policy
 """
 
-from ttamer.drift.audit_log import (
+from ttamer.drift.auditor import Auditor as Auditor
+from ttamer.drift.audits import (
     AuditLog as AuditLog,
     AuditRow as AuditRow,
     NodeAnswer as NodeAnswer,
     Retention as Retention,
-    Segment as Segment,
     read_log as read_log,
-    segments as segments,
 )
-from ttamer.drift.auditor import Auditor as Auditor
 from ttamer.drift.decisions import Decisions as Decisions, decide as decide
 from ttamer.drift.eprocess import (
     ConformalPValues as ConformalPValues,

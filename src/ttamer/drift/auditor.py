@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ttamer.drift.audit_log import AuditLog, AuditRow, NodeAnswer, trace_of_rows
+from ttamer.drift.audits import AuditLog, AuditRow, NodeAnswer, trace_of_rows
 from ttamer.drift.loop import Loop, status_of
 from ttamer.drift.sampling import AuditSampler, Draw
 from ttamer.drift.worker import Worker
@@ -133,7 +133,7 @@ class Auditor:
         label: str | None = None,
         *,
         spent: float | None = None,
-        signals: Mapping[str, float] | None = None,
+        inputs: Mapping[str, float] | None = None,
     ) -> bool:
         """Take the answers to an audited request; never waits, never raises.
 
@@ -144,7 +144,7 @@ class Auditor:
             answers: The answer of every node.
             label: The right answer, where it is known.
             spent: The cost of the audit itself, by default the cost of all answers.
-            signals: What was known before any node was asked: the same names for every request.
+            inputs: What was known before any node was asked: the same names for every request.
 
         Returns:
             Whether there was room for the row.
@@ -152,7 +152,9 @@ class Auditor:
         total = sum(each.cost for each in answers.values()) if spent is None else spent
         with self._lock:
             self.sampler.settle(total)
-            row = AuditRow(number, self._clock(), chance, dict(answers), label, signals or {})
+            row = AuditRow(
+                number, self._clock(), chance, dict(answers), label, inputs or {}, request
+            )
             if self._pending is not None:
                 row = self._pending.add(request, row)
         return self._enqueue(request, row)

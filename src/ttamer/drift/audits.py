@@ -31,7 +31,7 @@ from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitting.fits import BOOKKEEPING
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.spec import CascadeSpec
-from ttamer.trace.trace import BELIEF_FIELDS, Trace
+from ttamer.trace.trace import Trace
 
 NUMBER, TIME, CHANCE = BOOKKEEPING
 SCHEMA = """
@@ -55,10 +55,6 @@ class NodeAnswer(NamedTuple):
     prediction: str | None
     cost: float
     """The cost of the call, in the cascade's units."""
-    margin: float | None = None
-    """The margin of the answer, where it is known."""
-    entropy: float | None = None
-    """The entropy of the answer, where it is known."""
 
 
 @dataclass(frozen=True)
@@ -267,8 +263,6 @@ class AuditLog:
                     "an audited row needs finite confidences, and costs that are finite and not "
                     "negative"
                 )
-            if not all(math.isfinite(value) for value in answer[3:] if value is not None):
-                raise ArgumentError("an audited row needs finite margins and entropies, or None")
         if not all(map(math.isfinite, row.inputs.values())):
             raise ArgumentError("an audited row needs finite inputs")
         texts = json.dumps(answers), json.dumps(dict(row.inputs))
@@ -289,7 +283,7 @@ def read_log(
     ...     with AuditLog(path, spec) as log:
     ...         for number in range(3):
     ...             log.add(AuditRow(number, 0.0, 0.05, answers))
-    ...     read_log(path, last=2).signals["audit_number"].tolist()
+    ...     read_log(path, last=2).inputs["audit_number"].tolist()
     [1.0, 2.0]
 
     Args:
@@ -334,8 +328,7 @@ def trace_of_rows(
 ) -> Trace:
     """Return audited rows as a trace; labels need not match any answer.
 
-    The inputs are those given, and those that every row has; the further columns of a node are
-    those that every row has.
+    The inputs are those given, and those that every row has.
     """
     codes = ClassCodes()
     of_rows = {
@@ -344,14 +337,6 @@ def trace_of_rows(
         if all(name in row.inputs for row in rows)
     }
     answers = [[row.answers[name] for name in spec.names] for row in rows]
-    extras = {}
-    for name in BELIEF_FIELDS:
-        values = np.array(
-            [[getattr(answer, name) for answer in row] for row in answers], np.float64
-        )
-        values[:, np.isnan(values).any(axis=0)] = math.nan
-        if np.isfinite(values).any():
-            extras[name] = values
     labels = [row.label for row in rows]
     return Trace(
         spec,
@@ -360,9 +345,34 @@ def trace_of_rows(
         label=None if all(label is None for label in labels) else codes.encode(labels),
         cost=np.array([[answer.cost for answer in row] for row in answers], np.float64),
         inputs=of_rows | dict(inputs),
-        margin=extras.get("margin"),
-        entropy=extras.get("entropy"),
         classes=codes.classes,
+    )
+
+
+def joined(parts: Sequence[Trace]) -> Trace:
+    """Return rows one after the other, with the inputs and columns that all parts have.
+
+    >>> from ttamer.datasets import load
+    >>> rows = load("minilm-imdb").take(slice(2))
+    >>> joined([rows, dataclasses.replace(rows, inputs={"length": [3.0, 4.0]})]).inputs
+    {}
+
+    Args:
+        parts: At least one trace of the same cascade.
+
+    Returns:
+        One trace.
+    """
+    names = [name for name in parts[0].inputs if all(name in part.inputs for part in parts)]
+    optional = ("margin", "entropy", "latency")
+    lacking: dict[str, Any] = {
+        name: None for name in optional if any(getattr(part, name) is None for part in parts)
+    }
+    return Trace.concat(
+        [
+            dataclasses.replace(part, inputs={name: part.inputs[name] for name in names}, **lacking)
+            for part in parts
+        ]
     )
 
 

@@ -81,5 +81,7 @@ class AskLast:
         backups = tuple(v for v in reversed(range(last)) if not required[v])
         if spec.kind == "exits":
             backups = ()
-        costs = np.asarray(spec.costs, float)
+        costs = np.array(spec.costs, float)
+        if not before:
+            costs[last] = spec.step_cost(-1, last)  # of a network: past all exits before
         return SingleNode(spec.names, costs, last, before, backups).session(max_cost)

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from ttamer._arguments import require_kind
 from ttamer._numbers import counted
-from ttamer.drift.audit_log import joined
+from ttamer.drift.audits import joined
 from ttamer.drift.decisions import decide
 from ttamer.drift.fallback import AskLast
 from ttamer.drift.monitor import Alarm, Bound, Monitor

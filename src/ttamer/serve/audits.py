@@ -160,7 +160,7 @@ class Audits:
             self._sampler.settle(spent)
         elif not self._auditor.add(
             job.id, number, chance, {name: _audited(call) for name, call in answers.items()},
-            spent=spent, signals=_numbers(job.inputs),
+            spent=spent, inputs=_numbers(job.inputs),
         ):  # fmt: skip
             self._metrics.audits.labels("lost").inc()
             return
@@ -207,7 +207,7 @@ def _numbers(inputs: dict[str, Any] | None) -> dict[str, float]:
 
 def _audited(call: NodeCall) -> NodeAnswer:
     prediction = None if call.prediction is None else str(call.prediction)
-    return NodeAnswer(float(call.confidence or 0.0), prediction, call.cost, **(call.columns or {}))
+    return NodeAnswer(float(call.confidence or 0.0), prediction, call.cost)
 
 
 def _sampler(audit: AuditSettings, settings: Settings) -> AuditSampler:
