@@ -65,6 +65,13 @@ gpu: $(VENV)/.dev
 paper: $(VENV)/.dev
 	$(BIN)/python experiments/paper/make.py
 
+# The real proxy of LiteLLM, in an environment of its own: chat, stream, cost and fallback, by both doors.
+.PHONY: litellm
+litellm:
+	$(PYTHON) -m venv $(VENV)-litellm
+	$(VENV)-litellm/bin/python -m pip install --quiet --disable-pip-version-check -e '.[serve]' 'litellm[proxy]'
+	$(VENV)-litellm/bin/python experiments/serving/litellm_doors.py
+
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py
 
@@ -94,4 +101,4 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 clean:
-	rm -rf $(VENV) site build dist out .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-litellm site build dist out .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
