@@ -151,7 +151,7 @@ def test_chances_on_the_grid_are_the_same_in_every_library():
 def numbers_of(belief: Belief):
     yield from belief.levels
     yield from belief.offsets
-    yield from belief.pairs.values()
+    yield from (cells.values for cells in belief.pairs.values())
     yield from belief.weights.values()
     yield belief.masked
     yield from (w for w in (belief.head, belief.first, belief.later) if w is not None)

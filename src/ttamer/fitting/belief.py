@@ -12,7 +12,8 @@ answers a, b of a set S, with z the log-odds of errors that the input says (its 
     x[S]    = least of the means of odds over answers that agree; its owner's answer is returned
     q[S, m] = chance(v . (1, z[m], bar, x, x z[m], |S| = 2, |S| = 3))    m not asked; v by m
 
-``same`` is whether the answers agree and ``diff`` whether they do not. Where S has no regression of
+``same`` is whether the answers agree and ``diff`` whether they do not. Classes that few rows
+predict count as one class in offsets and pairs, and so does a class that the fit has not met. Where S has no regression of
 its own, the masked one of a, fitted with random answers left out, takes its place.
 
 Every number is a multiple of ``2**-12`` of limited size: products and sums of such numbers are
@@ -28,7 +29,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,19 +116,34 @@ class RiskModel(Protocol):
         ...
 
 
+class Cells(NamedTuple):
+    """A sparse table: what pairs of classes add to log-odds; 0 where there is no cell."""
+
+    keys: Ints
+    """Increasing: ``own class * (number of classes + 1) + the other's class``."""
+    values: Floats
+
+    def __call__(self, keys: Ints) -> Floats:
+        """Return the values of keys."""
+        if not len(self.keys):
+            return np.zeros(len(keys))
+        cell = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.where(self.keys[cell] == keys, self.values[cell], 0.0)
+
+
 @dataclass(frozen=True, eq=False)
 class Belief:
     """Fitted regressions, one for each set of answers and answer."""
 
     classes: tuple[str, ...]
-    """The predictions that the rows fitted to had; empty where they had none."""
+    """The predictions that enough rows had to say something; larger codes count as one class."""
     bounds: tuple[Floats, ...]
     """Per node, increasing confidences that separate its bins. A bin begins at its lower bound."""
     levels: tuple[Floats, ...]
     """Per node, the log-odds of being wrong in each bin: one more than there are bounds."""
     offsets: tuple[Floats, ...]
-    """Per node, what each class adds; empty where classes say nothing."""
-    pairs: Mapping[tuple[int, int], Floats]
+    """Per node, what each class adds, and last any other; empty where there are no predictions."""
+    pairs: Mapping[tuple[int, int], Cells]
     """By nodes (a, b), what the classes of both add to the log-odds of a."""
     weights: Mapping[tuple[Step, int], Floats]
     """By set and answer: ``HEAD`` weights, and ``PEER`` for each answer beside it."""
@@ -146,6 +162,15 @@ class Belief:
     def count(self) -> int:
         """The number of nodes."""
         return len(self.levels)
+
+    def common(self, codes: Ints) -> Ints:
+        """Return codes with one code for all classes that are not listed."""
+        return np.minimum(codes, len(self.classes))
+
+    def pair_keys(self, codes: Ints, a: int, b: int) -> Ints:
+        """Return the cells of two answers, shape (T,); -1 where one of them predicts nothing."""
+        own, peer = self.common(codes[:, a]), self.common(codes[:, b])
+        return np.where((own < 0) | (peer < 0), -1, own * (len(self.classes) + 1) + peer)
 
     def context(self, step: Step) -> Step:
         """Return the answers of a set that count."""
@@ -214,7 +239,8 @@ class View:
         codes, offset = self.seen.codes, np.zeros(self.seen.confidence.shape)
         for v, table in enumerate(self.belief.offsets):
             if codes is not None and len(table):
-                offset[:, v] = _by_code(table, codes[:, v])
+                own = self.belief.common(codes[:, v])
+                offset[:, v] = np.where(own < 0, 0.0, table[own])
         return offset
 
     def _draw_to_prior(self, head: Floats) -> None:
@@ -253,11 +279,10 @@ class View:
     def pair(self, a: int, b: int) -> Floats:
         """Return what the classes of both add to the log-odds of a."""
         if (a, b) not in self._pair:
-            codes, table = self.seen.codes, self.belief.pairs[a, b]
+            codes = self.seen.codes
             assert codes is not None  # noqa: S101 - there are pairs only with codes
-            own, peer = (np.where(codes[:, v] < len(table), codes[:, v], -1) for v in (a, b))
-            known = (own >= 0) & (peer >= 0)
-            self._pair[a, b] = np.where(known, table[own, peer], 0.0)
+            keys = self.belief.pair_keys(codes, a, b)
+            self._pair[a, b] = self.belief.pairs[a, b](keys)
         return self._pair[a, b]
 
     def odds(self, step: Step) -> Floats:
@@ -309,7 +334,7 @@ class View:
         return np.zeros(len(self.seen)) if self.bar is None else chance(self.bar)
 
 
-_Peer = tuple[int, float, float, float, float, float, list[list[float]] | None]
+_Peer = tuple[int, float, float, float, float, float, dict[int, float] | None]
 
 
 class Scorer:
@@ -320,7 +345,11 @@ class Scorer:
         self.bounds = [bounds.tolist() for bounds in belief.bounds]
         self.levels = [levels.tolist() for levels in belief.levels]
         self.offsets = [offsets.tolist() for offsets in belief.offsets]
-        self.pairs = {key: table.tolist() for key, table in belief.pairs.items()}
+        self.pairs = {
+            pair: dict(zip(cells.keys.tolist(), cells.values.tolist(), strict=True))
+            for pair, cells in belief.pairs.items()
+        }
+        self.width = len(belief.classes) + 1
         self.head = None if belief.head is None else belief.head.tolist()
         self.first = None if belief.first is None else belief.first.tolist()
         self.later = None if belief.later is None else belief.later.tolist()
@@ -332,7 +361,7 @@ class Scorer:
         """Return the curve's log-odds of an answer, and what its class adds."""
         curve = self.levels[node][bisect_right(self.bounds[node], confidence)]
         table = self.offsets[node]
-        offset = table[code] if 0 <= code < len(table) else 0.0
+        offset = table[min(code, len(table) - 1)] if table and code >= 0 else 0.0
         if self.head is None or prior is None:
             return curve, offset
         a, b, c, d = self.head[node]
@@ -351,7 +380,7 @@ class Scorer:
         if len(step) == 1:
             v = step[0]
             return [min(max(curve[v] + offset[v], -MAX_ODDS), MAX_ODDS)]
-        totals = []
+        totals, width = [], self.width
         for a, (one, w_curve, w_offset, w_bar), peers in self._regressions(step):
             code = codes[a]
             total = one + w_curve * curve[a] + w_offset * offset[a] + w_bar * bar
@@ -361,8 +390,9 @@ class Scorer:
                     total += same + same_curve * curve[b]
                 else:
                     total += diff_curve * curve[b] + diff_offset * offset[b]
-                if table is not None and 0 <= code < len(table) and 0 <= peer < len(table):
-                    total += pair * table[code][peer]
+                if table is not None and code >= 0 and peer >= 0:
+                    key = min(code, width - 1) * width + min(peer, width - 1)
+                    total += pair * table.get(key, 0.0)
             totals.append(total)
         if len({codes[v] for v in step if codes[v] >= 0}) < sum(codes[v] >= 0 for v in step):
             totals = [
@@ -408,9 +438,3 @@ class Scorer:
             logit = v[0] + v[1] * z + v[2] * bar + v[3] * x + v[4] * (x * z)
             logit += v[5] * (len(step) == 2) + v[6] * (len(step) == 3)
         return chance_of(min(max(round(logit * GRID) / GRID, -MAX_ODDS), MAX_ODDS))
-
-
-def _by_code(table: Floats, codes: Ints) -> Floats:
-    """Return the value of each code; 0 for no code and for those that the table does not have."""
-    padded = np.append(table, 0.0)
-    return np.asarray(padded[np.where((codes >= 0) & (codes < len(table)), codes, -1)])

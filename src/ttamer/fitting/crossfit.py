@@ -62,6 +62,7 @@ def fit_steps(
         options: How policies are planned.
     """
     options = options or PlanOptions()
+    log = log.with_common_classes(options.rows_of_class)
     if belief is None:
         belief = BeliefOptions(seed=options.seed)
         if kind == "exits":  # few rows say little about how far exits agree

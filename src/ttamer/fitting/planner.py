@@ -20,7 +20,7 @@ taken; router and two only where they are better by one paired standard error on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -56,6 +56,8 @@ class PlanOptions:
     """By how much less of the objective of single nodes."""
     ridge: float = 2.0
     """Of tents."""
+    rows_of_class: int = 5
+    """Classes that every node predicts on fewer rows count as one."""
     seed: int = 0
 
 
@@ -94,6 +96,24 @@ class Log:
         known = ~np.isnan(self.losses) & ~np.isnan(self.confidence)
         return np.flatnonzero(known.all(axis=1))
 
+    def with_common_classes(self, rows: int) -> Log:
+        """Return the log with the classes first that a node predicts on so many rows, and no others.
+
+        The other classes keep codes of their own, by which answers agree, but have no names.
+        """
+        if self.codes is None:
+            return self
+        count = max(int(self.codes.max(initial=-1)) + 1, len(self.classes))
+        most = np.zeros(count, np.intp)
+        for own in self.codes.T:
+            most = np.maximum(most, np.bincount(own[own >= 0], minlength=count))
+        order = np.argsort(most < rows, kind="stable")
+        number = np.empty(count + 1, np.intp)
+        number[order], number[-1] = np.arange(count), -1
+        classes = self.classes or tuple(map(str, range(count)))
+        common = tuple(classes[k] for k in order[: int((most >= rows).sum())])
+        return replace(self, codes=number[np.maximum(self.codes, -1)], classes=common)
+
     def folds(self, count: int, seed: int) -> Ints:
         """Return the fold of each row, shape (T,)."""
         groups = np.arange(len(self)) if self.groups is None else self.groups
@@ -114,11 +134,13 @@ def prices_of(mean_cost: Floats, count: int) -> Floats:
     between nodes costs one.
     """
     mean = np.sort(mean_cost)
+    if mean[-1] <= 0:  # all are free: prices do not matter
+        mean = np.ones(1)
     gaps = np.diff(mean)
     gaps = gaps[gaps > 1e-3 * mean[-1]]
     top = np.clip(mean[-1] / gaps.min(), 10, 300) if len(gaps) else 30.0
     ratios = np.append(0.0, np.geomspace(1e-3, top, count - 1))
-    return np.asarray(ratios / max(mean[-1], 1e-300))
+    return np.asarray(ratios / mean[-1])
 
 
 def raked(losses: Floats, odds: Floats, complete: Ints, strength: float = 1.0) -> Floats:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from ttamer.fitting.belief import (
     PEER,
     Belief,
     Bools,
+    Cells,
     Floats,
     Ints,
     Seen,
@@ -248,8 +250,8 @@ class BeliefOptions:
     """How many of the last answers count; few for the exits of one network."""
     pooled: bool = False
     """Whether curves are drawn to one curve of all nodes: for the exits of one network."""
-    most_classes: int = 64
-    """With more classes they say nothing by themselves: answers are texts."""
+    rows_of_pair: int = 1
+    """Pairs of classes that fewer rows have add nothing."""
     ridge: float = 4.0
     per_rows: float = 5000.0
     seed: int = 0
@@ -270,7 +272,7 @@ def fit_belief(
         seen: T rows of n nodes; codes below 0 agree with nothing.
         losses: Shape (T, n), in [0, 1]; NaN where it is not known.
         sets: The sets of nodes that are planned for: each has regressions of its own.
-        classes: The texts of the codes.
+        classes: The texts of the first codes; larger codes count as one class.
         weight: Shape (T,): of each row in the regressions of sets; ones if ``None``.
         options: How.
     """
@@ -322,37 +324,39 @@ def _evidence(
     ]
     odds = np.stack([curve(seen.confidence[:, v]) for v, curve in enumerate(curves)], axis=1)
     offset = np.zeros((rows, nodes))
-    tables: list[Floats] = [np.empty(0)] * nodes
-    pairs: dict[tuple[int, int], Floats] = {}
-    rows_of_pairs: dict[tuple[int, int], Floats] = {}
-    codes = seen.codes
-    width = 0 if codes is None else int(codes.max(initial=-1)) + 1
-    if codes is not None and len(np.unique(codes[known & (codes >= 0)])) <= options.most_classes:
-        for v, on in enumerate(known.T):
-            fitted = Offsets.fit(codes[on, v], width, odds[on, v], losses[on, v])
-            tables[v], offset[on, v] = fitted.table, fitted.without_own
-        for a in range(nodes):
-            for b in range(nodes):
-                on = known[:, a] & seen.came[:, b] & (codes[:, a] >= 0) & (codes[:, b] >= 0)
-                if a == b or on.sum() < MIN_ROWS:
-                    continue
-                both = codes[on, a] * width + codes[on, b]
-                total = (odds + offset)[on, a]
-                fitted = Offsets.fit(both, width**2, total, losses[on, a])
-                pairs[a, b] = fitted.table.reshape(width, width)
-                rows_of_pairs[a, b] = np.zeros(rows)
-                rows_of_pairs[a, b][on] = fitted.without_own
     belief = Belief(
         classes=classes,
         bounds=tuple(curve.bounds for curve in curves),
         levels=tuple(curve.levels for curve in curves),
-        offsets=tuple(tables),
-        pairs=pairs,
+        offsets=(np.empty(0),) * nodes,
+        pairs={},
         weights={},
         masked=np.zeros((nodes, HEAD + PEER * nodes)),
         memory=options.memory,
     )
-    return belief, offset, rows_of_pairs
+    if seen.codes is None:
+        return belief, offset, {}
+    tables: list[Floats] = []
+    for v, on in enumerate(known.T):
+        own = belief.common(seen.codes[on, v])
+        fitted = Offsets.fit(own, len(classes) + 1, odds[on, v], losses[on, v])
+        tables.append(fitted.table)
+        offset[on, v] = fitted.without_own
+    pairs: dict[tuple[int, int], Cells] = {}
+    rows_of_pairs: dict[tuple[int, int], Floats] = {}
+    for a, b in permutations(range(nodes), 2):
+        keys = belief.pair_keys(seen.codes, a, b)
+        on = known[:, a] & seen.came[:, b] & (keys >= 0)
+        if on.sum() < MIN_ROWS:
+            continue
+        cells, which, count = np.unique(keys[on], return_inverse=True, return_counts=True)
+        which = np.where(count[which] >= options.rows_of_pair, which, -1)
+        fitted = Offsets.fit(which, len(cells), (odds + offset)[on, a], losses[on, a])
+        some = fitted.table != 0
+        pairs[a, b] = Cells(cells[some], fitted.table[some])
+        rows_of_pairs[a, b] = np.zeros(rows)
+        rows_of_pairs[a, b][on] = fitted.without_own
+    return replace(belief, offsets=tuple(tables), pairs=pairs), offset, rows_of_pairs
 
 
 def _head(view: View, losses: Floats, known: Bools) -> Floats:
