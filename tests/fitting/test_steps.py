@@ -275,3 +275,26 @@ def test_play_of_many_prices_shares_a_view():
         policy = fit.tables.policy(number)
         alone = policy.play(Seen(log.confidence, log.codes))
         assert np.array_equal(alone.answer, play(policy, view).answer)
+
+
+def test_what_a_hundred_classes_say_is_used():
+    rng, classes = np.random.default_rng(5), 100
+    codes = rng.integers(classes, size=(3000, 2))
+    wrong = rng.random(codes.shape) < np.where(codes[:, [0]] < 20, [0.9, 0.02], 0.02)
+    codes[:, 1] = classes  # a text of its own: only the class of the cheap node says anything
+    names, cost = tuple(map(str, range(classes + 1))), np.broadcast_to([1.0, 20.0], wrong.shape)
+    log = Log(wrong.astype(float), cost, np.zeros(wrong.shape), codes, names)
+    estimates = fit_steps(("cheap", "dear"), log, options=PlanOptions(points=8)).estimates
+    assert estimates.cost[estimates.error < 0.03].min() < 7
+
+
+def test_rare_classes_count_as_one_and_free_texts_have_no_names():
+    rng, rows = np.random.default_rng(6), 400
+    codes = np.where(rng.random((rows, 2)) < 0.5, 0, 1 + np.arange(2 * rows).reshape(rows, 2))
+    wrong = rng.random(codes.shape) < np.where(codes > 0, 0.5, 0.1)
+    names = tuple(f"text {k}" for k in range(2 * rows + 1))
+    log = Log(wrong.astype(float), np.ones(wrong.shape), np.zeros(wrong.shape), codes, names)
+    belief = fit_steps(("a", "b"), log, options=PlanOptions(points=4)).tables.belief
+    assert belief.classes == ("text 0",)
+    assert all(common < 0 < rare for common, rare in belief.offsets)
+    assert all(len(cells.keys) <= 4 for cells in belief.pairs.values())

@@ -12,6 +12,7 @@ from support.examples import examples
 from support.exit_networks import echo_network
 from support.torch_oracle import Oracle
 from ttamer.errors import ArgumentError
+from ttamer.fitting.belief import Cells
 from ttamer.fitting.crossfit import fit_steps
 from ttamer.fitting.planner import Log, PlanOptions
 from ttamer.fitting.policy import SingleNode
@@ -68,7 +69,8 @@ def shaken(belief, generator):
 
     weights = {key: some(*own.shape) for key, own in belief.weights.items()}
     count = len(belief.classes)
-    pairs = {key: some(count, count) for key in permutations(range(belief.count), 2)}
+    keys = np.flatnonzero(generator.random((count + 1) ** 2) < 0.8)
+    pairs = {key: Cells(keys, some(len(keys))) for key in permutations(range(belief.count), 2)}
     masked = some(*belief.masked.shape)
     return dataclasses.replace(belief, weights=weights, pairs=pairs if count else {}, masked=masked)
 

@@ -26,7 +26,7 @@ from ttamer.artefact.problem import (
     restore_solved,
 )
 from ttamer.errors import ArtefactDamaged, CascadeError
-from ttamer.fitting.belief import GRID, HEAD, MAX_ODDS, PEER, Belief, Step
+from ttamer.fitting.belief import GRID, HEAD, MAX_ODDS, PEER, Belief, Cells, Step
 from ttamer.fitting.inputs import FeatureSpec, InputFeature, Prior
 from ttamer.fitting.ladder import FitRecord, Fitted, FittedLadder, FittedPolicy, Mixture, Tables
 from ttamer.fitting.points import OperatingPoints
@@ -163,10 +163,12 @@ def _describe_steps(tables: StepTables, arrays: Arrays) -> StepRecord:
         arrays[f"belief.{name}_sizes"] = np.array([len(part) for part in parts], np.int32)
     pairs = sorted(belief.pairs)
     arrays["belief.pairs"] = np.array(pairs, np.int32).reshape(-1, 2)
-    pair_tables = np.array([belief.pairs[pair].ravel() for pair in pairs], float)
-    arrays["belief.pair_tables"] = (
-        pair_tables.reshape(len(pairs), -1) if pairs else np.empty((0, 0))
+    cells = [belief.pairs[pair] for pair in pairs]
+    arrays["belief.pair_sizes"] = np.array([len(own.keys) for own in cells], np.int32)
+    arrays["belief.pair_keys"] = np.concatenate(
+        [np.empty(0, np.int64), *(own.keys for own in cells)]
     )
+    arrays["belief.pair_values"] = np.concatenate([*(own.values for own in cells), np.empty(0)])
     keys = sorted(belief.weights)
     arrays["belief.weight_sets"] = _sets([step for step, _ in keys])
     arrays["belief.weight_answers"] = np.array([answer for _, answer in keys], np.int32)
@@ -450,13 +452,17 @@ def _belief(record: StepRecord, nodes: int, stored: _Stored) -> Belief:
     for own, level, offset in zip(bounds, levels, offsets, strict=True):
         if len(level) != len(own) + 1 or (np.diff(own) <= 0).any():
             raise ArtefactDamaged("the bounds of a node's confidence must rise, one level for each")
-        if len(offset) not in (0, len(classes)):
-            raise ArtefactDamaged("a node has an offset for each class, or none")
+        if len(offset) not in (0, len(classes) + 1):
+            raise ArtefactDamaged("a node has an offset for each class and for others, or none")
     pairs = stored.take("belief.pairs", -1, 2, low=0, high=nodes - 1, integers=True)
-    tables = stored.take("belief.pair_tables", len(pairs), -1, grid=True)
-    side = round(tables.shape[1] ** 0.5)
-    if len(pairs) and (side**2 != tables.shape[1] or side > len(classes)):
-        raise ArtefactDamaged("a pair of nodes has an offset for each pair of classes")
+    counts = stored.take("belief.pair_sizes", len(pairs), low=0, integers=True).tolist()
+    highest = (len(classes) + 1) ** 2 - 1
+    cells = cut(
+        stored.take("belief.pair_keys", sum(counts), low=0, high=highest, integers=True), counts
+    )
+    if any((np.diff(own) <= 0).any() for own in cells):
+        raise ArtefactDamaged("the keys of a pair's cells must rise")
+    added = cut(stored.take("belief.pair_values", sum(counts), grid=True), counts)
     keys = [(a, b) for a, b in pairs.tolist()]
     if len(set(keys)) != len(keys) or any(a == b for a, b in keys):
         raise ArtefactDamaged("pairs of nodes are distinct")
@@ -480,7 +486,10 @@ def _belief(record: StepRecord, nodes: int, stored: _Stored) -> Belief:
         bounds=bounds,
         levels=levels,
         offsets=offsets,
-        pairs={key: table.reshape(side, side) for key, table in zip(keys, tables, strict=True)},
+        pairs={
+            key: Cells(own.astype(np.intp), values)
+            for key, own, values in zip(keys, cells, added, strict=True)
+        },
         weights=weights,
         masked=stored.take("belief.masked", nodes, HEAD + PEER * nodes, grid=True),
         memory=record.memory,

@@ -126,7 +126,7 @@ class Cells(NamedTuple):
     def __call__(self, keys: Ints) -> Floats:
         """Return the values of keys."""
         if not len(self.keys):
-            return np.zeros(len(keys))
+            return np.zeros(keys.shape)
         cell = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         return np.where(self.keys[cell] == keys, self.values[cell], 0.0)
 

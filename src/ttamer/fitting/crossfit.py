@@ -62,11 +62,13 @@ def fit_steps(
         options: How policies are planned.
     """
     options = options or PlanOptions()
-    log = log.with_common_classes(options.rows_of_class)
+    log = log.with_common_classes(max(3, options.rows_of_class * len(log) ** 0.5))
     if belief is None:
         belief = BeliefOptions(seed=options.seed)
         if kind == "exits":  # few rows say little about how far exits agree
-            belief = replace(belief, memory=2 if len(log.complete) >= 1000 else 1, pooled=True)
+            pairs = len(log.classes) <= options.classes_in_pairs
+            memory = 2 if len(log.complete) >= 1000 else 1
+            belief = replace(belief, memory=memory, pooled=True, pairs=pairs)
     arms = [CrossFit(names, log, kind, parents, latency_weight, belief, options)]
     if log.features is not None and len(log.complete) < options.gated:
         blind = replace(log, features=None)
@@ -300,7 +302,8 @@ class CrossFit:
         mean = (self.cost + self.waiting).mean(axis=0)
         error = np.nanmean(self.log.losses, axis=0)
         alone = (error + self.prices[:, None] * mean).min(axis=1)
-        return float((self.planned(NONE)[1].value.min(axis=0) / alone).mean())
+        value, some = self.planned(NONE)[1].value.min(axis=0), alone > 0
+        return float((value[some] / alone[some]).mean()) if some.any() else 1.0
 
     def fit(self) -> StepFit:
         """Fit everything."""

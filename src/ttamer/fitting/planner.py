@@ -56,8 +56,11 @@ class PlanOptions:
     """By how much less of the objective of single nodes."""
     ridge: float = 2.0
     """Of tents."""
-    rows_of_class: int = 5
-    """Classes that every node predicts on fewer rows count as one."""
+    rows_of_class: float = 0.1
+    """Classes that every node predicts on fewer rows, 3 or this times the root of all rows, count
+    as one."""
+    classes_in_pairs: int = 255
+    """A network's kernel has dense tables: with more classes, pairs of them add nothing."""
     seed: int = 0
 
 
@@ -96,10 +99,10 @@ class Log:
         known = ~np.isnan(self.losses) & ~np.isnan(self.confidence)
         return np.flatnonzero(known.all(axis=1))
 
-    def with_common_classes(self, rows: int) -> Log:
-        """Return the log with the classes first that a node predicts on so many rows, and no others.
+    def with_common_classes(self, rows: float) -> Log:
+        """Return the log with names and the first codes for classes of so many rows of a node.
 
-        The other classes keep codes of their own, by which answers agree, but have no names.
+        The others keep codes of their own, by which answers agree.
         """
         if self.codes is None:
             return self

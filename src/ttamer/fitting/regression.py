@@ -250,8 +250,8 @@ class BeliefOptions:
     """How many of the last answers count; few for the exits of one network."""
     pooled: bool = False
     """Whether curves are drawn to one curve of all nodes: for the exits of one network."""
-    rows_of_pair: int = 1
-    """Pairs of classes that fewer rows have add nothing."""
+    pairs: bool = True
+    """Whether pairs of classes add something."""
     ridge: float = 4.0
     per_rows: float = 5000.0
     seed: int = 0
@@ -344,13 +344,12 @@ def _evidence(
         offset[on, v] = fitted.without_own
     pairs: dict[tuple[int, int], Cells] = {}
     rows_of_pairs: dict[tuple[int, int], Floats] = {}
-    for a, b in permutations(range(nodes), 2):
+    for a, b in permutations(range(nodes), 2) if options.pairs else ():
         keys = belief.pair_keys(seen.codes, a, b)
         on = known[:, a] & seen.came[:, b] & (keys >= 0)
         if on.sum() < MIN_ROWS:
             continue
-        cells, which, count = np.unique(keys[on], return_inverse=True, return_counts=True)
-        which = np.where(count[which] >= options.rows_of_pair, which, -1)
+        cells, which = np.unique(keys[on], return_inverse=True)
         fitted = Offsets.fit(which, len(cells), (odds + offset)[on, a], losses[on, a])
         some = fitted.table != 0
         pairs[a, b] = Cells(cells[some], fitted.table[some])

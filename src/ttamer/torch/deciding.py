@@ -241,8 +241,8 @@ def _step_tables(policy: StepPolicy, classes: Sequence[str]) -> BeliefTables:
             f"{', '.join(classes[:5])} ...: name them as in the trace, with classes=",
             param="classes",
         )
-    # The last code stands for classes that the fit has not met.
-    codes = [policy.codes.get(name, len(belief.classes)) for name in classes]
+    # The last code stands for classes that the fit met on few rows, or never.
+    codes = np.array([policy.codes.get(name, len(belief.classes)) for name in classes])
     places: dict[Step, int] = {}
     edges, onward = list[Floats](), list[list[Step | None]]()
     starts = policy.after((), ())
@@ -280,16 +280,16 @@ def _step_tables(policy: StepPolicy, classes: Sequence[str]) -> BeliefTables:
                     pair_of[s, a, b] = pairs.setdefault((answer, exits[b]), len(pairs) + 1)
     tables = np.zeros((len(pairs) + 1, len(classes), len(classes)))
     for (answer, peer), number in pairs.items():
-        tables[number] = np.pad(belief.pairs[answer, peer], (0, 1))[np.ix_(codes, codes)]
+        keys = np.add.outer(codes * (len(belief.classes) + 1), codes)
+        tables[number] = belief.pairs[answer, peer](keys)
     numbers = [[STOP if step is None else places[step] for step in row] for row in onward]
     states = max(map(len, numbers))
-    offsets = [np.append(table, 0.0) if len(table) else None for table in belief.offsets]
     return BeliefTables(
         bounds=_padded(belief.bounds),
         first=0,
         exit_of=tuple(step[-1] for step in places),
         levels=_padded(belief.levels, 0.0),
-        leans=np.array([np.zeros(len(classes)) if t is None else t[codes] for t in offsets]),
+        leans=np.array([t[codes] if len(t) else np.zeros(len(classes)) for t in belief.offsets]),
         context=context,
         own=own,
         peers=peers,
