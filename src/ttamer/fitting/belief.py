@@ -13,8 +13,9 @@ answers a, b of a set S, with z the log-odds of errors that the input says (its 
     q[S, m] = chance(v . (1, z[m], bar, x, x z[m], |S| = 2, |S| = 3))    m not asked; v by m
 
 ``same`` is whether the answers agree and ``diff`` whether they do not. Classes that few rows
-predict count as one class in offsets and pairs, and so does a class that the fit has not met. Where S has no regression of
-its own, the masked one of a, fitted with random answers left out, takes its place.
+predict count as one class in offsets and pairs, and so does a class that the fit has not met. Where
+S has no regression of its own, the masked one of a, fitted with random answers left out, takes its
+place.
 
 Every number is a multiple of ``2**-12`` of limited size: products and sums of such numbers are
 exact in double precision, in any order. So a session in Python, a batch in NumPy and a kernel on a
