@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, strategies as st
 
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.llm.prompts import SIGNALS, Prompt, embedding_signals, prompt_signals, read_prompts
+from ttamer.llm.prompts import Prompt, read_prompts
 
 
 def test_prompts_in_every_form(tmp_path):
@@ -115,50 +114,3 @@ def test_aliases_are_read_from_json_lines(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"prompt": "Capital?", "label": ["Paris", "Paname"]}\n')
     (prompt,) = read_prompts(tmp_path / "p.jsonl")
     assert prompt.label == ("Paris", "Paname")
-
-
-def chat(*texts):
-    return {"messages": [{"role": "user", "content": text} for text in texts]}
-
-
-@given(st.lists(st.text(), min_size=1, max_size=3))
-def test_every_prompt_has_finite_signals(texts):
-    found = prompt_signals(chat(*texts))
-    assert tuple(found) == SIGNALS
-    assert all(abs(value) < 1e6 for value in found.values())
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "value"),
-    [
-        ("Who wrote it?", "prompt_question", 1.0),
-        ("How many are there?", "prompt_question", 2.0),
-        ("Why is it so?", "prompt_question", 3.0),
-        ("Tell a story.", "prompt_question", 0.0),
-        ("Which?\nA) one\nB) two", "prompt_choices", 2.0),
-        ("\u041a\u0442\u043e \u044d\u0442\u043e?", "prompt_script", 1.0),
-        ("f(x)", "prompt_code", 0.5),
-        ("1 a", "prompt_digits", 1 / 3),
-    ],
-)
-def test_signals_tell_kinds_of_prompts_apart(text, name, value):
-    assert prompt_signals(chat(text))[name] == pytest.approx(value)
-    assert prompt_signals({"prompt": text})[name] == pytest.approx(value)
-
-
-def test_the_last_message_counts_apart_from_the_whole_and_parts_are_read():
-    found = prompt_signals({"messages": [
-        {"role": "system", "content": "x" * 500},
-        {"role": "user", "content": [{"type": "text", "text": "How?"}]},
-    ]})  # fmt: skip
-    assert found["prompt_turns"] == 2
-    assert found["prompt_last_length"] < 2 < 6 < found["prompt_length"]
-
-
-def test_near_embeddings_have_near_signals():
-    first, near, far = (
-        list(embedding_signals(vector, 4).values())
-        for vector in ([1.0, 0.0, 0.2], [2.0, 0.0, 0.41], [-1.0, 1.0, 0.0])
-    )
-    assert first == pytest.approx(near, abs=0.02)
-    assert first != pytest.approx(far, abs=0.2)

@@ -1,4 +1,4 @@
-"""Prompts from a file: JSON lines, CSV, or text with one prompt per line; features of a prompt.
+"""Prompts from a file: JSON lines, CSV, or text with one prompt per line.
 
 ::
 
@@ -13,21 +13,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from ttamer._arguments import require_path
 from ttamer._files import lines_of
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.llm.confidence import question_text
 from ttamer.trace.classes import class_text
 
 Endpoint = Literal["chat/completions", "completions"]
@@ -83,12 +78,12 @@ def read_prompts(
         )
     require_path(path, "read_prompts")
     prompts = []
-    for place, row in _rows(Path(path), label):
+    for where, row in _rows(Path(path), label):
         try:
             reference = label_of(row.pop(label, None))
         except TraceError as error:
-            raise TraceError(f"{place}: {label}: {error}") from None
-        body = dict(request or {}) | _body(row, endpoint, place)
+            raise TraceError(f"{where}: {label}: {error}") from None
+        body = dict(request or {}) | _body(row, endpoint, where)
         prompts.append(Prompt(body, reference))
     if not prompts:
         raise TraceError(f"{path}: holds no prompts")
@@ -99,13 +94,13 @@ def _rows(file: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the place and the fields of each prompt."""
     text = read_text(file)
     if file.suffix == ".csv":
-        for place, row in csv_rows(file, text):
+        for where, row in csv_rows(file, text):
             if "prompt" not in row:
                 raise TraceError(
                     f"{file}: has no column prompt, and its first line names {', '.join(row)}; "
                     "call the column of the prompts prompt"
                 )
-            yield place, {k: row[k] for k in ("prompt", label) if k in row}  # others are ignored
+            yield where, {k: row[k] for k in ("prompt", label) if k in row}  # others are ignored
         return
     if file.suffix == ".json":
         raise TraceError(
@@ -122,19 +117,19 @@ def _rows(file: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{file}: line {number}", {"prompt": line}
 
 
-def _body(row: dict[str, Any], endpoint: Endpoint, place: str) -> dict[str, Any]:
+def _body(row: dict[str, Any], endpoint: Endpoint, where: str) -> dict[str, Any]:
     """Return the request body of a row."""
     if "messages" in row:
         if endpoint != "chat/completions":
-            raise TraceError(f"{place}: has messages, and {endpoint} takes a prompt")
+            raise TraceError(f"{where}: has messages, and {endpoint} takes a prompt")
         if not isinstance(row["messages"], list) or not row["messages"]:
-            raise TraceError(f"{place}: messages must be a list with at least one message")
+            raise TraceError(f"{where}: messages must be a list with at least one message")
         return row
     text = row.pop("prompt", None)
     if not isinstance(text, str) or not text:
         fields = ", ".join(map(repr, row)) or "none"
         raise TraceError(
-            f"{place}: has no prompt; write prompt, a text, or messages; its other fields: {fields}"
+            f"{where}: has no prompt; write prompt, a text, or messages; its other fields: {fields}"
         )
     if endpoint == "chat/completions":
         return {**row, "messages": [{"role": "user", "content": text}]}
@@ -167,14 +162,14 @@ def csv_rows(file: Path, text: str) -> Iterator[tuple[str, dict[str, str | None]
         for cells in table:
             if not cells:
                 continue
-            place = f"{file}: line {table.line_num}"
+            where = f"{file}: line {table.line_num}"
             if any(cells[len(names) :]):
                 raise TraceError(
-                    f"{place}: has {len(cells)} cells, and the first line names {len(names)}; put "
+                    f"{where}: has {len(cells)} cells, and the first line names {len(names)}; put "
                     "texts that contain commas in double quotes"
                 )
-            found = zip_longest(names, cells[: len(names)])
-            yield place, {name: cell or None for name, cell in found}
+            row = zip_longest(names, cells[: len(names)])
+            yield where, {name: cell or None for name, cell in row}
     except csv.Error as error:
         raise TraceError(
             f"{file}: line {table.line_num}: is not CSV that can be read ({error}); give long "
@@ -191,14 +186,14 @@ def json_rows(file: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(lines_of(text), start=1):
         if not line.strip():
             continue
-        place = f"{file}: line {number}"
+        where = f"{file}: line {number}"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            raise TraceError(f"{place}: is not JSON; write one object per line") from None
+            raise TraceError(f"{where}: is not JSON; write one object per line") from None
         if not isinstance(row, dict):
-            raise TraceError(f"{place}: is not an object; write one object per line")
-        yield place, row
+            raise TraceError(f"{where}: is not an object; write one object per line")
+        yield where, row
 
 
 def label_of(value: Any) -> str | tuple[str, ...] | None:
@@ -211,101 +206,11 @@ def label_of(value: Any) -> str | tuple[str, ...] | None:
     [None, '4', 'true', '{"a": 1}', ('Paris', 'Paname')]
     """
     if isinstance(value, list):
-        aliases = [None if isinstance(each, bool | list | dict) else label_of(each)
-                   for each in value]  # fmt: skip
+        aliases = [None if isinstance(alias, bool | list | dict) else label_of(alias)
+                   for alias in value]  # fmt: skip
         if not value or None in aliases:
             raise TraceError(f"{value!r} is not a list of aliases; write texts or numbers")
         return tuple(map(str, aliases))
     text = json.dumps(value, ensure_ascii=False) if isinstance(value, bool | dict) else value
     text = class_text(text)
     return text if text and text.strip() else None
-
-
-MAX_TEXT = 100_000
-"""The number of characters at the end of a prompt that are read."""
-
-SIGNALS = (
-    "prompt_length",
-    "prompt_turns",
-    "prompt_last_length",
-    "prompt_script",
-    "prompt_code",
-    "prompt_digits",
-    "prompt_question",
-    "prompt_choices",
-)
-"""The names of the signals of a text."""
-
-_CODE = re.compile(r"[{}();=<>\[\]_`\\#]")
-_DIGIT = re.compile(r"\d")
-_LETTER = re.compile(r"[^\W\d_]")
-_ASCII_LETTER = re.compile(r"[A-Za-z]")
-_QUESTIONS = (
-    (3.0, re.compile(r"\b(?:why|how|explain|describe|compare|prove|derive)\b", re.IGNORECASE)),
-    (2.0, re.compile(r"\b(?:how (?:many|much|far|long|old|often)|calculate|sum|total)\b",
-                     re.IGNORECASE)),
-    (1.0, re.compile(r"\b(?:who|whose|when|where|which|what)\b", re.IGNORECASE)),
-)  # fmt: skip
-_CHOICE = re.compile(r"^\s*\(?[A-H][).:]\s", re.MULTILINE)
-
-
-def prompt_signals(body: Mapping[str, Any]) -> dict[str, float]:
-    """Return the signals of a request body in OpenAI's format.
-
-    Lengths are logarithms of the number of characters, of the whole prompt and of its last message.
-    ``prompt_script`` is the share of letters that are not of the English alphabet, ``prompt_code``
-    and ``prompt_digits`` the shares of characters that are common in code, and of digits;
-    ``prompt_question`` is 1 for who, what, when, where and which, 2 for how many and how much, 3
-    for how and why, 0 without these; ``prompt_choices`` is the number of lettered choices.
-
-    Args:
-        body: The body of a request for chat completions, completions or a classification.
-
-    Returns:
-        A finite number for each of :data:`SIGNALS`.
-
-    >>> found = prompt_signals({"messages": [{"role": "user", "content": "How many is 2 + 2?"}]})
-    >>> found["prompt_question"], found["prompt_turns"], round(found["prompt_length"], 3)
-    (2.0, 1.0, 2.944)
-    """
-    messages = body.get("messages")
-    turns = len(messages) if isinstance(messages, list) else 1
-    whole = question_text(body)
-    last = question_text({"messages": messages[-1:]}) if isinstance(messages, list) else whole
-    text = whole[-MAX_TEXT:]
-    count = max(1, len(text))
-    letters = len(_LETTER.findall(text))
-    asked = last[-MAX_TEXT:]
-    kinds = [kind for kind, pattern in _QUESTIONS if pattern.search(asked)]
-    if 2.0 in kinds and 3.0 in kinds:  # "how many" holds "how"
-        kinds.remove(3.0)
-    return {
-        "prompt_length": math.log1p(len(whole)),
-        "prompt_turns": float(turns),
-        "prompt_last_length": math.log1p(len(last)),
-        "prompt_script": 1 - len(_ASCII_LETTER.findall(text)) / letters if letters else 0.0,
-        "prompt_code": len(_CODE.findall(text)) / count,
-        "prompt_digits": len(_DIGIT.findall(text)) / count,
-        "prompt_question": max(kinds, default=0.0),
-        "prompt_choices": float(min(26, len(_CHOICE.findall(asked)))),
-    }
-
-
-def embedding_signals(vector: Sequence[float], count: int) -> dict[str, float]:
-    """Return an embedding as a few numbers, by a random projection that is always the same.
-
-    Args:
-        vector: The embedding; its length does not count, only its direction.
-        count: How many numbers.
-
-    Returns:
-        ``prompt_embedding_0`` and so on, each about as large as one coordinate of ``count``.
-
-    >>> list(embedding_signals([3.0, 4.0], 2))
-    ['prompt_embedding_0', 'prompt_embedding_1']
-    """
-    values = np.asarray(vector, np.float64)
-    size = float(np.linalg.norm(values)) or 1.0
-    directions = np.random.default_rng(len(values)).standard_normal((len(values), count))
-    projected = (values / size) @ directions
-    return {f"prompt_embedding_{k}": float(each) for k, each in enumerate(projected.round(6))}

@@ -149,7 +149,7 @@ class Chat:
             raise Refused(400, "bad_choice", str(error), param="ttamer") from None
         seconds = min(serve.timeout, choice.timeout or serve.timeout)
         work = Work(body, Deadline.after(seconds), {"x-request-id": request_id, **headers})
-        inputs = await self._prompts.inputs(body, active, work.deadline)
+        inputs = self._prompts.inputs(body, active)
         is_chosen = point is not None or choice.max_cost is not None
         return Job(request_id, chat, choice, work, active, cascade, inputs, is_chosen)
 

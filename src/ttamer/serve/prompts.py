@@ -8,7 +8,6 @@ from typing import Any
 from ttamer.llm.client import Client, Deadline, UpstreamFailed
 from ttamer.llm.confidence import Unreadable, question_text
 from ttamer.llm.likeness import vectors_from
-from ttamer.llm.prompts import embedding_signals, prompt_signals
 from ttamer.serve.policies import Active
 
 MAX_TEXT = 20_000  # characters of a text that are embedded; those at the end count
@@ -21,22 +20,9 @@ class Prompts:
         self.embeddings: Client | None = None
         """The upstream of embeddings, while the server runs."""
 
-    async def inputs(
-        self, body: Mapping[str, Any], active: Active, deadline: Deadline
-    ) -> dict[str, Any] | None:
+    def inputs(self, body: Mapping[str, Any], active: Active) -> dict[str, Any] | None:
         """Return the inputs that a policy reads; ``None`` where it reads none."""
-        names = active.reads
-        if not names:
-            return None
-        known: dict[str, Any] = {"prompt": question_text(body), **prompt_signals(body)}
-        count = sum(name.startswith("prompt_embedding_") for name in names)
-        if count and self.embeddings is not None:
-            try:
-                (vector,) = await self.embed([known["prompt"]], deadline)
-                known |= embedding_signals(vector, count)
-            except UpstreamFailed:
-                pass  # those that are missing are unknown
-        return {name: value for name, value in known.items() if name in names}
+        return {"prompt": question_text(body)} if "prompt" in active.reads else None
 
     async def embed(
         self, texts: Sequence[str], deadline: Deadline | None = None

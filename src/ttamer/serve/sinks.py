@@ -27,8 +27,8 @@ from zlib import crc32
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from ttamer.fitting.inputs import prompt_numbers
 from ttamer.llm.confidence import question_text
-from ttamer.llm.prompts import prompt_signals
 from ttamer.runtime.reply import NodeCall
 
 LOG_VERSION = 1
@@ -259,5 +259,5 @@ def prompt_inputs(body: Mapping[str, Any], *, texts: bool = False) -> dict[str, 
         str(crc32(word.encode("utf-8", "replace")) % HASHED_WORDS): count
         for word, count in words.items()
     }
-    kept = {"numbers": prompt_signals(body), "words": hashed}
+    kept = {"numbers": prompt_numbers(text), "words": hashed}
     return {**kept, "prompt": text} if texts else kept
