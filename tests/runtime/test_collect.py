@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -169,6 +170,23 @@ def test_a_row_is_left_out_once():
     assert trace.left_out == {"a raised KeyError": 1}
     with pytest.raises(TraceError, match=r"every input was left out \(1 in all"):
         collect([2], {"n": fails}, on_error="skip")
+
+
+def test_a_failure_of_one_node_is_a_gap():
+    def sure(value):
+        return value, math.nan if value == 1 else 0.5
+
+    nodes = {"a": fails, "b": sure}
+    trace = collect(range(4), nodes, costs={"a": 1, "b": 2}, on_error="skip", labels=range(4))
+    assert trace.answered.tolist() == [[True, True], [True, True], [False, True], [True, True]]
+    assert trace.prediction[2, 0] == -1
+    assert np.isnan(trace.loss).sum() == 1
+    assert trace.confidence[:, 1].tolist() == [0.5] * 4
+    assert trace.notes[0] == "1 row with a gap: a raised KeyError"
+    measured = collect(range(4), nodes, on_error="skip")
+    assert np.isnan(measured.cost).tolist() == (~measured.answered).tolist()
+    with pytest.raises(TraceError, match="node 'a' gave no answer: a raised KeyError"):
+        collect([2, 2], nodes, on_error="skip")
 
 
 def test_the_user_can_interrupt():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -56,8 +58,8 @@ def collect(
             reply takes the place of either on its row.
         order: The order of the cascade.
         target: What counts as right: by default ``"label"`` if there are labels, else ``"last"``.
-        on_error: ``"refuse"`` raises at the first call that fails; ``"skip"`` leaves its row out,
-            and counts it in ``left_out``.
+        on_error: ``"refuse"`` raises at the first call that fails; ``"skip"`` leaves a gap there,
+            which ``notes`` counts, and an input without any answer out (``left_out``).
         progress: Called as ``progress(done, total)`` when inputs are done; ``True`` shows it.
 
     Returns:
@@ -151,13 +153,13 @@ class Collection:
             )
         if on_error not in ("refuse", "skip"):
             raise ArgumentError(f'on_error is {on_error!r}; it must be "refuse" or "skip"')
-        given: Mapping[str, float] = {}
+        stated: Mapping[str, float] = {}
         if not isinstance(costs, str):
             remedy = 'write {"small": 1.0, "large": 12.5}, or "measured"'
             require_kind(costs, Mapping, "costs must be a mapping from names to costs", remedy)
-            given = costs
-            if given.keys() != nodes.keys():
-                odd = ", ".join(map(repr, given.keys() ^ nodes.keys()))
+            stated = costs
+            if stated.keys() != nodes.keys():
+                odd = ", ".join(map(repr, stated.keys() ^ nodes.keys()))
                 raise ArgumentError(
                     f"costs and nodes must name the same nodes; only one of them has {odd}"
                 )
@@ -166,13 +168,13 @@ class Collection:
                 f'costs is {costs!r}; it must be "measured" or a cost for each node'
             )
         spec = CascadeSpec(
-            tuple(CascadeNode(name, given.get(name, 0.0)) for name in nodes),
+            tuple(CascadeNode(name, stated.get(name, 0.0)) for name in nodes),
             order,
             target or ("label" if labelled else "last"),
         )
-        if given:
+        if stated:
             repeat, warmup = 1, 0
-        return cls(spec, labelled, not given, repeat, warmup, on_error, max_batch(nodes))
+        return cls(spec, labelled, not stated, repeat, warmup, on_error, max_batch(nodes))
 
     def calls(self, loop: EventLoop) -> Calls:
         """Return what calls the nodes."""
@@ -232,10 +234,10 @@ class Calls:
             if start == end:
                 return [reason]
             # One bad input must not cost the others their rows: call again, one by one.
-            each = enumerate(values, start=start)
-            return [answer for i, value in each for answer in self._batch(name, node, [value], i)]
+            rows = enumerate(values, start=start)
+            return [answer for i, value in rows for answer in self._batch(name, node, [value], i)]
         share = seconds / len(values)
-        return [self._checked(name, one, share, start + i) for i, one in enumerate(returned)]
+        return [self._checked(name, reply, share, start + i) for i, reply in enumerate(returned)]
 
     def _checked(self, name: str, returned: Any, seconds: float, position: int) -> _Answer | str:
         try:
@@ -266,7 +268,7 @@ class Calls:
         detail = "" if isinstance(error, Unusable) else f": {' '.join(str(error).split())}"
         raise TraceError(
             f"node {name!r}, {where} (counting from 0): {what}{detail}; fix the "
-            'callable, or skip these rows with on_error="skip" (they are counted)'
+            'callable, or leave a gap there with on_error="skip" (they are counted)'
         ) from error
 
 
@@ -277,18 +279,16 @@ class Log:
     names: tuple[str, ...]
     codes: ClassCodes
     labelled: bool
-    rows: list[list[_Answer]] = field(default_factory=list)
+    rows: list[list[_Answer | str]] = field(default_factory=list)
     label: list[int] = field(default_factory=list)
-    left_out: dict[str, int] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
 
     def add(self, answers: list[_Answer | str], label: object, position: int) -> None:
-        """Keep a row, or count it if some node has no answer."""
-        good = [answer for answer in answers if isinstance(answer, _Answer)]
-        if len(good) < len(answers):
-            reason = next(answer for answer in answers if isinstance(answer, str))
-            self.left_out[reason] = self.left_out.get(reason, 0) + 1
+        """Keep a row, or count it if no node has an answer."""
+        if not any(isinstance(answer, _Answer) for answer in answers):
+            self.left_out[str(answers[0])] += 1
             return
-        self.rows.append(good)
+        self.rows.append(answers)
         if self.labelled:
             try:
                 self.label.append(self.codes.code(label))
@@ -298,40 +298,54 @@ class Log:
     def trace(self, spec: CascadeSpec, *, measured: bool, done: int) -> Trace:
         """Return everything kept as a trace."""
         if not self.rows:
-            raise TraceError(f"every input was left out ({done} in all): {self.left_out}")
+            raise TraceError(f"every input was left out ({done} in all): {dict(self.left_out)}")
+        answered = np.array([[isinstance(a, _Answer) for a in row] for row in self.rows])
+        if (silent := ~answered.any(axis=0)).any():
+            node = int(silent.argmax())
+            raise TraceError(f"node {self.names[node]!r} gave no answer: {self.rows[0][node]}")
 
-        def table(of: Callable[[_Answer], Any], kind: Any) -> Any:
-            return np.array([[of(answer) for answer in row] for row in self.rows], kind, order="F")
+        def table(of: Callable[[_Answer], Any], kind: Any, gap: Any = math.nan) -> Any:
+            return np.array(
+                [[gap if isinstance(a, str) else of(a) for a in row] for row in self.rows],
+                kind, order="F",
+            )  # fmt: skip
 
-        notes = []
+        failures = Counter(a for row in self.rows for a in row if isinstance(a, str))
+        notes = [f"{counted(count, 'row')} with a gap: {why}" for why, count in failures.items()]
         confidence = table(lambda answer: answer.reply.confidence, np.float64)
         for node, name in enumerate(self.names):
-            if count := _make_finite(confidence[:, node]):
+            if count := _make_finite(confidence[:, node], answered[:, node]):
                 notes.append(
                     f"{count} confidences of {name!r} are NaN or infinite: they count as its "
                     "lowest, or as its highest where infinite"
                 )
         cost: Any = None
-        own = table(lambda answer: answer.reply.cost, np.float64)  # NaN where a reply has none
-        priced = ~np.isnan(own)
+        stated = table(lambda answer: answer.reply.cost, np.float64)  # NaN where a reply has none
+        priced = ~np.isnan(stated)
         if measured or priced.any():
-            other = table(lambda answer: answer.seconds, np.float64) if measured else spec.costs
-            cost = np.asfortranarray(np.where(priced, own, other))
-            spec = spec.with_costs(dict(zip(self.names, cost.mean(axis=0), strict=True)))
-            if measured and priced.any() and not priced.all():
-                names = [n for n, some in zip(self.names, priced.any(axis=0), strict=True) if some]
+            unstated = table(lambda answer: answer.seconds, np.float64) if measured else spec.costs
+            cost = np.asfortranarray(np.where(priced, stated, unstated))
+            cost[~answered] = math.nan
+            means = np.nanmean(cost, axis=0)
+            spec = spec.with_costs(dict(zip(self.names, means, strict=True)))
+            if measured and priced.any() and not (priced | ~answered).all():
+                names = ", ".join(
+                    repr(name) for name, column in zip(self.names, priced.T, strict=True)
+                    if column.any()
+                )  # fmt: skip
                 notes.append(
-                    f"costs of {', '.join(map(repr, names))} are from its replies, and the others "
-                    "are seconds: give costs in one unit"
+                    f"costs of {names} are from its replies, and the others are seconds: give "
+                    "costs in one unit"
                 )
         extras = {}
-        every = table(lambda answer: answer.reply.extras, np.float64)
+        measures = table(lambda a: a.reply.extras, np.float64, (math.nan,) * len(EXTRA_FIELDS))
         for number, extra in enumerate(EXTRA_FIELDS):
-            values = np.asfortranarray(every[:, :, number])
-            values[:, np.isnan(values).any(axis=0)] = np.nan  # on every row, or not a column
+            values = np.asfortranarray(measures[:, :, number])
+            # A column is there on every answer of a node, or not at all.
+            values[:, (np.isnan(values) & answered).any(axis=0)] = math.nan
             if not np.isnan(values).all():
                 extras[extra] = values
-        prediction = table(lambda answer: self.codes.code(answer.reply.prediction), np.int32)
+        prediction = table(lambda answer: self.codes.code(answer.reply.prediction), np.int32, -1)
         trace = Trace(
             spec,
             confidence,
@@ -349,12 +363,12 @@ class Log:
         return trace
 
 
-def _make_finite(values: NDArray[np.float64]) -> int:
+def _make_finite(values: NDArray[np.float64], answered: NDArray[np.bool_]) -> int:
     """Put the lowest finite value for NaN and -inf, the highest for inf; return how many."""
-    bad = ~np.isfinite(values)
-    if bad.any():
-        low, high = (0.0, 0.0) if bad.all() else (values[~bad].min(), values[~bad].max())
-        values[bad] = np.where(values[bad] == np.inf, high, low)
+    finite = values[np.isfinite(values)]
+    bad = answered & ~np.isfinite(values)
+    low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
+    values[bad] = np.where(values[bad] == np.inf, high, low)
     return int(bad.sum())
 
 
@@ -378,9 +392,9 @@ def with_labels(
     end = object()
     for position, (value, label) in enumerate(itertools.zip_longest(inputs, labels, fillvalue=end)):
         if value is end or label is end:
-            few, many = ("input", "labels") if value is end else ("label", "inputs")
+            fewer, more = ("input", "labels") if value is end else ("label", "inputs")
             raise TraceError(
-                f"{counted(position, few)} and more {many} are given; there must be as many of each"
+                f"{counted(position, fewer)} and more {more} are given; as many of each are needed"
             )
         yield value, label
 
