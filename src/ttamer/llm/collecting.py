@@ -423,10 +423,10 @@ class _Collection:
                     judged.append(verdict.confidence >= HALF)
                     labelled.append((text, label))
         agreement = Agreement.of(judged, await comparer.right(labelled))
-        least = judge.min_agreement
-        if agreement.answers and agreement.interval[1] < least:
+        wanted = judge.min_agreement
+        if agreement.answers and agreement.interval[1] < wanted:
             raise TraceError(
-                f"the judge {judge.node!r} {agreement}, and at least {100 * least:g}% is needed; "
+                f"the judge {judge.node!r} {agreement}, and at least {100 * wanted:g}% is needed; "
                 "change the rubric or the judge, or lower --min-agreement"
             )
         unseen = "" if self._judge_sees_labels or not judged else ", which it did not see"

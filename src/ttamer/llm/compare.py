@@ -174,8 +174,8 @@ class Comparison:
             "pattern": self.pattern or None,
             "threshold": self.threshold,
         }
-        given = {name: value for name, value in options.items() if value is not None}
-        return self.kind + (f" {json.dumps(given)}" if given else "")
+        stated = {name: value for name, value in options.items() if value is not None}
+        return self.kind + (f" {json.dumps(stated)}" if stated else "")
 
     def unmatched(self, label: str | None, answer: str | None) -> str:
         """Return the message where no answer equals any label, with the first of each.
@@ -252,17 +252,17 @@ class Comparison:
             form = _normalised if self.kind == "contains" else str.strip
             aliases = (form(alias) for alias in text.split(ALIAS_SEPARATOR))
             return ALIAS_SEPARATOR.join(filter(None, aliases)) or None
-        found = self.prediction(text)
-        if found is None and self.kind == "regex":
+        form = self.prediction(text)
+        if form is None and self.kind == "regex":
             return _normalised(text) or None
-        return found
+        return form
 
-    def equal(self, one: str | None, two: str | None) -> bool:
+    def equal(self, first: str | None, second: str | None) -> bool:
         """Return whether two predictions are equal; ``None`` equals nothing.
 
         Args:
-            one: A prediction.
-            two: Another prediction.
+            first: A prediction.
+            second: Another prediction.
 
         Returns:
             Whether they are equal under this rule.
@@ -273,9 +273,9 @@ class Comparison:
         >>> Comparison("numeric", tolerance=0.5).equal("1.2", "1.6")
         True
         """
-        if one is None or two is None:
+        if first is None or second is None:
             return False
-        if one == two:
+        if first == second:
             return True
         if self.kind == "embedding":
             raise ArgumentError(
@@ -283,10 +283,10 @@ class Comparison:
             )
         if self.kind == "numeric" and self.tolerance:
             # A relative error of a few ulp: 0.1 + 0.2 is within 0.1 of 0.2.
-            gap = abs(float(one) - float(two))
+            gap = abs(float(first) - float(second))
             return gap <= self.tolerance or math.isclose(gap, self.tolerance, rel_tol=1e-9)
         if self.kind == "contains":
-            return _has_words(one, two) or _has_words(two, one)
+            return _has_words(first, second) or _has_words(second, first)
         return False
 
     def is_right(self, answer: str, label: str) -> bool:
@@ -302,13 +302,13 @@ class Comparison:
         >>> Comparison("choice").is_right("The answer is (B).", "B")
         True
         """
-        found = self.prediction(answer)
+        form = self.prediction(answer)
         if self.kind == "embedding":
-            return any(self.equal(found, alias) for alias in _aliases(self.label(label)))
+            return any(self.equal(form, alias) for alias in _aliases(self.label(label)))
         if self.kind != "contains":
-            return self.equal(found, self.label(label))
+            return self.equal(form, self.label(label))
         aliases = (_normalised(alias) for alias in label.split(ALIAS_SEPARATOR))
-        return found is not None and any(alias and _has_words(found, alias) for alias in aliases)
+        return form is not None and any(alias and _has_words(form, alias) for alias in aliases)
 
     def _matched_text(self, text: str) -> str | None:
         """Return what the pattern matches last."""
@@ -356,16 +356,12 @@ class Comparer:
             One truth value for each pair.
         """
         if self.score is None or self.rule.threshold is None:
-            return [self.rule.equal(one, two) for one, two in pairs]
-        asked = [
-            (one, two) for one, two in pairs if one is not None and two is not None and one != two
-        ]
+            return [self.rule.equal(a, b) for a, b in pairs]
+        asked = [(a, b) for a, b in pairs if a is not None and b is not None and a != b]
         scores = dict(zip(asked, await self.score(asked), strict=True)) if asked else {}
         return [
-            one is not None
-            and two is not None
-            and (one == two or scores[one, two] >= self.rule.threshold)
-            for one, two in pairs
+            a is not None and b is not None and (a == b or scores[a, b] >= self.rule.threshold)
+            for a, b in pairs
         ]
 
     async def right(self, pairs: Sequence[Pair]) -> list[bool]:
@@ -379,12 +375,12 @@ class Comparer:
         """
         if self.score is None:
             return [self.rule.is_right(answer, label) for answer, label in pairs]
-        each = [
+        by_alias = [
             [(self.rule.prediction(answer), alias) for alias in _aliases(self.rule.label(label))]
             for answer, label in pairs
         ]
-        found = iter(await self.equal([pair for group in each for pair in group]))
-        verdicts = [[next(found) for _ in group] for group in each]
+        equal = iter(await self.equal([pair for group in by_alias for pair in group]))
+        verdicts = [[next(equal) for _ in group] for group in by_alias]
         return [any(group) for group in verdicts]
 
     async def matched(self, prediction: str | None, earlier: Sequence[str | None]) -> str | None:
@@ -402,9 +398,9 @@ class Comparer:
         Returns:
             The earlier prediction, or ``prediction`` where it equals none of them.
         """
-        equal = await self.equal([(prediction, each) for each in earlier])
-        return next((each for each, is_equal in zip(earlier, equal, strict=True) if is_equal),
-                    prediction)  # fmt: skip
+        equal = await self.equal([(prediction, candidate) for candidate in earlier])
+        candidates = zip(earlier, equal, strict=True)
+        return next((candidate for candidate, is_equal in candidates if is_equal), prediction)
 
     async def matched_all(self, predictions: Sequence[str | None]) -> list[str | None]:
         """Return predictions for one request, each replaced by the first one that it equals.
@@ -420,12 +416,13 @@ class Comparer:
         Returns:
             A list of the same length.
         """
-        pairs = [(one, two) for place, one in enumerate(predictions) for two in predictions[:place]]
+        pairs = [(p, earlier) for k, p in enumerate(predictions) for earlier in predictions[:k]]
         equal = dict(zip(pairs, await self.equal(pairs), strict=True))
-        found: list[str | None] = []
-        for one in predictions:
-            found.append(next((two for two in found if equal[one, two]), one))
-        return found
+        matched: list[str | None] = []
+        for prediction in predictions:
+            earlier = (candidate for candidate in matched if equal[prediction, candidate])
+            matched.append(next(earlier, prediction))
+        return matched
 
     async def right_prediction(self, label: str, predictions: Sequence[str | None]) -> str:
         """Return the first prediction that is right, or else the label.
@@ -442,9 +439,10 @@ class Comparer:
         Returns:
             A prediction of the request, or ``label`` where none is right.
         """
-        known = [each for each in predictions if each is not None]
-        right = await self.right([(each, label) for each in known])
-        return next((each for each, is_right in zip(known, right, strict=True) if is_right), label)
+        answers = [prediction for prediction in predictions if prediction is not None]
+        right = await self.right([(answer, label) for answer in answers])
+        verdicts = zip(answers, right, strict=True)
+        return next((answer for answer, is_right in verdicts if is_right), label)
 
 
 def label_form(label: str | Sequence[str], rule: Comparison) -> str:
@@ -482,8 +480,8 @@ class ComparedAnswers:
     def notes(self, rule: Comparison, names: Sequence[str], answers: Sequence[Texts]) -> list[str]:
         """Return how many answers of each node have no content, for those that have some.
 
-        >>> found = ComparedAnswers([["4", None], ["5", "5"]])
-        >>> print(*found.notes(Comparison("numeric"), ["a", "b"], [["4", "four"], ["5", "5"]]))
+        >>> compared = ComparedAnswers([["4", None], ["5", "5"]])
+        >>> print(*compared.notes(Comparison("numeric"), ["a", "b"], [["4", "four"], ["5", "5"]]))
         1 of 2 answers of 'b' has no content under compare = "numeric", such as 'four'
 
         Args:
@@ -651,9 +649,9 @@ def _number(text: str) -> float | None:
     if "frac{" in text:
         text = _FRACTION.sub(lambda f: f"{f[1]}{' ' if f[1] else ''}{f[2]}/{f[3]}", text)
     numbers = (
-        (match.start(), match.end(), found)
+        (match.start(), match.end(), finite)
         for match in reversed(list(_NUMBER.finditer(text)))
-        if (found := _value(match)) is not None
+        if (finite := _value(match)) is not None
     )
     start, _, value = next(numbers, (0, 0, None))
     if value is None or "/" not in text[max(0, start - 3) : start]:
@@ -661,20 +659,20 @@ def _number(text: str) -> float | None:
     over = next(numbers, None)
     if over is None or text[over[1] : start].strip() != "/":
         return value
-    whole = next(numbers, None)
-    gap = "" if whole is None else text[whole[1] : over[0]]
+    units = next(numbers, None)
+    gap = "" if units is None else text[units[1] : over[0]]
     if gap.strip() == "/":  # of a date
         return value
     value = over[2] / value if value else math.inf
-    if whole is not None and gap == " " and whole[2].is_integer() and 0 < value < 1:  # as in 1 3/4
-        value = whole[2] + math.copysign(value, whole[2])
+    if units is not None and gap == " " and units[2].is_integer() and 0 < value < 1:  # as in 1 3/4
+        value = units[2] + math.copysign(value, units[2])
     return value if math.isfinite(value) else None
 
 
 def _value(match: re.Match[str]) -> float | None:
     """Return the value of a number; ``None`` where it is not finite."""
     sign, digits, exponent, tens, power = (
-        (each or "").replace("\u2212", "-") for each in match.groups()
+        (group or "").replace("\u2212", "-") for group in match.groups()
     )
     try:
         value = float(f"{_SEPARATORS.sub('', digits)}e{exponent or tens or 0}")
@@ -692,7 +690,7 @@ def _json_text(text: str, fields: tuple[str, ...]) -> str | None:
         value = _json_value(text)
         if fields:
             picked = {path: _at(value, path) for path in fields}
-            value = {path: found[0] for path, found in picked.items() if found}
+            value = {path: values[0] for path, values in picked.items() if values}
             if not value:
                 return None
         return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -726,8 +724,8 @@ def _plain(value: Any) -> Any:
             raise ValueError("a number is too large")
         return int(value) if value.is_integer() and abs(value) < 1e15 else value
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list) else value
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _at(value: Any, path: str) -> list[Any]:
@@ -756,9 +754,9 @@ def _has_words(text: str, part: str) -> bool:
     return False
 
 
-def _joins(left: str, right: str) -> bool:
+def _joins(before: str, after: str) -> bool:
     """Whether two neighbouring characters are within one word."""
-    return left.isalnum() and right.isalnum()
+    return before.isalnum() and after.isalnum()
 
 
 def _shown(text: str | None) -> str:

@@ -23,7 +23,13 @@ import numpy as np
 from ttamer._arguments import require_path
 from ttamer.errors import CascadeError, TraceError
 from ttamer.llm.compare import Comparer, Comparison, compare_answers, label_form
-from ttamer.llm.confidence import Unreadable, answer_text, probability_of_answer, without_reasoning
+from ttamer.llm.confidence import (
+    Unreadable,
+    answer_text,
+    probability_of_answer,
+    question_text,
+    without_reasoning,
+)
 from ttamer.llm.labelling import write_answers
 from ttamer.llm.prompts import csv_rows, json_rows, label_of, read_text
 from ttamer.llm.settings import TokenCost, checked, comparison_of
@@ -135,7 +141,7 @@ class _Log:
         """Read the rows, and leave out those that cannot be used where that is wanted."""
         labels = [row.get("label") for _, row in self.rows]
         labelled = sum(label is not None and str(label).strip() != "" for label in labels)
-        for place, row in self.rows:
+        for where, row in self.rows:
             try:
                 label = label_of(row.get("label"))
                 if label is None and labelled and not any(self.is_stated):
@@ -147,7 +153,7 @@ class _Log:
             except TraceError as error:
                 if on_bad == "refuse":
                     raise TraceError(
-                        f"{place}: {error}; correct it, or skip such rows with on_bad='skip' (they "
+                        f"{where}: {error}; correct it, or skip such rows with on_bad='skip' (they "
                         "are counted)"
                     ) from None
                 self.left_out[str(error)] = self.left_out.get(str(error), 0) + 1
@@ -180,7 +186,7 @@ class _Log:
             for node in self.spec.nodes
         ]
         score: Any = np.array([[reply.score for reply in row] for row in replies])
-        is_graded = bool(np.isin(score, (0.0, 1.0)).all()) is False
+        is_graded = not np.isin(score, (0.0, 1.0)).all()
         correct = compared.correct
         if not any(self.is_stated):
             score = None
@@ -194,9 +200,16 @@ class _Log:
             correct=correct,
             score=score,
             cost=[[reply.cost for reply in row] for row in replies],
+            prompt=self._prompts(),
             left_out=self.left_out,
             notes=(*notes, *compared.notes(self.rule, self.spec.names, texts)),
         )
+
+    def _prompts(self) -> Any:
+        """Return the texts of the rows that are used; ``None`` where no row has one."""
+        texts = [question_text(row) if row.get("messages") or row.get("prompt") else None
+                 for row, _, _ in self.used]  # fmt: skip
+        return np.array(texts, object) if any(texts) else None
 
     def write_answers(self, path: str | os.PathLike[str]) -> None:
         """Write the prompts and the answers of the rows that are used."""
@@ -222,15 +235,17 @@ class _Columns:
             )
         fields = ("answer", "confidence", "cost", "input_tokens", "output_tokens", "correct",
                   "score", "thumbs")  # fmt: skip
-        there = {field: f"{node.name}.{field}" for field in fields}
-        there = {field: column for field, column in there.items() if column in columns}
-        self.read_from = tuple(there.values())
-        self.confidence, self.cost = there.get("confidence"), there.get("cost")
-        self.stated = next((f for f in ("correct", "score", "thumbs") if f in there), "")
+        columns_read = {field: f"{node.name}.{field}" for field in fields}
+        columns_read = {
+            field: column for field, column in columns_read.items() if column in columns
+        }
+        self.read_from = tuple(columns_read.values())
+        self.confidence, self.cost = columns_read.get("confidence"), columns_read.get("cost")
+        self.stated = next((f for f in ("correct", "score", "thumbs") if f in columns_read), "")
         price = node.options.get("cost_per_token")
         where = f"[[node]] {node.name!r}: cost_per_token"
         self.price = None if price is None else checked(TokenCost, price, where)
-        self.tokens = [there.get("input_tokens"), there.get("output_tokens")]
+        self.tokens = [columns_read.get("input_tokens"), columns_read.get("output_tokens")]
         if self.cost is None and self.price is not None and None in self.tokens:
             raise TraceError(
                 f"{path}: the cascade prices the tokens of {node.name!r}, and the log has no "
@@ -252,11 +267,11 @@ class _Columns:
             raise TraceError(f"{self.name}.answer is {_JSON_NAMES[type(answer)]}; it must be text")
         confidence = 0.0 if self.confidence is None else _number(row, self.confidence)
         if self.cost is not None:
-            cost = _number(row, self.cost, least=0.0)
+            cost = _number(row, self.cost, minimum=0.0)
         elif self.price is None:
             cost = self.fixed
         else:
-            used = [_number(row, str(column), least=0.0) for column in self.tokens]
+            used = [_number(row, str(column), minimum=0.0) for column in self.tokens]
             cost = self.fixed + self.price.input * used[0] + self.price.output * used[1]
         return _Reply(without_reasoning(str(answer)), confidence, cost, self._score(row))
 
@@ -265,7 +280,7 @@ class _Columns:
             return math.nan
         column = f"{self.name}.{self.stated}"
         if self.stated == "score":
-            score = _number(row, column, least=0.0)
+            score = _number(row, column, minimum=0.0)
             if score > 1:
                 raise TraceError(f"{column} is {score:g}; it must be from 0 to 1")
             return score
@@ -275,14 +290,14 @@ class _Columns:
         return float(_THUMBS[text])
 
 
-def _number(row: Mapping[str, Any], column: str, *, least: float = -math.inf) -> float:
+def _number(row: Mapping[str, Any], column: str, *, minimum: float = -math.inf) -> float:
     value = row.get(column)
     try:
         number = float(value) if isinstance(value, str | int | float) else math.nan
     except ValueError:
         number = math.nan
-    if isinstance(value, bool) or not (math.isfinite(number) and number >= least):
-        allowed = "a finite number" if least < 0 else "a number from 0"
+    if isinstance(value, bool) or not (math.isfinite(number) and number >= minimum):
+        allowed = "a finite number" if minimum < 0 else "a number from 0"
         raise TraceError(f"{column} is {value!r}; it must be {allowed}")
     return number
 
@@ -312,9 +327,9 @@ def _by_prompt(rows: Rows, spec: CascadeSpec, read: Any) -> Rows:
     names = {node.options.get("model", node.name): node.name for node in spec.nodes}
     names |= {name: name for name in spec.names}
     wide: dict[str, tuple[str, dict[str, Any]]] = {}
-    for place, row in rows:
+    for where, row in rows:
         key, models, facts, call = read(row)
-        _, fields = wide.setdefault(key, (place, {}))
+        _, fields = wide.setdefault(key, (where, {}))
         fields |= facts
         name = next((names[model] for model in models if model in names), None)
         if name is not None:

@@ -94,10 +94,10 @@ def verdict_from(response: Mapping[str, Any]) -> bool:
     Raises:
         Unreadable: If the reply is neither.
     """
-    found = _VERDICT.search(answer_text(response))
-    if found is None:
+    match = _VERDICT.search(answer_text(response))
+    if match is None:
         raise Unreadable(f"returned neither yes nor no{_cut(response)}")
-    return found[1].casefold() == "yes"
+    return match[1].casefold() == "yes"
 
 
 def score_from(response: Mapping[str, Any]) -> float:
@@ -109,8 +109,8 @@ def score_from(response: Mapping[str, Any]) -> float:
     Raises:
         Unreadable: If the reply holds no number from 0 to 10.
     """
-    found = _SCORE.search(answer_text(response))
-    score = float(found[1]) if found else math.inf
+    match = _SCORE.search(answer_text(response))
+    score = float(match[1]) if match else math.inf
     if score > TOP_SCORE:
         raise Unreadable(f"returned no score from 0 to {TOP_SCORE}{_cut(response)}")
     return score / TOP_SCORE

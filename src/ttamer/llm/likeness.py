@@ -35,7 +35,6 @@ MAX_TEXT = 20_000  # characters at the end of a text that are embedded
 Embed = Callable[[list[str]], Any]
 """From a list of texts to a vector for each, plain or async."""
 
-
 INTERVAL = 0.95  # the confidence of the interval for an agreement
 
 
@@ -91,22 +90,22 @@ same verdict for all (75%)
 MIN_PAIRS = 20  # that a threshold is fitted to
 
 
-def cosine(one: ArrayLike, two: ArrayLike) -> float:
-    """Return the cosine of two vectors; 0 where one of them is 0.
+def cosine(first: ArrayLike, second: ArrayLike) -> float:
+    """Return the cosine of two vectors; 0 where either is 0.
 
     >>> cosine([1.0, 0.0], [2.0, 0.0])
     1.0
 
     Args:
-        one: A vector.
-        two: Another vector of the same length.
+        first: A vector.
+        second: Another vector of the same length.
 
     Returns:
         A number from -1 to 1, to six decimal places.
     """
-    first, second = np.asarray(one, np.float64), np.asarray(two, np.float64)
-    size = float(np.linalg.norm(first) * np.linalg.norm(second))
-    return round(float(np.clip(first @ second / size, -1.0, 1.0)), 6) if size else 0.0
+    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    size = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return round(float(np.clip(a @ b / size, -1.0, 1.0)), 6) if size else 0.0
 
 
 def cosines(embed: Embed) -> PairScore:
@@ -131,7 +130,7 @@ def cosines(embed: Embed) -> PairScore:
         if result.error is not None:
             raise result.error
         vectors = dict(zip(texts, result.returned, strict=True))
-        return [cosine(vectors[one], vectors[two]) for one, two in pairs]
+        return [cosine(vectors[a], vectors[b]) for a, b in pairs]
 
     return score
 
@@ -188,11 +187,11 @@ def fit_threshold(
             f"score {odd} (counting from 0) is {values[odd]:g}; scores are from -1 to 1, as "
             "cosines are: scale others to that range"
         )
-    _, place = np.unique(np.arange(len(values)) if groups is None else groups, return_inverse=True)
-    if place.max() == 0:
+    _, group = np.unique(np.arange(len(values)) if groups is None else groups, return_inverse=True)
+    if group.max() == 0:
         raise ArgumentError("a threshold needs labelled pairs of at least two groups")
     # At random, as labels may alternate with the order.
-    sides = np.random.default_rng(0).permutation(int(place.max()) + 1)[place] % 2
+    sides = np.random.default_rng(0).permutation(int(group.max()) + 1)[group] % 2
     judged = np.empty(len(values), bool)
     for side in (0, 1):
         held = sides == side

@@ -55,8 +55,8 @@ class PaidCalls:
 
     def get(self, key: str) -> bytes | None:
         """Return a response; ``None`` where there is none."""
-        found = self._database.execute("SELECT response FROM paid WHERE key = ?", [key]).fetchone()
-        return None if found is None else zlib.decompress(found[0])
+        row = self._database.execute("SELECT response FROM paid WHERE key = ?", [key]).fetchone()
+        return None if row is None else zlib.decompress(row[0])
 
     def add(self, responses: Mapping[str, bytes]) -> None:
         """Keep responses, all or none of them; they are on the disk when it returns."""
@@ -116,14 +116,14 @@ class PaidUpstream:
         content = self._paid.get(key)
         if content is not None:
             self._read.append(key)
-            kept = json.loads(content)
-            return Response(kept["body"], kept["cost"])
+            response = json.loads(content)
+            return Response(response["body"], response["cost"])
         if self._upstream is None:
             self.missing.append(body)
             raise UpstreamFailed(self._settings.name, "ineligible", "is not asked")
-        response = await self._upstream.complete(body, deadline, path=path, headers=headers)
-        self._new[key] = json.dumps({"body": response.body, "cost": response.cost}).encode()
-        return response
+        reply = await self._upstream.complete(body, deadline, path=path, headers=headers)
+        self._new[key] = json.dumps({"body": reply.body, "cost": reply.cost}).encode()
+        return reply
 
     def keep(self) -> None:
         """Keep the new responses."""

@@ -144,8 +144,8 @@ class _Run:
                         failures.setdefault(row, []).append(f"{name!r}: {error}")
                     else:
                         replies[row][node] = reply
-                    own_cost = None if reply is None else reply.cost
-                    self.cost[row] += result.paid * price if own_cost is None else own_cost
+                    stated = None if reply is None else reply.cost
+                    self.cost[row] += result.paid * price if stated is None else stated
                     confidence.append(None if reply is None else reply.confidence)
                 texts = [replies[row][node].prediction if node in replies[row] else None
                          for row in group.tolist()]  # fmt: skip

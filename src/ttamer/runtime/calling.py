@@ -137,8 +137,8 @@ def is_async(function: Callable[[Any], Any]) -> bool:
     """Return whether calling it returns something to await."""
     if isinstance(function, Batched):
         return is_async(function.answer)
-    own = inspect.iscoroutinefunction(function)
-    return own or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    called = getattr(function, "__call__", None)  # noqa: B004
+    return any(map(inspect.iscoroutinefunction, (function, called)))
 
 
 def max_batch(nodes: Mapping[str, object]) -> int:
@@ -177,8 +177,8 @@ class _Attempts:
 
     def wait(self) -> float | None:
         """Return how long to wait for the calls made."""
-        left = (self.end if self.hedge is None else self.hedge) - time.monotonic()
-        return max(0.0, left) if left <= threading.TIMEOUT_MAX else None
+        seconds = (self.end if self.hedge is None else self.hedge) - time.monotonic()
+        return max(0.0, seconds) if seconds <= threading.TIMEOUT_MAX else None
 
     def is_over(self) -> bool:
         """Return whether the time is up; if not, it is time for the second call."""

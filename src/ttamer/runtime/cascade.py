@@ -275,8 +275,8 @@ class Cascade:
         ...     "small": batched(lambda x: (x > 0.5, x), size=None),
         ...     "large": batched(lambda x: (x > 0.5, np.ones(len(x))), size=None),
         ... }
-        >>> found = Cascade(ladder.at(0.9), nodes).run_batch(np.array([0.1, 0.99]))
-        >>> found.answers
+        >>> batch = Cascade(ladder.at(0.9), nodes).run_batch(np.array([0.1, 0.99]))
+        >>> batch.answers
         [False, True]
         """
         if self._is_async:
@@ -307,11 +307,11 @@ class Cascade:
         Raises:
             CascadeFailed: While iterating, if no node gave an answer.
         """
-        known: dict[str, Any] = {}  # not every policy takes it
+        read: dict[str, Any] = {}  # not every policy reads inputs
         if inputs:
-            known["inputs"] = {name: own for name, own in inputs.items() if name != "prompt"}
-            known["prompt"] = inputs.get("prompt")
-        turn = self.policy.session(max_cost=self.max_cost, key=key, **known)
+            read["inputs"] = {name: value for name, value in inputs.items() if name != "prompt"}
+            read["prompt"] = inputs.get("prompt")
+        turn = self.policy.session(max_cost=self.max_cost, key=key, **read)
         limits = _Limits(self.max_cost, self.deadline if deadline is None else deadline)
         asked: list[NodeCall] = []
         replies: dict[str, Reply] = {}
@@ -469,9 +469,9 @@ def _limit(value: float | None, what: str) -> float | None:
     return value
 
 
-def _by_node(given: Any, names: tuple[str, ...], what: str) -> dict[str, Any]:
+def _by_node(stated: Any, names: tuple[str, ...], what: str) -> dict[str, Any]:
     """Return a number for each node that has one."""
-    table = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
+    table = stated if isinstance(stated, Mapping) else dict.fromkeys(names, stated)
     for name, value in table.items():
         if name not in names:
             raise ArgumentError(f"{what} names {name!r}; the nodes are {', '.join(names)}")

@@ -57,8 +57,8 @@ class Reply(NamedTuple):
         """The margin and the entropy, where they are given; ``None`` for neither."""
         if self.extras is _NO_EXTRAS:
             return None
-        given = columns_of(self, BELIEF_FIELDS)
-        return {name: value for name, value in given.items() if value == value} or None
+        columns = columns_of(self, BELIEF_FIELDS)
+        return {name: value for name, value in columns.items() if value == value} or None
 
 
 class Unusable(Exception):  # noqa: N818 - the runner counts it as no answer
@@ -78,18 +78,18 @@ def reply_of(returned: Any) -> Reply:
     """
     if type(returned) is Reply:
         return returned
-    found: Mapping[str, Any]
+    fields: Mapping[str, Any]
     if isinstance(returned, tuple | list):
         if len(returned) not in (2, 3):
             raise Unusable(f"returned {len(returned)} values; (prediction, confidence) is needed")
-        found = dict(zip(_NAMES[:3], returned, strict=False))
+        fields = dict(zip(_NAMES[:3], returned, strict=False))
     elif isinstance(returned, Mapping):
-        found = returned
+        fields = returned
     else:
-        found = {name: getattr(returned, name) for name in _NAMES if hasattr(returned, name)}
-    if "prediction" not in found or "confidence" not in found:
+        fields = {name: getattr(returned, name) for name in _NAMES if hasattr(returned, name)}
+    if "prediction" not in fields or "confidence" not in fields:
         raise Unusable(f"returned {type(returned).__name__}; (prediction, confidence) is needed")
-    prediction, cost = found["prediction"], found.get("cost")
+    prediction, cost = fields["prediction"], fields.get("cost")
     try:
         class_text(prediction)
     except TraceError as error:
@@ -97,20 +97,20 @@ def reply_of(returned: Any) -> Reply:
             f"returned a prediction that is not a class ({error}); return other objects as the "
             "answer: (prediction, confidence, answer)"
         ) from None
-    confidence = _number(found["confidence"], "confidence")
+    confidence = _number(fields["confidence"], "confidence")
     if cost is not None:
         cost = _number(cost, "cost")
         if not 0 <= cost < math.inf:
             raise Unusable(f"returned a cost of {cost:g}; it must be finite and not negative")
     extras = _NO_EXTRAS
-    if any(name in found for name in EXTRA_FIELDS):
-        given = (found.get(name) for name in EXTRA_FIELDS)
+    if any(name in fields for name in EXTRA_FIELDS):
+        stated = (fields.get(name) for name in EXTRA_FIELDS)
         values = (
             math.nan if value is None else _number(value, name)
-            for name, value in zip(EXTRA_FIELDS, given, strict=True)
+            for name, value in zip(EXTRA_FIELDS, stated, strict=True)
         )
         extras = tuple(value if math.isfinite(value) else math.nan for value in values)
-    return Reply(prediction, confidence, found.get("answer", prediction), cost, extras)
+    return Reply(prediction, confidence, fields.get("answer", prediction), cost, extras)
 
 
 def columns_of(reply: Reply, names: Sequence[str]) -> dict[str, float]:
