@@ -252,10 +252,10 @@ class Comparison:
             form = _normalised if self.kind == "contains" else str.strip
             aliases = (form(alias) for alias in text.split(ALIAS_SEPARATOR))
             return ALIAS_SEPARATOR.join(filter(None, aliases)) or None
-        form = self.prediction(text)
-        if form is None and self.kind == "regex":
+        prediction = self.prediction(text)
+        if prediction is None and self.kind == "regex":
             return _normalised(text) or None
-        return form
+        return prediction
 
     def equal(self, first: str | None, second: str | None) -> bool:
         """Return whether two predictions are equal; ``None`` equals nothing.
