@@ -12,6 +12,7 @@ import ttamer as tt
 from support.examples import examples
 from support.oracles import best_value
 from support.strategies import problems
+from ttamer.policy.future import Surrogate
 
 
 @pytest.mark.parametrize("moves", ["walk", "precedence"])
@@ -121,3 +122,65 @@ def test_several_parents_of_which_one_failed():
     assert turn._inner._unsure.sum() == pytest.approx(1)
     turn.observe(0)
     assert (turn.next, turn.answer) == (None, "judge")
+
+
+def test_a_root_asked_first_out_of_order_is_not_asked_again():
+    boxes = tt.Problem.forest(
+        [0.0, 1.0], [0.01, 0.02, 0.03], [[0.5, 0.5]] * 3, [None] * 3, names="abc"
+    )
+    turn = tt.solve(boxes, 0.9).session()
+    turn.start_with("b")
+    for _ in range(3):
+        turn.observe(1)
+    assert (turn.next, turn.asked, turn.answer) == (None, ("b", "a", "c"), "b")
+
+
+CHAIN = tt.Problem.line(
+    [[0.9, 0.8], [0.5, math.inf], [0.0, 0.3]],
+    [[[0.1, 0.3]], 0.1, 0.1],
+    [[0.5, 0.5], [[1.0, 0.0], [0.5, 0.5]], [[0.5, 0.5]] * 2],
+)
+
+
+@pytest.mark.parametrize("recall", [True, False])
+def test_under_a_cap_a_failure_costs_the_most_and_answers_after_it_count(recall):
+    turn = tt.solve(CHAIN, 0.9, recall=recall, max_cost=0.45).session()
+    turn.fail()
+    assert turn.next == "m2"
+    turn.observe(0)
+    # 0.3 may have been paid, so a third node would be above the cap.
+    assert (turn.next, turn.answer) == (None, "m2")
+    turn = tt.solve(CHAIN, 0.9, recall=recall, max_cost=0.55).session()
+    turn.fail()
+    turn.observe(1)
+    assert (turn.next, turn.answer) == ("m3", None)
+    turn.observe(0)
+    assert turn.answer == "m3"
+
+
+def test_a_state_of_chance_0_may_be_observed_after_a_failure():
+    policy = tt.solve(CHAIN.with_moves("walk"), 0.9, max_cost=5.0)
+    sure = tt.Problem.line(
+        [[0.9], [0.5, 0.4], [0.0, 0.3]],
+        [0.1] * 3,
+        [[1.0], [[1.0, 0.0]], [[0.5, 0.5]] * 2],
+    )
+    turn = tt.solve(sure, 0.99, max_cost=5.0).session()
+    turn.fail()
+    turn.observe(1)
+    assert turn.answer == "m2"
+    assert policy.ratio == 1.0
+
+
+def test_a_law_of_too_many_costs_is_refused_before_the_work():
+    even = np.full((32, 32), 1 / 32)
+    parents = [None, *((node - 1) // 2 for node in range(1, 30))]
+    costs = np.random.default_rng(0).random(30) * 0.01
+    tree = tt.Problem.tree(np.linspace(0, 1, 32), costs, [even[0]] + [even] * 29, parents)
+    with pytest.raises(tt.ArgumentError, match="products"):
+        tt.solve(tree, 0.9).future()
+
+
+def test_a_law_that_is_never_finite_is_cut_at_the_mean():
+    never = Surrogate.of_losses(np.array([math.inf]))
+    assert never.reaching(np.array([0.3])).tolist() == [0.3]

@@ -474,13 +474,6 @@ class StateSession(Session):
             why = f"the answer of {answer!r} loses {loses}, at or below {index:.4g}: stop"
         return Explanation(self.next, answer, best, index, why, self.price)
 
-    def _last(self) -> tuple[str | None, int]:
-        """The node asked last and its state; -1 where it failed."""
-        if not self._path:
-            return None, 0
-        node, state = self._path[-1]
-        return self._policy.problem.names[node], state
-
 
 class Batch(ABC):
     """Many inputs' ways through a policy, step by step.

@@ -235,11 +235,10 @@ def _outcome(
     def share(parent: int, costs: NDArray[np.float64], chances: NDArray[np.float64]) -> None:
         """Hand what is open outside all children of a parent on to each of them."""
         children = [problem.ends[edge][1] for edge in problem.outgoing[parent]]
-        if place == START or children:
-            # The sweep met the children in reverse.
-            children.sort(key=at.__getitem__, reverse=True)
-            shares = _shared(merged.pop(parent), costs, chances)
-            outside.update(zip(children, shares, strict=True))
+        # The sweep met the children in reverse.
+        children.sort(key=at.__getitem__, reverse=True)
+        shares = _shared(merged.pop(parent), costs, chances)
+        outside.update(zip(children, shares, strict=True))
 
     at = {node: number for number, node in enumerate(nodes)}
     if not nodes:
