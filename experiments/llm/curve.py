@@ -35,7 +35,6 @@ from scipy.stats import rankdata
 
 import ttamer as tt
 from ttamer.baselines import FAMILIES, fit_families
-from ttamer.runtime.jsonl import JsonLines, json_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,11 +125,12 @@ def main() -> None:
     args = parser.parse_args()
     sizes = args.labels if args.each is None else [args.each]
     wanted = [(t, n, s) for s in range(args.splits) for t in args.traces for n in sizes]
-    with JsonLines(args.log) as log, Pool(args.processes) as pool:
-        found = {key(row): row for row in map(json.loads, (line for _, line in log.lines()))}
+    args.log.touch()
+    with args.log.open("r+") as log, Pool(args.processes) as pool:
+        found = {key(row): row for row in map(json.loads, log)}
         missing = [job for job in wanted if (Path(job[0]).stem, *job[1:]) not in found]
         for row in pool.imap_unordered(one_split, missing):
-            log.append(json_line(row))
+            print(json.dumps(row), file=log, flush=True)
             found[key(row)] = row
     for trace in args.traces:
         rows = [found[Path(job[0]).stem, *job[1:]] for job in wanted if job[0] == trace]

@@ -46,7 +46,6 @@ import pyarrow as pa
 import ttamer as tt
 from ttamer.baselines import Threshold
 from ttamer.llm.compare import Comparison
-from ttamer.runtime.jsonl import JsonLines, json_line
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from support.running_gateway import running
@@ -266,8 +265,10 @@ def measure(args: argparse.Namespace) -> None:
     # What was measured with another policy is measured again; the models alone stay.
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
     of = {"ttamer": digest, "threshold": digest}
-    with JsonLines(folder / "measured.jsonl") as log:
-        done = {key(row) for row in map(json.loads, (line for _, line in log.lines()))}
+    (folder / "measured.jsonl").touch()
+    with (folder / "measured.jsonl").open("r+") as log:
+        measured = [json.loads(line) for line in log]
+        done = {key(row) for row in measured}
         ways = ("ttamer", "threshold", *MODELS)
         todo = [(row, way) for row, way in turns(len(rows), ways)
                 if (way, row, of.get(way, "")) not in done]  # fmt: skip
@@ -277,8 +278,8 @@ def measure(args: argparse.Namespace) -> None:
                     path = [n for n, is_asked in zip(test.names, asked[row], strict=True)
                             if is_asked] if way == "threshold" else [way]  # fmt: skip
                     found = walked(gateway.url, prompts[row], path, waits=way == "threshold")
-                    log.append(json_line({"way": way, "row": row, "of": of.get(way, ""), **found}))
-        measured = [json.loads(line) for _, line in log.lines()]
+                    measured.append({"way": way, "row": row, "of": of.get(way, ""), **found})
+                    print(json.dumps(measured[-1]), file=log, flush=True)
     valid = {(way, row, of.get(way, "")) for way in ways for row in rows}
     print_measured([each for each in measured if key(each) in valid], ways)
 

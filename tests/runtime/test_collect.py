@@ -101,20 +101,20 @@ class Answer(NamedTuple):
 def test_answers_in_every_form(said):
     trace = collect([0], {"n": lambda _: said}, costs={"n": 1})
     assert (trace.classes, trace.confidence.tolist()) == (("x",), [[0.5]])
-    assert trace.extras == {}
+    assert trace.latency is None
 
 
-def test_margin_and_entropy_are_kept_where_a_node_always_reports_them():
-    def rich(value):
-        return {"prediction": "x", "confidence": 1, "margin": value, "entropy": 2 * value}
+def test_latency_is_kept_where_a_node_always_reports_it():
+    def timed(value):
+        return {"prediction": "x", "confidence": 1, "latency": value, "entropy": 2}
 
     def moody(value):
-        return {"prediction": "x", "confidence": 1} | ({"margin": 1} if value else {})
+        return {"prediction": "x", "confidence": 1} | ({"latency": 1} if value else {})
 
-    trace = collect([0, 1], {"rich": rich, "moody": moody}, costs={"rich": 1, "moody": 1})
-    assert trace.extras["entropy"][:, 0].tolist() == [0, 2]
-    assert trace.extras["margin"][:, 0].tolist() == [0, 1]
-    assert np.isnan(trace.extras["margin"][:, 1]).all()
+    trace = collect([0, 1], {"timed": timed, "moody": moody}, costs={"timed": 1, "moody": 1})
+    assert trace.latency[:, 0].tolist() == [0, 1]
+    assert np.isnan(trace.latency[:, 1]).all()
+    assert trace.entropy is None
 
 
 def test_classes_of_any_kind():

@@ -31,7 +31,7 @@ GOOD = {
     "a list": (["x", 0.5], "x", 0.5, "x", 3.0),
     "a dict": ({"prediction": "x", "confidence": 1}, "x", 1.0, "x", 3.0),
     "a dict with all": (
-        {"prediction": "x", "confidence": 1, "answer": [1], "cost": 2, "margin": 0.1, "id": 7},
+        {"prediction": "x", "confidence": 1, "answer": [1], "cost": 2, "latency": 0.1, "id": 7},
         *("x", 1.0, [1], 2.0),
     ),
     "an object": (
@@ -42,7 +42,7 @@ GOOD = {
     "an array of one number": ((3, np.array([0.5])), "3", 0.5, 3, 3.0),
     "no answer": ((None, 0.5), None, 0.5, None, 3.0),
     "a cost of None": ({"prediction": "x", "confidence": 1, "cost": None}, "x", 1.0, "x", 3.0),
-    "a margin of NaN": ({"prediction": "x", "confidence": 1, "margin": math.nan}, "x", 1, "x", 3),
+    "a latency of NaN": ({"prediction": "x", "confidence": 1, "latency": math.nan}, "x", 1, "x", 3),
 }
 
 BAD = {
@@ -57,7 +57,10 @@ BAD = {
     "no class": ((["x"], 0.9), r"not a class .*\(prediction, confidence, answer\)"),
     "negative cost": ({"prediction": "x", "confidence": 1, "cost": -1}, "a cost of -1"),
     "NaN cost": ({"prediction": "x", "confidence": 1, "cost": math.nan}, "a cost of nan"),
-    "text margin": ({"prediction": "x", "confidence": 1, "margin": "wide"}, "margin .* no number"),
+    "text latency": (
+        {"prediction": "x", "confidence": 1, "latency": "long"},
+        "latency .* no number",
+    ),
 }
 
 

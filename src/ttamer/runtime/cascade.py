@@ -43,7 +43,6 @@ from ttamer.runtime.reply import (
     NodeCall,
     Outcome,
     Reply,
-    columns_of,
 )
 from ttamer.trace.spec import CascadeSpec
 
@@ -68,10 +67,7 @@ class Turn(Protocol):
 
     @property
     def observe(self) -> Callable[..., None]:
-        """Give an answer: ``observe(confidence=..., prediction=...)``.
-
-        Where the turn has ``reads``, the columns that it names are given too.
-        """
+        """Give an answer: ``observe(confidence=..., prediction=...)``."""
         ...
 
     def fail(self) -> None:
@@ -324,11 +320,7 @@ class Cascade:
                 continue
             if reply is not None:
                 try:
-                    turn.observe(
-                        confidence=reply.confidence,
-                        prediction=reply.prediction,
-                        **columns_of(reply, getattr(turn, "reads", ())),
-                    )
+                    turn.observe(confidence=reply.confidence, prediction=reply.prediction)
                 except ObservationError as refusal:
                     done = replace(
                         done, prediction=None, confidence=None, error=f"reply: {refusal}"
@@ -374,9 +366,7 @@ class Cascade:
             return None, NodeCall(node, None, None, paid * price, seconds, error, calls)
         # A reply knows the cost of its own call, and not of those that failed or came too late.
         cost = (paid - 1) * price + (price if reply.cost is None else reply.cost)
-        done = NodeCall(
-            node, reply.prediction, reply.confidence, cost, seconds, None, calls, reply.columns
-        )
+        done = NodeCall(node, reply.prediction, reply.confidence, cost, seconds, None, calls)
         return reply, done
 
     def _outcome(

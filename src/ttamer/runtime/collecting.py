@@ -25,7 +25,7 @@ from ttamer.show import shown
 from ttamer.trace.checks import check_classes
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target
-from ttamer.trace.trace import EXTRA_FIELDS, OnBad, Trace
+from ttamer.trace.trace import OnBad, Trace
 
 
 def collect(
@@ -337,14 +337,9 @@ class Log:
                     f"costs of {names} are from its replies, and the others are seconds: give "
                     "costs in one unit"
                 )
-        extras = {}
-        measures = table(lambda a: a.reply.extras, np.float64, (math.nan,) * len(EXTRA_FIELDS))
-        for number, extra in enumerate(EXTRA_FIELDS):
-            values = np.asfortranarray(measures[:, :, number])
-            # A column is there on every answer of a node, or not at all.
-            values[:, (np.isnan(values) & answered).any(axis=0)] = math.nan
-            if not np.isnan(values).all():
-                extras[extra] = values
+        latency = table(lambda answer: answer.reply.latency, np.float64)
+        # A column is there on every answer of a node, or not at all.
+        latency[:, (np.isnan(latency) & answered).any(axis=0)] = math.nan
         prediction = table(lambda answer: self.codes.code(answer.reply.prediction), np.int32, -1)
         trace = Trace(
             spec,
@@ -352,9 +347,7 @@ class Log:
             prediction=prediction,
             label=np.array(self.label, np.int32) if self.labelled else None,
             cost=cost,
-            margin=extras.get("margin"),
-            entropy=extras.get("entropy"),
-            latency=extras.get("latency"),
+            latency=None if np.isnan(latency).all() else latency,
             classes=self.codes.classes,
             left_out=self.left_out,
             notes=tuple(notes),

@@ -6,8 +6,8 @@ A reply is
 
 - ``(prediction, confidence)``,
 - ``(prediction, confidence, answer)``, or
-- a mapping or an object with these names and, where they are known, ``cost``, ``margin`` and
-  ``entropy``; further names are ignored.
+- a mapping or an object with these names and, where they are known, ``cost`` and ``latency``;
+  further names are ignored.
 
 ``prediction`` is the class that is compared with labels and with other nodes: text, a number or a
 truth value; ``None`` means that the node has no answer, which is never right. ``answer`` is any
@@ -15,15 +15,15 @@ object, and is what the caller gets; without it the caller gets the prediction. 
 any number that grows with certainty: text is refused, NaN and minus infinity count as the node's
 lowest. ``cost`` is what this call cost, instead of the node's own cost; finite and not negative.
 A batched callable returns one reply for each input, or its replies as columns (:func:`rows_of`).
-``margin`` and ``entropy`` are kept in traces, and read by policies that were fitted to them; one
-that is not finite counts as not given.
+``latency`` is how long the call took, where the node knows better than a clock outside; it is kept
+in traces, and one that is not finite counts as not given.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -35,10 +35,8 @@ from ttamer.errors import TraceError, TTamerError
 from ttamer.show import card
 from ttamer.show.graph import Arrow, Box, Drawing, draw_graph
 from ttamer.trace.classes import class_text
-from ttamer.trace.trace import BELIEF_FIELDS, EXTRA_FIELDS
 
-_NAMES = ("prediction", "confidence", "answer", "cost", *EXTRA_FIELDS)
-_NO_EXTRAS = (math.nan,) * len(EXTRA_FIELDS)
+_NAMES = ("prediction", "confidence", "answer", "cost", "latency")
 
 
 class Reply(NamedTuple):
@@ -49,16 +47,7 @@ class Reply(NamedTuple):
     answer: Any
     cost: float | None = None
     """What this call cost; ``None`` where the node's own cost holds."""
-    extras: tuple[float, ...] = _NO_EXTRAS
-    """The fields of ``EXTRA_FIELDS``; NaN where one is not given."""
-
-    @property
-    def columns(self) -> dict[str, float] | None:
-        """The margin and the entropy, where they are given; ``None`` for neither."""
-        if self.extras is _NO_EXTRAS:
-            return None
-        columns = columns_of(self, BELIEF_FIELDS)
-        return {name: value for name, value in columns.items() if value == value} or None
+    latency: float = math.nan
 
 
 class Unusable(Exception):  # noqa: N818 - the runner counts it as no answer
@@ -102,24 +91,11 @@ def reply_of(returned: Any) -> Reply:
         cost = _number(cost, "cost")
         if not 0 <= cost < math.inf:
             raise Unusable(f"returned a cost of {cost:g}; it must be finite and not negative")
-    extras = _NO_EXTRAS
-    if any(name in fields for name in EXTRA_FIELDS):
-        stated = (fields.get(name) for name in EXTRA_FIELDS)
-        values = (
-            math.nan if value is None else _number(value, name)
-            for name, value in zip(EXTRA_FIELDS, stated, strict=True)
-        )
-        extras = tuple(value if math.isfinite(value) else math.nan for value in values)
-    return Reply(prediction, confidence, fields.get("answer", prediction), cost, extras)
-
-
-def columns_of(reply: Reply, names: Sequence[str]) -> dict[str, float]:
-    """Return some of the extra columns of a reply, by name.
-
-    >>> columns_of(reply_of({"prediction": "cat", "confidence": 0.9, "margin": 0.8}), ["margin"])
-    {'margin': 0.8}
-    """
-    return {name: reply.extras[EXTRA_FIELDS.index(name)] for name in names}
+    latency = math.nan
+    if (stated := fields.get("latency")) is not None:
+        latency = _number(stated, "latency")
+        latency = latency if math.isfinite(latency) else math.nan
+    return Reply(prediction, confidence, fields.get("answer", prediction), cost, latency)
 
 
 def rows_of(returned: Any, count: int) -> list[Any]:
@@ -209,8 +185,6 @@ class NodeCall:
     """Why there was no answer, as "kind: text"; ``None`` when there was one."""
     calls: int = 1
     """How many calls were made: more than one with a retry or a hedge."""
-    columns: Mapping[str, float] | None = None
-    """What the answer has beside its confidence, such as its margin; ``None`` for nothing."""
 
 
 @dataclass(frozen=True)

@@ -84,11 +84,8 @@ async def ask_others(cascade: Cascade, work: Work, calls: Sequence[NodeCall]) ->
             everything.append(NodeCall(name, None, None, 0.0, result.seconds, f"{kind}: {error}"))
             continue
         everything.append(
-            NodeCall(
-                name, reply.prediction, reply.confidence, reply.cost, result.seconds, None, 1,
-                reply.columns,
-            )
-        )  # fmt: skip
+            NodeCall(name, reply.prediction, reply.confidence, reply.cost, result.seconds)
+        )
     return everything
 
 

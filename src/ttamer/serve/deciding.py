@@ -19,8 +19,6 @@ class Observation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str
     confidence: float | None = None
     prediction: str | int | bool | None = None
-    columns: dict[str, float] = {}
-    """Further columns that the policy reads, such as ``margin``."""
 
 
 class DecideRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,18 +68,9 @@ def decide(content: bytes, active: Active, allowed: tuple[str, ...]) -> dict[str
             if given.confidence is None:
                 turn.fail()
             else:
-                turn.observe(
-                    confidence=given.confidence, prediction=given.prediction, **given.columns
-                )
+                turn.observe(confidence=given.confidence, prediction=given.prediction)
     except TTamerError as error:
         raise Refused(400, "invalid_request", str(error)) from None
-    except TypeError:
-        raise Refused(
-            400,
-            "invalid_request",
-            "columns has a name that the policy does not read",
-            param="asked",
-        ) from None
     return {
         "next": turn.next,
         "answer": turn.answer if turn.next is None else None,

@@ -169,7 +169,6 @@ class DecisionLog:
             elif call.confidence is not None:
                 row["confidence"] = call.confidence
                 row["prediction"] = self._kept(call.prediction, classes)
-                row |= call.columns or {}
         self._rows.append({
             "v": LOG_VERSION, "time": round(time.time(), 3), "request": request,
             "policy": version, "by": by, "cost": cost, "nodes": nodes, "inputs": body, **facts,
