@@ -118,7 +118,7 @@ def test_what_is_no_reply_is_refused_everywhere_with_the_same_words(kind, case):
         collect(["input"], {"n": node}, costs=COSTS)
 
 
-@pytest.mark.parametrize("belief", ["none", "full"])
+@pytest.mark.parametrize("belief", ["markov", "answers"])
 def test_nan_counts_as_the_lowest_confidence_in_a_trace_and_in_a_session(belief):
     confidence = [0.3, math.nan, 0.7, -math.inf, math.inf]
     trace = collect(range(5), {"n": lambda i: ("x", confidence[i])}, costs=COSTS)

@@ -88,7 +88,7 @@ def check_same(policy, nodes, inputs, **options):
 
 
 @pytest.mark.parametrize("kind", ["single", "together", "columns"])
-@pytest.mark.parametrize("belief", ["none", "full"])
+@pytest.mark.parametrize("belief", ["markov", "answers"])
 def test_the_decisions_are_those_of_single_runs(belief, kind):
     trace, ladder = make_trace(), fitted(belief)
     for rung in (0, len(ladder) // 2, len(ladder) - 1):
@@ -98,7 +98,7 @@ def test_the_decisions_are_those_of_single_runs(belief, kind):
 @pytest.mark.parametrize("order", ["fixed", "skip", "any"])
 def test_in_every_order(order):
     trace = make_trace(order)
-    for belief in ("calibrated", "full"):
+    for belief in ("markov", "answers"):
         ladder = fitted(belief, order)
         check_same(ladder[len(ladder) // 2], Nodes(trace).of("columns"), np.arange(40))
 
@@ -111,13 +111,13 @@ def test_exits_that_are_passed():
 
 def test_mixtures_draw_by_the_number_of_the_row():
     trace = make_trace()
-    mixture = fitted("none").for_budget(2.0)
+    mixture = fitted("markov").for_budget(2.0)
     check_same(mixture, Nodes(trace).of("columns"), np.arange(80))
 
 
 def test_a_node_is_called_once_in_each_round_with_the_rows_that_need_it():
     trace = make_trace("fixed")
-    ladder = fitted("full", "fixed")
+    ladder = fitted("answers", "fixed")
     nodes = Nodes(trace)
     found = Cascade(ladder[len(ladder) // 2], nodes.of("columns")).run_batch(np.arange(ROWS))
     assert [node for node, _ in nodes.calls] == list(NAMES)[: len(nodes.calls)]
@@ -139,7 +139,7 @@ def broken(node, row, reply):
 
 
 @pytest.mark.parametrize("kind", ["single", "together"])
-@pytest.mark.parametrize("belief", ["calibrated", "full"])
+@pytest.mark.parametrize("belief", ["markov", "answers"])
 def test_rows_on_which_nodes_fail_go_on_without_them(belief, kind):
     trace, ladder = make_trace(), fitted(belief)
     found = check_same(ladder[len(ladder) // 2], Nodes(trace, broken).of(kind), np.arange(60))
@@ -171,7 +171,7 @@ def test_a_node_without_an_answer_in_time_counts_as_no_answer(never, kind, limit
         return reply
 
     nodes = Nodes(trace, hang).of(kind)
-    cascade = Cascade(fitted("full", "fixed")[-1], nodes, timeouts={"a": 0.05}, **limits)
+    cascade = Cascade(fitted("answers", "fixed")[-1], nodes, timeouts={"a": 0.05}, **limits)
     found = cascade.run_batch(np.arange(3))
     assert set(found.by) <= {"b", "c"}
     assert found.asked[:, 0].all()
@@ -194,7 +194,7 @@ def test_no_row_is_called_after_the_deadline(never, is_batched):
         return [hang(rows[0])]
 
     nodes = dict.fromkeys(NAMES, batched(hang_alone) if is_batched else hang)
-    cascade = Cascade(fitted("none", "fixed")[-1], nodes, deadline=0.1)
+    cascade = Cascade(fitted("markov", "fixed")[-1], nodes, deadline=0.1)
     found = cascade.run_batch(np.arange(4))
     assert called == [0]
     assert found.asked.sum() == 1
@@ -204,7 +204,7 @@ def test_no_row_is_called_after_the_deadline(never, is_batched):
 
 
 def test_second_calls_are_made_and_paid(never):
-    trace, policy = make_trace("fixed"), fitted("none", "fixed")[0]
+    trace, policy = make_trace("fixed"), fitted("markov", "fixed")[0]
     second = threading.Event()
 
     def slow(row):
@@ -225,7 +225,7 @@ def test_second_calls_are_made_and_paid(never):
 def test_replies_in_a_tuple_are_replies_and_not_columns():
     """As columns, two replies with numbers for predictions would be read the other way round."""
     nodes = {name: batched(lambda rows: tuple((int(row), 0.5) for row in rows)) for name in NAMES}
-    found = check_same(fitted("none")[0], nodes, [0, 2])
+    found = check_same(fitted("markov")[0], nodes, [0, 2])
     assert found.predictions == [0, 2]
 
 
@@ -240,7 +240,7 @@ def test_columns_of_different_lengths_are_not_used():
             "answer": answers if len(rows) == 1 else answers[1:],
         }
 
-    found = check_same(fitted("none")[0], dict.fromkeys(NAMES, batched(node)), np.arange(3))
+    found = check_same(fitted("markov")[0], dict.fromkeys(NAMES, batched(node)), np.arange(3))
     assert found.answers == ["row 0", "row 1", "row 2"]
 
 
@@ -256,28 +256,28 @@ def test_a_failed_call_of_a_limited_batch_leaves_the_others():
         return [Nodes(trace).reply("a", row) for row in rows]
 
     nodes = {**Nodes(trace).of("single"), "a": batched(first, size=4)}
-    Cascade(fitted("none", "fixed")[0], nodes).run_batch(list(range(8)))
+    Cascade(fitted("markov", "fixed")[0], nodes).run_batch(list(range(8)))
     assert calls == [[0, 1, 2, 3], [4, 5, 6, 7], [4], [5], [6], [7]]
 
 
 def test_signals_are_arrays():
     rng = np.random.default_rng(5)
     signals = {"length": rng.random(ROWS)}
-    trace = make_trace(signals=signals)
+    trace = make_trace(inputs=signals)
     ladder = fit(trace)
     policy = ladder[len(ladder) // 2]
     cascade = Cascade(policy, Nodes(trace).of("columns"))
-    found = cascade.run_batch(np.arange(50), signals={"length": signals["length"][:50]})
+    found = cascade.run_batch(np.arange(50), inputs={"length": signals["length"][:50]})
     for row in range(50):
-        outcome = cascade.run(row, signals={"length": float(signals["length"][row])})
+        outcome = cascade.run(row, inputs={"length": float(signals["length"][row])})
         assert (found.by[row], found.answers[row]) == (outcome.by, outcome.answer)
-    with pytest.raises(ArgumentError, match="one number for each of 3 inputs"):
-        cascade.run_batch(np.arange(3), signals={"length": [1.0]})
+    with pytest.raises(ArgumentError, match="one for each of 3 inputs"):
+        cascade.run_batch(np.arange(3), inputs={"length": [1.0]})
 
 
 def test_lists_frames_and_batches_of_a_limited_size():
     trace = make_trace()
-    policy = fitted("none")[3]
+    policy = fitted("markov")[3]
     nodes = Nodes(trace)
     of_list = check_same(policy, nodes.of("together"), list(range(30)))
     frame = pd.DataFrame({"row": np.arange(30)})
@@ -291,14 +291,14 @@ def test_lists_frames_and_batches_of_a_limited_size():
 
 @pytest.mark.parametrize("inputs", ["text", None, iter([1]), {"a": 1}, {"a", "b"}])
 def test_inputs_that_are_not_several_are_refused(inputs):
-    cascade = Cascade(fitted("none")[0], dict.fromkeys(NAMES, lambda _: (0, 0.5)))
+    cascade = Cascade(fitted("markov")[0], dict.fromkeys(NAMES, lambda _: (0, 0.5)))
     with pytest.raises(ArgumentError, match="run_batch takes several inputs, not"):
         cascade.run_batch(inputs)
 
 
 def test_no_inputs_and_async_nodes():
     trace = make_trace()
-    policy = fitted("none")[3]
+    policy = fitted("markov")[3]
     assert len(Cascade(policy, Nodes(trace).of("together")).run_batch([])) == 0
 
     async def node(_):
@@ -310,7 +310,7 @@ def test_no_inputs_and_async_nodes():
 
 def test_rows_called_one_by_one_come_as_the_batch_does():
     """A row of an array is an array of one row, and a row of a frame a frame."""
-    trace, policy = make_trace("fixed"), fitted("none", "fixed")[0]
+    trace, policy = make_trace("fixed"), fitted("markov", "fixed")[0]
     seen = []
 
     def first(rows):
@@ -332,7 +332,7 @@ def test_a_batched_node_that_is_async_is_refused():
     async def together(rows):
         return [("x", 1.0) for _ in rows]
 
-    cascade = Cascade(fitted("none")[3], dict.fromkeys(NAMES, batched(together)))
+    cascade = Cascade(fitted("markov")[3], dict.fromkeys(NAMES, batched(together)))
     with pytest.raises(ArgumentError, match="await arun"):
         cascade.run_batch([1])
 
@@ -343,7 +343,7 @@ def test_predictions_in_a_list_keep_their_types(said):
         return {"prediction": [said[row] for row in rows], "confidence": [0.9] * len(rows)}
 
     nodes = dict.fromkeys(NAMES, batched(together))
-    found = check_same(fitted("none")[0], nodes, [0, 1])
+    found = check_same(fitted("markov")[0], nodes, [0, 1])
     assert list(map(type, found.answers)) == list(map(type, said))
 
 
@@ -370,6 +370,6 @@ def test_columns_may_be_lists():
         name: batched(lambda rows, node=node: tuple(map(list, node(rows))), size=None)
         for name, node in nodes.items()
     }
-    policy = fitted("none")[0]
+    policy = fitted("markov")[0]
     arrays = Cascade(policy, nodes).run_batch(np.arange(40))
     assert Cascade(policy, lists).run_batch(list(range(40))).answers == arrays.answers

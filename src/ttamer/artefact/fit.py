@@ -28,7 +28,16 @@ from ttamer.artefact.problem import (
 from ttamer.errors import ArtefactDamaged, CascadeError
 from ttamer.fitting.belief import GRID, HEAD, MAX_ODDS, PEER, Belief, Cells, Step
 from ttamer.fitting.inputs import FeatureSpec, InputFeature, Prior
-from ttamer.fitting.ladder import FitRecord, Fitted, FittedLadder, FittedPolicy, Mixture, Tables
+from ttamer.fitting.ladder import (
+    FitRecord,
+    Fitted,
+    FittedLadder,
+    FittedPolicy,
+    Mixture,
+    Tables,
+    first_parents,
+    single_costs,
+)
 from ttamer.fitting.points import OperatingPoints
 from ttamer.fitting.policy import SingleNode, StepTables
 from ttamer.fitting.promises import Held, Measure, Promise
@@ -318,7 +327,8 @@ def restore_fitted(kind: str, record: FittedRecord, arrays: Arrays) -> Savable:
 
 def _tables(record: FittedRecord, spec: CascadeSpec, stored: _Stored) -> Tables:
     if record.steps is not None:
-        return _steps(record.steps, spec.names, stored)
+        tables = _steps(record.steps, spec.names, stored)
+        return dataclasses.replace(tables, parents=first_parents(spec))
     assert record.states is not None  # noqa: S101 - the caller has looked
     return _states(record.states, spec, stored)
 
@@ -367,7 +377,7 @@ def _chosen(chosen: ChosenRecord, fitted: Fitted) -> FittedPolicy:
         raise ArtefactDamaged("a node by itself, those before it and its backups are all nodes")
     single = SingleNode(
         fitted.spec.names,
-        np.asarray(fitted.spec.costs, float),
+        single_costs(fitted.spec, node),
         node,
         tuple(chosen.before),
         tuple(chosen.backups),

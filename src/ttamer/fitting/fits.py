@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -27,6 +28,7 @@ from ttamer.fitting.ladder import (
     Fitted,
     FittedLadder,
     Tables,
+    first_parents,
     rows_split,
 )
 from ttamer.fitting.markov import estimate_states, fit_states
@@ -204,17 +206,16 @@ def _answers(core: _Core) -> tuple[Tables, Floats, Estimates]:
         groups=None if trace.group is None else _groups(trace),
         weight=weight,
     )
-    parents = [own[0] if own else -1 for own in spec.parents]
     fitted = fit_steps(
         spec.names,
         log,
         kind=spec.kind,
-        parents=parents if spec.kind == "models" else None,
+        parents=first_parents(spec) or None,
         latency_weight=record.latency_weight,
         options=PlanOptions(seed=record.seed),
     )
     price = fitted.tables.prices[::-1] * full_cost(spec, trace)
-    return fitted.tables, 1 / (1 + price), fitted.estimates
+    return replace(fitted.tables, parents=first_parents(spec)), 1 / (1 + price), fitted.estimates
 
 
 def _states(core: _Core) -> tuple[Tables, Floats, Estimates]:

@@ -538,8 +538,7 @@ class FittedLadder:
         others = [v for v in spec.asking_order() if not required[v]]
         if spec.kind == "models" and not spec.is_tree:
             others.sort(key=lambda v: float(self.points.alone_error[v]))
-        costs = np.asarray(spec.costs, float)
-        return SingleNode(spec.names, costs, node, first, tuple(others))
+        return SingleNode(spec.names, single_costs(spec, node), node, first, tuple(others))
 
     def alone(self, node: str) -> FittedPolicy:
         """Return the policy that returns the answer of one node, whatever it is.
@@ -949,6 +948,19 @@ class FittedLadder:
         """
         rows = self.fitted.read(trace)
         return (rows.play(policy.rule) for policy in self)
+
+
+def first_parents(spec: CascadeSpec) -> tuple[int, ...]:
+    """Return by node one that must have answered before it, -1 for none; empty for exits."""
+    return tuple(own[0] if own else -1 for own in spec.parents) if spec.kind == "models" else ()
+
+
+def single_costs(spec: CascadeSpec, node: int) -> Floats:
+    """Return what nodes cost where one answers by itself: an exit costs all that it passes."""
+    costs = np.array(spec.costs, float)
+    if spec.kind == "exits" and spec.has_passing:
+        costs[node] = spec.step_cost(-1, node)
+    return costs
 
 
 def held_of(ladder: FittedLadder, trace: Trace) -> Held:

@@ -120,6 +120,8 @@ class StepTables:
     """What the input says; ``None`` where inputs are not used."""
     kind: str = "models"
     """``"models"`` or ``"exits"``: exits are each passed on the way to the next."""
+    parents: tuple[int, ...] = ()
+    """By node, one that must have answered before it, -1 for none; empty where none has one."""
 
     def __len__(self) -> int:
         return len(self.prices)
@@ -186,11 +188,24 @@ class StepPolicy:
     def after(self, asked: Step, came: Step) -> tuple[Way, ...]:
         """Return the ways after the nodes asked, of which some answered."""
         ways = self.ways.get(asked, ())
-        if (
-            not ways and not came
-        ):  # all failed where the policy would have stopped: any way to start
+        if not ways and not came:  # all failed where the policy would have stopped
             ways = tuple(way for way in self.ways[()] if way.node not in asked)
+        if not ways and not came:  # and so did every start: any other node may have an answer
+            ways = tuple(map(self._blind, self._left(asked)))
         return ways
+
+    def _left(self, asked: Step) -> list[int]:
+        """Return the nodes that may be asked where all those asked failed."""
+        tables, nodes = self.tables, range(len(self.names))
+        if tables.kind == "exits":
+            return [v for v in nodes if v > max(asked, default=-1)]
+        parents = tables.parents or (-1,) * len(nodes)
+        return [v for v in nodes if v not in asked and parents[v] < 0]
+
+    def _blind(self, node: int) -> Way:
+        """Return a way of which nothing is known but its cost."""
+        nothing = np.zeros(self.tables.base.shape[1])
+        return Way(node, nothing, nothing, 0.0, 0.0)
 
     @cached_property
     def knots(self) -> Mapping[Step, Floats]:
