@@ -263,7 +263,7 @@ def test_a_failed_call_of_a_limited_batch_leaves_the_others():
 def test_signals_are_arrays():
     rng = np.random.default_rng(5)
     signals = {"length": rng.random(ROWS)}
-    trace = make_trace(inputs=signals)
+    trace = make_trace(signals=signals)
     ladder = fit(trace)
     policy = ladder[len(ladder) // 2]
     cascade = Cascade(policy, Nodes(trace).of("columns"))

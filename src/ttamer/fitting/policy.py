@@ -191,11 +191,11 @@ class StepPolicy:
         if not ways and not came:  # all failed where the policy would have stopped
             ways = tuple(way for way in self.ways[()] if way.node not in asked)
         if not ways and not came:  # and so did every start: any other node may have an answer
-            ways = tuple(map(self._blind, self._left(asked)))
+            ways = tuple(map(self._blind, self.left(asked)))
         return ways
 
-    def _left(self, asked: Step) -> list[int]:
-        """Return the nodes that may be asked where all those asked failed."""
+    def left(self, asked: Step) -> list[int]:
+        """Return the nodes that may be asked where none of those asked has answered."""
         tables, nodes = self.tables, range(len(self.names))
         if tables.kind == "exits":
             return [v for v in nodes if v > max(asked, default=-1)]
@@ -338,6 +338,12 @@ def choose(
         if limit is not None:
             better &= paid[rows] + cost <= limit
         best, choice = np.where(better, net, best), np.where(better, way.node, choice)
+    if not came and limit is not None:  # no way is within the cap: the most expensive node that is
+        most, lacking = np.full(len(rows), -np.inf), choice < 0
+        for node in policy.left(step):
+            cost = np.full(len(rows), tables.costs[node]) if costs is None else costs[rows, node]
+            better = lacking & (paid[rows] + cost <= limit) & (cost > most)
+            most, choice = np.where(better, cost, most), np.where(better, node, choice)
     return choice
 
 

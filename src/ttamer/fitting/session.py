@@ -220,6 +220,11 @@ class StepSession(FittedSession):
                     best, self._next = net, node
                 else:
                     self._ended = True
+        if self._next < 0 and not self._came and self._limit < inf:
+            # No way is within the cap: the most expensive node that is.
+            left = [v for v in self._policy.left(self._step)
+                    if self._cost + self._costs[v] <= self._limit]  # fmt: skip
+            self._next = max(left, key=self._costs.__getitem__, default=-1)
 
     def _ways(self) -> list[tuple[int, float, float]]:
         """Return each way with its gain and its price, in losses."""
@@ -251,8 +256,8 @@ class StepSession(FittedSession):
     @property
     def starts(self) -> dict[str, float]:
         """The nodes that the policy may ask first within the cap, and what each costs."""
-        nodes = [way.node for way in self._policy.ways[()]]
-        return {self._names[v]: self._costs[v] for v in nodes}
+        nodes = {way.node for way in self._policy.ways[()]} | {*self._policy.left(())}
+        return {self._names[v]: self._costs[v] for v in sorted(nodes)}
 
     @property
     def beliefs(self) -> dict[str, float]:
