@@ -394,11 +394,6 @@ class StateSession(Session):
         return self._node
 
     @property
-    def tradeoff(self) -> float:
-        """The tradeoff of the policy."""
-        return self._policy.tradeoff
-
-    @property
     def problem(self) -> Problem:
         """The problem of the policy."""
         return self._policy.problem
