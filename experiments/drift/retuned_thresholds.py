@@ -14,7 +14,6 @@ from collections import deque
 
 import numpy as np
 from numpy.typing import NDArray
-from ttamer.drift.audit_log import joined
 
 from ttamer.baselines.rules import StopRule, walk_of
 from ttamer.baselines.threshold import Confidence
@@ -61,7 +60,7 @@ class RetunedThresholds:
         self._since += len(rows)
         if self._since >= self._interval:
             self._since = 0
-            recent = joined(list(self._rows))
+            recent = Trace.concat(list(self._rows))
             window = recent.take(slice(max(0, len(recent) - self._window), None))
             self.rule = tune_thresholds(window, self._bound)
 

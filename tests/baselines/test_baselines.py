@@ -284,6 +284,7 @@ def test_the_families_have_their_names_in_a_stable_order():
         "patience",
         "calibrated",
         "chain",
+        "pairwise",
         "no-recall",
         "frugalml",
         "routing",
@@ -294,7 +295,7 @@ def test_the_families_have_their_names_in_a_stable_order():
 
 def test_families_that_cannot_be_used_are_left_out_with_the_reason():
     settings, left_out = fit_families(make(SURE, RIGHT, order="fixed"))
-    assert list(left_out) == ["entropy", "margin", "patience", "chain", "frugalml"]
+    assert list(left_out) == ["entropy", "margin", "patience", "chain", "pairwise", "frugalml"]
     assert "entropy" in left_out["entropy"]
     assert "predictions" in left_out["patience"]
     assert "calibrated" in left_out["chain"]
