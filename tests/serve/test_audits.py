@@ -6,6 +6,7 @@ import json
 import pytest
 
 from support.fake_models import uniform
+from ttamer.fitting.inputs import prompt_numbers
 from ttamer.serve import audits as auditing
 from ttamer.serve.sinks import DecisionLog
 
@@ -51,9 +52,8 @@ def test_every_request_is_a_row_with_gaps_and_no_text(logged):
         for name, node in row["nodes"].items():
             assert ("confidence" in node) == (name in path)
             assert node["chance"] == (1.0 if name in path else 0.0)
-    text = served.log.read_text()
-    assert '"prompt' not in text.replace('"prompt_', "")
-    assert rows[0]["inputs"]["numbers"]["prompt_turns"] == 1.0
+    assert "prompt" not in served.log.read_text()
+    assert rows[0]["inputs"]["numbers"] == prompt_numbers("prompt 0")
     assert sum(rows[0]["inputs"]["words"].values()) == 2
 
 
