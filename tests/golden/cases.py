@@ -25,6 +25,7 @@ from support.exit_networks import adding_network, batches, evidence, measured
 from ttamer import datasets, torch as exits
 
 # What has no public name: when it moves, the move is to be followed here and nowhere else.
+from ttamer.artefact.problem import describe_solved
 from ttamer.cli import main
 from ttamer.fitting import fit_batches
 from ttamer.trace.trace import BELIEF_FIELDS
@@ -367,14 +368,26 @@ SOLVED: dict[str, tuple[Callable[[], tt.Problem], bool]] = {
 TRADEOFFS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 1.0)
 
 
+def of_tables(solved: tt.Policy | tt.Ladder) -> Entries:
+    """What the file of a solved policy holds: its problem, and every table."""
+    record, arrays = describe_solved(solved.policies if hasattr(solved, "policies") else [solved])
+    for part in ("moves", "names", "sources", "states", "targets"):
+        yield f"header problem {part}", getattr(record, part)
+    yield "header recall", record.recall
+    for name, array in arrays.items():
+        yield f"array {name.removeprefix('solved.')}", array
+    raw = saved_bytes(solved)
+    yield "saved, loaded and saved again", saved_bytes(loaded(raw)) == raw
+
+
 def of_solved(case: str) -> Entries:
     make, recall = SOLVED[case]
     problem = make()
     ladder = tt.solve_ladder(problem, TRADEOFFS, recall=recall)
     yield "problem", problem.to_dict()
-    yield from of_artefact(ladder)
+    yield from of_tables(ladder)
     one = tt.solve(problem, 0.8, recall=recall)
-    yield from flat("one policy", dict(of_artefact(one)))
+    yield from flat("one policy", dict(of_tables(one)))
     yield "values", [policy.value for policy in ladder]
     yield "expected", [[p.expected_loss, p.expected_cost, p.asked] for p in ladder]
     states = np.random.default_rng(5).integers(0, 2**20, (300, len(problem.nodes)))
@@ -404,7 +417,8 @@ def of_solved(case: str) -> Entries:
         yield f"{which}, batch costs", batch.cost
         drawn = tt.simulate(policy, 200, seed=4)
         yield f"{which}, simulated", [drawn.answer, drawn.loss, drawn.cost]
-    yield "optima", vars(tt.optima(problem, 0.8))
+    best = tt.optima(problem, 0.8)
+    yield "optima", {name: getattr(best, name) for name in ("offline", "online", "no_recall")}
 
 
 FAILURES: dict[str, Callable[[int, int], bool]] = {

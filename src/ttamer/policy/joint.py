@@ -46,7 +46,7 @@ class Cap:
             return costs
         slack = 1e-9 if self.up else -1e-9
         rounded = np.ceil if self.up else np.floor
-        return np.asarray(rounded(costs / self.grid - slack) * self.grid)
+        return np.asarray(rounded(costs / self.grid - slack) * self.grid + 0.0)  # -0 becomes 0
 
     def allows(self, spent: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return whether sums of costs stay within the cap, up to their rounding."""

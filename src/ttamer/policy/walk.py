@@ -167,16 +167,19 @@ class WalkPolicy(Policy):
         Raises:
             ArgumentError: If there is no such node.
         """
-        table, losses = self.choice(node), self.problem.nodes[self.problem.number[node]].losses
+        position = self.problem.index_of(node)
+        losses = self.problem.nodes[position].losses.tolist()
         rules = []
-        for state, row in enumerate(table):
-            ask = tuple(self.problem.names[target] for target in np.unique(row[row != STOP]))
+        for state, row in enumerate(self.choices[position]):
+            # With recall the best loss is never above the node's own: no column beyond it is met.
+            met = row[: self.problem.grid.positions[position][state] + 1] if self.recall else row
+            ask = tuple(self.problem.names[target] for target in np.unique(met[met != STOP]))
             # It stops up to a column, and not beyond; without recall there is one column.
-            last = int((row == STOP).sum()) - 1
+            last = int((met == STOP).sum()) - 1
             most = -INFINITY if last < 0 else INFINITY
             if self.recall and last >= 0:
                 most = float(self.problem.grid.values[last])
-            rules.append(Rule(state, float(losses[state]), (most, most), ask))
+            rules.append(Rule(state, losses[state], (most, most), ask))
         return rules
 
     def _is_taken(self, source: int, target: int) -> bool:
