@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import struct
 from collections import Counter
 from typing import Any
 
@@ -76,30 +75,3 @@ def _text(value: Any) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
-
-
-def artefact_parts(raw: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the header and the arrays of a ``.ttamer`` file, read as docs/format.md says.
-
-    The library's version, the one thing in a file that is not the policy's, is left out.
-    """
-    length = struct.unpack_from("<Q", raw, 12)[0]
-    header = json.loads(raw[20 : 20 + length])
-    header["magic"], header["version"] = raw[:8].hex(), struct.unpack_from("<I", raw, 8)[0]
-    del header["provenance"]["library"]
-    types = {"f64": "<f8", "i8": "i1", "i16": "<i2", "i32": "<i4"}
-    arrays = {}
-    for name, place in header["arrays"].items():
-        count, start = math.prod(place["shape"]), 20 + length + place["offset"]
-        flat = np.frombuffer(raw, types[place["dtype"]], count, start)
-        arrays[name] = flat.reshape(place["shape"])
-        del place["offset"]
-    return header, arrays
-
-
-def without_version(raw: bytes) -> bytes:
-    """Return a file's bytes without what the library's version changes: itself and the checksum."""
-    length = struct.unpack_from("<Q", raw, 12)[0]
-    header = json.loads(raw[20 : 20 + length])
-    header["provenance"]["library"] = ""
-    return raw[:12] + _text(header).encode() + raw[20 + length : -32]

@@ -35,11 +35,12 @@ def entries_of(name: str) -> dict[str, list[str]]:
 def record(wanted: list[str]) -> None:
     """Write the digests of these groups, or of all."""
     import ttamer as tt
-    from golden.cases import FILES, GROUPS, OLD_FILES
+    from golden.cases import GROUPS
+    from golden.files import FILES, HERE as FOLDER
 
-    FILES.mkdir(exist_ok=True)
-    for name, make in OLD_FILES.items():
-        path = FILES / f"{name}.ttamer"
+    FOLDER.mkdir(exist_ok=True)
+    for name, (_, make) in FILES.items():
+        path = FOLDER / f"{name}.ttamer"
         if not path.exists():
             tt.save(make(), path, notes={"golden": name})
     kept = read() if DIGESTS.exists() else {}
