@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import click
+import pages
 import pytest
 
 from support.commands import options_of, parse
@@ -29,28 +30,18 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
 
 
-QUICKSTART = ROOT / "docs" / "index.md"
-RUN = [page for page in PAGES if blocks(page) and page != QUICKSTART]  # that has its own test
+RUN = [page for page in PAGES if blocks(page)]
+SHOWING = ("tutorials", "gallery.md", "index.md")  # pages that show all that they print
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
-def test_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+def test_a_page_runs_from_top_to_bottom_and_prints_what_it_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for code in blocks(page):
-        exec(compile(code, str(page), "exec"), names)  # noqa: S102 - our own pages
-
-
-def test_the_quickstart_prints_what_its_comments_show(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    code = blocks(QUICKSTART)
-    for block in code:
-        exec(block, names)  # noqa: S102 - our own page
-    printed = capsys.readouterr().out.splitlines()
-    shown = re.findall(r"^(?:print.*  )?# (.+)$", "".join(code), re.MULTILINE)
-    assert len(shown) == 5
-    assert shown == printed[: len(shown)]
+    for block in pages.run(page.read_text("utf-8")):
+        if block.shown is not None and not block.varies:
+            assert block.printed == block.shown
+        if set(SHOWING) & {page.name, page.parent.name}:
+            assert bool(block.printed) == (block.shown is not None), block.code
 
 
 def test_the_readme_has_code_to_run():
