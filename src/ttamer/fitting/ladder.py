@@ -124,11 +124,9 @@ class Fitted:
 
     def _codes(self, trace: Trace) -> NDArray[np.intp] | None:
         """Return predictions in the belief's codes; new classes get new ones."""
-        classes = self.tables.belief.classes if isinstance(self.tables, StepTables) else ()
-        if self.thresholds or not classes:
+        if trace.prediction is None or not isinstance(self.tables, StepTables):
             return None
-        if trace.prediction is None:
-            return np.full(trace.confidence.shape, -1, np.intp)
+        classes = self.tables.belief.classes  # perhaps none: texts that agree still count
         known = {text: code for code, text in enumerate(classes)}
         codes = [known.get(text, len(known) + new) for new, text in enumerate(trace.classes)]
         return np.array([*codes, -1], np.intp)[trace.prediction]
