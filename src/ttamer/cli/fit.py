@@ -108,6 +108,8 @@ def _show(ladder: FittedLadder, output: str, mistake_cost: float | None) -> None
             "chance": "weighted by the chances in the log",
         }[record.weighting]
         print(f"{record.complete} rows are complete: policies are found on them, {how}.\n")
+    if record.markov is not None:
+        print(f"{record.markov}.\n")
     if record.inputs:
         print(f"Beside answers it reads {', '.join(record.inputs)} of the input.\n")
     print(policy_table(ladder))

@@ -33,7 +33,7 @@ from ttamer.evaluation.results import (
     returned,
 )
 from ttamer.fitting.fits import fit
-from ttamer.fitting.ladder import FittedLadder, FittedPolicy, shown_error
+from ttamer.fitting.ladder import FittedLadder, FittedPolicy, MarkovRecord, shown_error
 from ttamer.fitting.replay import Family, Played, Setting, full_cost, paid
 from ttamer.show import ProgressOption, card, shown
 from ttamer.show.curves import draw_curves
@@ -215,6 +215,8 @@ class Frontier:
     """The default fit, where it is among the families."""
     same_rows: bool = False
     """Whether it was fitted and measured on the same rows: errors are then too low."""
+    markov: MarkovRecord | None = None
+    """Whether the rows fitted to are a Markov chain, as the family ``paper`` assumes."""
 
     def __repr__(self) -> str:
         alone, measure = self.reference, self.measure
@@ -565,7 +567,14 @@ def frontier(
         test_trace=test_trace,
         ladder=ladder,
         same_rows=fit_trace.digest == test_trace.digest,
+        markov=_markov(settings.get("paper", [])),
     )
+
+
+def _markov(settings: list[Setting]) -> MarkovRecord | None:
+    """Return what a fit of the paper's learner says of the Markov assumption."""
+    rule = settings[0].rule if settings else None
+    return rule.record.markov if isinstance(rule, FittedPolicy) else None
 
 
 def _play(choices: list[Setting], trace: Trace) -> list[Played]:

@@ -31,12 +31,13 @@ from ttamer.fitting.ladder import (
     first_parents,
     rows_split,
 )
-from ttamer.fitting.markov import estimate_states, fit_states
+from ttamer.fitting.markov import check_markov, estimate_states, fit_states
 from ttamer.fitting.planner import Log, PlanOptions
 from ttamer.fitting.points import OperatingPoints
 from ttamer.fitting.policy import Estimates, StepTables
 from ttamer.fitting.promises import CAP
 from ttamer.fitting.replay import alone_paid, full_cost, latency_of, paid
+from ttamer.fitting.states import StateTables
 from ttamer.fitting.threshold import default_thresholds, threshold_tables
 from ttamer.problem.tradeoff import check_tradeoffs
 from ttamer.show import ProgressOption, shown
@@ -160,6 +161,9 @@ def build(core: _Core, tables: Tables, tradeoffs: Floats, estimates: Estimates) 
     if prior is not None and prior.spec is not None:
         names = tuple(dict.fromkeys(feature.name for feature in prior.spec.features))
         record = msgspec.structs.replace(record, inputs=names)
+    if isinstance(tables, StateTables):
+        markov = check_markov(tables, np.asarray(trace.confidence)[estimates.rows], record.seed)
+        record = msgspec.structs.replace(record, markov=markov)
     group = None if trace.group is None else _groups(trace)[estimates.rows]
     fitted = Fitted(
         spec=trace.spec,

@@ -55,6 +55,25 @@ MAX_SHOWN = 12  # rows of a table in a notebook
 LAST_DROP = 0.01  # the drop that default() allows where the target is the last node's answer
 
 
+class MarkovRecord(msgspec.Struct, frozen=True):
+    """Whether the states that ``belief="markov"`` learnt form a Markov chain, as it assumes."""
+
+    p_value: float
+    """The chance of dependence as strong as in these rows, if they did (permutations)."""
+    cost: float
+    """What assuming it loses and pays more, at ``tradeoff``; costs are shares of the full cost."""
+    standard_error: float
+    tradeoff: float
+
+    def __str__(self) -> str:
+        verdict = "consistent with" if self.p_value > 0.05 else "not those of"
+        return (
+            f"The states of the nodes are {verdict} a Markov chain (p = {self.p_value:.2g}); "
+            f"assuming one costs {self.cost:.2g} +- {self.standard_error:.1g} in the objective at "
+            f"tradeoff {self.tradeoff:.2g}"
+        )
+
+
 class FitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How a ladder was fitted. Nothing reads it in order to decide."""
 
@@ -75,6 +94,8 @@ class FitRecord(msgspec.Struct, frozen=True, kw_only=True):
     without: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     """What policies read of an input."""
+    markov: MarkovRecord | None = None
+    """Of ``belief="markov"`` with nodes in one order."""
     version: str = __version__
 
 

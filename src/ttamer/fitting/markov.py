@@ -16,15 +16,18 @@ from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Floats, Seen
+from ttamer.fitting.ladder import MarkovRecord
 from ttamer.fitting.policy import Estimates
 from ttamer.fitting.states import MAX_STATES, StateTables
 from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.solvers import solve_ladder
+from ttamer.stats.markov import markov_cost, markov_test
 
 SMOOTHING = 1.0  # rows of a node's own law that are added to each row of transitions
 ROWS_PER_PAIR = 8  # of states: so many rows for each on the mean give the number of states
 RUNGS = 48  # policies of a ladder
 FOLDS = 5
+CHECKED_ROWS = 4000  # of the Markov test: it takes a tenth of a second
 
 
 def default_tradeoffs() -> Floats:
@@ -150,6 +153,25 @@ def fit_states(
     )
     ladder = solve_ladder(problem, default_tradeoffs() if tradeoffs is None else tradeoffs)
     return StateTables(tuple(names), np.asarray(cost, float), edges, tuple(order), ladder)
+
+
+def check_markov(tables: StateTables, confidence: Floats, seed: int) -> MarkovRecord | None:
+    """Test whether states follow one another as assumed, and measure what it costs if not.
+
+    Nodes of a tree have no one order: nothing is returned for them.
+    """
+    problem = tables.ladder.problem
+    if problem.moves != "walk":
+        return None
+    rows = np.random.default_rng(seed).permutation(len(confidence))[:CHECKED_ROWS]
+    states = tables.states(confidence[rows])
+    policy = tables.ladder[len(tables) // 2]
+    costs = np.array([problem.edges[into[0]].cost for into in problem.incoming])
+    losses = [node.losses for node in problem.nodes]
+    cost = markov_cost(states, losses, costs, policy.tradeoff, seed=seed)
+    # One node that is not Markov can reach p = 0.025, however many are tested.
+    test = markov_test(states, permutations=40 * max(states.shape[1] - 2, 2), seed=seed)
+    return MarkovRecord(test.p_value, cost.mean, cost.standard_error, policy.tradeoff)
 
 
 def estimate_states(

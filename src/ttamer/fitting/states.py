@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -37,6 +37,8 @@ class StateTables:
     """For each node of the problem, its number in the cascade."""
     ladder: Ladder
     """The solved policies, in increasing order of tradeoff: costs are shares of the full cost."""
+    solved_caps: dict[tuple[int, float], Policy] = field(default_factory=dict, repr=False)
+    """Policies under caps that sessions asked for, by number and cap."""
 
     def __len__(self) -> int:
         return len(self.ladder)
@@ -75,6 +77,24 @@ class StatePolicy:
         """The solved policy: tables, indices, and its problem."""
         return self.tables.ladder[len(self.tables) - 1 - self.number]
 
+    def capped(self, max_cost: float) -> Policy:
+        """Return the solved policy of which no input costs more, failures included.
+
+        Raises:
+            ProblemError: Under a cap the problem has too many states to be solved.
+        """
+        from ttamer.solvers import solve  # only a cap that was not solved for needs a solver
+
+        if (self.number, max_cost) not in self.tables.solved_caps:
+            problem, tradeoff = self.solved.problem, self.solved.tradeoff
+            nodes = zip(self.tables.columns, problem.incoming, strict=True)
+            units = [(self.tables.costs[v], problem.edges[into[0]].cost) for v, into in nodes]
+            # The cost of the problem is a share of the full cost: the same for all nodes.
+            unit = next((cost / share for cost, share in units if share), 1.0)
+            policy = solve(problem, tradeoff, max_cost=max_cost / unit)
+            self.tables.solved_caps[self.number, max_cost] = policy
+        return self.tables.solved_caps[self.number, max_cost]
+
     def session(
         self, prior: object = None, costs: object = None, max_cost: float | None = None
     ) -> StateTurn:
@@ -87,12 +107,12 @@ class StatePolicy:
     ) -> Decisions:
         """Decide for rows: what sessions would do, one for each."""
         del costs
-        if max_cost is not None or not seen.came.all():
+        if not seen.came.all():
             return self._by_sessions(seen, max_cost)
         rows, (count, nodes) = np.arange(len(seen)), seen.confidence.shape
         states = self.tables.states(seen.confidence)
         columns = np.array(self.tables.columns)
-        batch = self.solved.batch(count)
+        batch = (self.solved if max_cost is None else self.capped(max_cost)).batch(count)
         asked, last = np.zeros((count, nodes), bool), np.zeros(count, np.intp)
         while batch.running:
             going = batch.next >= 0
@@ -122,43 +142,48 @@ class StatePolicy:
 
 
 class StateTurn(FittedSession):
-    """A session of a policy on states: the confidence of an answer is its state."""
+    """A session of a policy on states: the confidence of an answer is its state.
 
-    __slots__ = ("_ended", "_inner", "_tables")
+    Under a cap the learnt problem is solved with it, what was spent being part of the state.
+    """
+
+    __slots__ = ("_capped", "_free", "_inner", "_tables")
 
     def __init__(self, policy: StatePolicy, max_cost: float | None = None) -> None:
         super().__init__(policy.names, _listed(policy.tables.costs), max_cost)
-        self._tables, self._ended = policy.tables, False
-        self._inner: StateSession = policy.solved.session()  # type: ignore[assignment]
+        self._tables, solved, self._capped = policy.tables, policy.solved, False
+        self._free: StateSession | None = None  # what is decided without the cap, while that agrees
+        if max_cost is not None:
+            if min(self.starts.values()) > self._limit:
+                self._start()  # refused
+            self._free = solved.session()
+            solved = policy.capped(max_cost)
+        self._inner: StateSession = solved.session()
         self._find()
-        self._start()
+
+    @property
+    def starts(self) -> dict[str, float]:
+        """The nodes that may be asked first, and what each costs."""
+        problem = self._tables.ladder.problem
+        nodes = [self._tables.columns[problem.ends[edge][1]] for edge in problem.starts]
+        return {self._names[node]: self._costs[node] for node in nodes}
 
     def _advance(self, node: int, confidence: float | None, prediction: str | None) -> None:
         del prediction
-        if confidence is None:
-            self._inner.fail()
-        else:
-            edges = self._tables.edges[node]
-            self._inner.observe(bisect_right(edges.tolist(), confidence))
+        state = None
+        if confidence is not None:
+            state = bisect_right(self._tables.edges[node].tolist(), confidence)
+        for session in (self._inner, self._free):
+            if session is not None:
+                session.fail() if state is None else session.observe(state)
         self._find()
 
     def _find(self) -> None:
-        """Take the node that the solved policy asks, where the cap allows it."""
-        self._next, self._ended = -1, False
-        place = self._inner.number
-        if place < 0:
-            return
-        node = self._tables.columns[place]
-        if self._cost + self._costs[node] <= self._limit:
-            self._next = node
-            return
-        self._ended = bool(self._asked)
-        starts = {} if self._asked else self.starts
-        within = {name: cost for name, cost in starts.items() if cost <= self._limit}
-        if within:  # the most expensive start that fits
-            name = max(within, key=within.__getitem__)
-            self._inner.start_at(self._inner.names.index(name))
-            self._next = self._names.index(name)
+        """Take the node that the solved policy asks."""
+        number = self._inner.number
+        self._next = -1 if number < 0 else self._tables.columns[number]
+        if self._free is not None and self._free.next != self._inner.next:
+            self._free, self._capped = None, True
 
     @property
     def answer(self) -> str | None:
@@ -167,14 +192,8 @@ class StateTurn(FittedSession):
 
     @property
     def capped(self) -> bool:
-        """Whether the cap on the cost changed what is asked now."""
-        return self._ended
-
-    @property
-    def starts(self) -> dict[str, float]:
-        """The nodes that may be asked first, and what each costs."""
-        names = self._inner.starts
-        return {name: self._costs[self._names.index(name)] for name in names}
+        """Whether the cap on the cost changed what was asked."""
+        return self._capped
 
     def ahead(self) -> frozenset[str | None]:
         """Return the nodes that may be asked right after ``next``; ``None``: it may stop."""

@@ -736,7 +736,7 @@ class Policy(ABC):
         """
 
     @abstractmethod
-    def session(self) -> Session:
+    def session(self) -> StateSession:
         """Start deciding for one input.
 
         Returns:

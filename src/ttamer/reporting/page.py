@@ -360,6 +360,7 @@ def _facts(frontier: Frontier) -> list[str]:
     return [
         *left_out,
         *trace.notes,
+        *([] if frontier.markov is None else [f"{frontier.markov} (the family paper)."]),
         f"Fitted on {fit_rows}, measured on {test_rows}, digest {trace.digest[:12]}; "
         f"target {trace.spec.target}; ttamer {__version__}.",
     ]
