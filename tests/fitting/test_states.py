@@ -69,5 +69,5 @@ def test_no_input_costs_more_than_the_cap_failures_included(cap):
 
 def test_a_cap_below_every_start_is_refused():
     policy = tt.fit(trace_of(1), belief="markov", states=3).at(0.5)
-    with pytest.raises(ArgumentError, match="max_cost = 0.1: the cheapest to start with, 'a'"):
+    with pytest.raises(ArgumentError, match=r"max_cost = 0\.1: the cheapest to start with, 'a'"):
         policy.session(max_cost=0.1)
