@@ -32,7 +32,7 @@ def measure() -> list[Result]:
     return [*_batched(), *_single(), *_fits()]
 
 
-def answers(rows: int, nodes: int, *, order: str, seed: int = 0) -> tt.Trace:
+def answers(rows: int, nodes: int, *, kind: str = "models", seed: int = 0) -> tt.Trace:
     """Nodes that get better one by one, on inputs that are hard for all of them or for none."""
     generator = np.random.default_rng(seed)
     hard, label = generator.random(rows), generator.integers(0, CLASSES, rows)
@@ -44,7 +44,7 @@ def answers(rows: int, nodes: int, *, order: str, seed: int = 0) -> tt.Trace:
         prediction.append(np.where(right, label, other))
         confidence.append(np.clip(chance + 0.1 * generator.standard_normal(rows), 0, 1))
     return tt.Trace(
-        tt.CascadeSpec.of({f"n{node}": 1.0 for node in range(nodes)}, order=order),
+        tt.CascadeSpec.of({f"n{node}": 1.0 for node in range(nodes)}, kind=kind),
         np.stack(confidence, axis=1),
         prediction=np.stack(prediction, axis=1).astype(np.int32),
         label=label.astype(np.int32),
@@ -53,10 +53,10 @@ def answers(rows: int, nodes: int, *, order: str, seed: int = 0) -> tt.Trace:
 
 
 def _batched() -> list[Result]:
-    fitted = tt.fit(answers(5_000, 6, order="fixed"), tradeoffs=[0.9]).fitted
+    fitted = tt.fit(answers(5_000, 6, kind="exits"), tradeoffs=[0.9]).fitted
     results = []
     for label, size in SIZES.items():
-        trace = answers(size, 6, order="fixed", seed=1)
+        trace = answers(size, 6, kind="exits", seed=1)
         confidence, said = np.ascontiguousarray(trace.confidence[:, 2]), trace.prediction
         seen = fitted.belief.evidence(trace.confidence, said)
         levels, bounds = fitted.belief.levels[2], fitted.belief.bounds[2]
@@ -87,7 +87,7 @@ def _single() -> list[Result]:
             pass
 
     nodes = 4
-    policy = tt.fit(answers(5_000, nodes, order="fixed"), tradeoffs=[1.0])[0]
+    policy = tt.fit(answers(5_000, nodes, kind="exits"), tradeoffs=[1.0])[0]
 
     def walk(turn: object) -> Callable[[], object]:
         def run() -> None:
@@ -109,9 +109,9 @@ def _single() -> list[Result]:
 
 def _fits() -> list[Result]:
     cases = (
-        ("fit, 50,000 rows, 12 exits", answers(50_000, 12, order="fixed"), 60.0),
-        ("fit, 20,000 rows, 6 models in any order", answers(20_000, 6, order="any"), 120.0),
-        ("fit, 5,000 rows, 10 models in any order", answers(5_000, 10, order="any"), None),
+        ("fit, 50,000 rows, 12 exits", answers(50_000, 12, kind="exits"), 60.0),
+        ("fit, 20,000 rows, 6 models in any order", answers(20_000, 6), 120.0),
+        ("fit, 5,000 rows, 10 models in any order", answers(5_000, 10), None),
     )
     results = []
     for name, trace, most in cases:

@@ -35,7 +35,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import ttamer as tt
-from ttamer.trace.spec import CascadeSpec
+from ttamer.cascade import CascadeSpec
 
 CONNECTIONS, REQUESTS = 32, 1600
 KINDS = ("bare", "pass", "one", "two", "log")

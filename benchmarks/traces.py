@@ -17,8 +17,8 @@ from result import Result, show
 from timing import interleaved
 
 from ttamer.baselines.threshold import Threshold
+from ttamer.cascade import CascadeSpec
 from ttamer.fitting.fits import fit
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def _trace(rows: int) -> Trace:
     generator = np.random.default_rng(0)
     skill = np.linspace(2, 6, EXITS)
     confidence = generator.beta(skill, 1.5, (rows, EXITS))
-    spec = CascadeSpec.of({f"exit{i}": 1.0 for i in range(EXITS)}, order="fixed")
+    spec = CascadeSpec.of({f"exit{i}": 1.0 for i in range(EXITS)}, kind="exits")
     return Trace(spec, confidence, correct=generator.random((rows, EXITS)) < confidence)
 
 

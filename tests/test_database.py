@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ttamer import TraceError, _database
-from ttamer._database import open_database
+from ttamer._files import open_database
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS t (x)"
 
@@ -20,7 +20,7 @@ def test_what_was_committed_survives_a_kill_and_another_process_may_write(tmp_pa
     with_us = open_database(path, SCHEMA)
     code = f"""
 import os, signal
-from ttamer._database import open_database
+from ttamer._files import open_database
 base = open_database({str(path)!r}, {SCHEMA!r})
 for x in range(100):
     base.execute("INSERT INTO t VALUES (?)", (x,))

@@ -22,7 +22,7 @@ def read(table: Path, prices: Path) -> tt.Trace:
     services.sort(key=lambda service: price[_plain(service)])  # equal prices stay as in the table
     names = {f"{old}__{s}": f"{s}.{new}" for s in services for old, new in _FIELDS.items()}
     frame = frame.rename(columns={**names, "true_label": "label"})
-    return tt.Trace.from_frame(frame, costs={s: price[_plain(s)] for s in services}, order="any")
+    return tt.Trace.from_frame(frame, costs={s: price[_plain(s)] for s in services})
 
 
 def _plain(name: str) -> str:

@@ -15,9 +15,9 @@ import numpy as np
 from catalogues import Text, letters, texts
 from detectors import DETECTORS
 
+from ttamer.cascade import CascadeSpec
 from ttamer.runtime.collecting import collect
 from ttamer.trace.columns import columns_of
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 PASSES = 5

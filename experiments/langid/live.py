@@ -165,7 +165,7 @@ def answer(text: str, policy: Sessions, models: Mapping[str, Detect]) -> Answer:
     """Run a policy's session on one text, asking real models.
 
     >>> models = {"cld2": lambda text: ("en", 0.6), "langid": lambda text: ("en", 0.9)}
-    >>> live = prepare(models, states=4, order="fixed")
+    >>> live = prepare(models, states=4, kind="exits")
     >>> live.answer("Where is the station?").language
     'en'
     """

@@ -137,7 +137,7 @@ def simulated(name: str, seed: int) -> Trace:
     prices = np.array([1.0, 4.0, 15.0, 60.0])
     factor = np.exp(hard * difficulty + rest * rng.normal(size=count))
     return Trace.from_arrays(
-        CascadeSpec.of({f"m{k}": price for k, price in enumerate(prices.tolist())}, order="any"),
+        CascadeSpec.of({f"m{k}": price for k, price in enumerate(prices.tolist())}),
         margin + 0.5 * rng.normal(size=(count, nodes)),
         prediction=np.where(margin > 0, label[:, np.newaxis], other).astype(str),
         label=label.astype(str),

@@ -68,7 +68,7 @@ def main() -> None:
         trace = read(table, args.frugalml / f"frugalml_{name}_prices.csv")
         costs = dict(zip(trace.names, trace.spec.costs.tolist(), strict=True))
         mistakes = missed_emotions() if name == "ferplus" else distances()
-        spec = CascadeSpec.of(costs, order="any", mistakes=mistakes)
+        spec = CascadeSpec.of(costs, mistakes=mistakes)
         trace.with_spec(spec).write(args.folder / f"{name}.npz")
 
 
@@ -86,7 +86,7 @@ def diabetes() -> Trace:
             each = np.stack([tree.predict(features[part, :seen]) for tree in forest.estimators_])
             answers[part, node], spreads[part, node] = each.mean(axis=0), each.std(axis=0)
     return Trace.from_arrays(
-        CascadeSpec.of({"body mass": 1.0, "pressure": 2.0, "serum": 20.0}, order="any"),
+        CascadeSpec.of({"body mass": 1.0, "pressure": 2.0, "serum": 20.0}),
         confidence=-spreads,
         loss=np.abs(answers - target[:, np.newaxis]),
     )
@@ -108,7 +108,7 @@ def friedman() -> Trace:
         process.fit(features[rest[:800]], target[rest[:800]])
         answers[part, 2], spreads[part, 2] = process.predict(features[part], return_std=True)
     return Trace.from_arrays(
-        CascadeSpec.of({"line": 1.0, "neighbours": 3.0, "process": 20.0}, order="any"),
+        CascadeSpec.of({"line": 1.0, "neighbours": 3.0, "process": 20.0}),
         confidence=-spreads,
         loss=np.abs(answers - target[:, np.newaxis]),
         inputs={f"x{k}": features[:, k] for k in range(features.shape[1])},
@@ -135,7 +135,7 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
     return digit, np.stack(chances)
 
 
-READERS = CascadeSpec.of({"rows": 1.0, "half": 4.0, "all": 20.0}, order="any")
+READERS = CascadeSpec.of({"rows": 1.0, "half": 4.0, "all": 20.0})
 """The classifiers of digits, and what each costs."""
 
 

@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttamer import fit
+from ttamer.cascade import CascadeSpec
 from ttamer.fitting.replay import paid
 from ttamer.stats.envelope import area_under
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -92,7 +92,7 @@ def simulated(rows: int, models: int, world: str, seed: int) -> Trace:
     prediction = np.where(margin > 0, label, (label + wrong_by) % 4)
     costs = np.geomspace(1, 50, models)
     return Trace.from_arrays(
-        CascadeSpec.of({f"m{node}": float(cost) for node, cost in enumerate(costs)}, order="auto"),
+        CascadeSpec.of({f"m{node}": float(cost) for node, cost in enumerate(costs)}),
         np.abs(margin) + 0.5 * generator.normal(size=margin.shape),
         prediction=prediction.astype(str),
         label=label[:, 0].astype(str),

@@ -42,7 +42,7 @@ def rows_of(kind: str, law: list[np.ndarray], count: int, rng: np.random.Generat
         states.append((rng.random((count, 1)) > above).sum(axis=1).clip(0, 3))
     wrong = rng.random((count, 3)) < np.stack([LOSSES[k][s] for k, s in enumerate(states)], 1)
     costs = dict(zip("abc", COSTS.tolist(), strict=True))
-    spec = tt.CascadeSpec.of(costs, order="fixed" if kind == "line" else "any")
+    spec = tt.CascadeSpec.of(costs, kind="exits" if kind == "line" else "models")
     return tt.Trace(spec, 1 - np.stack(states, 1) / 4, correct=~wrong)
 
 

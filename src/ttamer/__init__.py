@@ -26,6 +26,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:  # the same names as below, for type checkers
     from ttamer import datasets as datasets
     from ttamer.artefact.file import inspect as inspect, load as load, save as save
+    from ttamer.cascade import CascadeSpec as CascadeSpec
     from ttamer.errors import (
         ArgumentError as ArgumentError,
         ArtefactDamaged as ArtefactDamaged,
@@ -74,7 +75,6 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
         offline_optimum as offline_optimum,
         optima as optima,
     )
-    from ttamer.trace.spec import CascadeSpec as CascadeSpec
     from ttamer.trace.trace import Trace as Trace
 
 # Public names by module, loaded when first used: importing ttamer loads no NumPy.

@@ -24,9 +24,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from ttamer._arguments import require_whole
+from ttamer._checks import require_whole
 from ttamer._extras import require
 from ttamer._files import atomic_write
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.runtime.calling import Batched, Call, CallResult, call, require_callables
 from ttamer.runtime.cascade import Cascade
@@ -38,7 +39,6 @@ from ttamer.runtime.reply import (
     reply_of,
     rows_of,
 )
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 ray = require("ray", "ray")

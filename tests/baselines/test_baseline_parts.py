@@ -14,9 +14,9 @@ from ttamer.baselines import fit_families
 from ttamer.baselines.calibration import MAX_LEVELS, Isotonic, States, level_starts, transitions
 from ttamer.baselines.rules import walk_of
 from ttamer.baselines.selection import RuleScorer, sweep_prices
+from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.evaluation.results import measure
 from ttamer.fitting.replay import Setting
-from ttamer.trace.spec import CascadeNode, CascadeSpec
 from ttamer.trace.trace import Trace
 
 # Calibration and states
@@ -70,8 +70,7 @@ def test_transitions_are_shares_shrunk_by_one_row_to_the_targets_own():
 def test_the_walk_goes_by_mean_cost_on_the_rows_unless_the_order_is_given():
     cost = np.array([[9.0, 1.0], [1.0, 2.0]])
     assert walk_of(make(np.ones((2, 2)), cost=cost)).tolist() == [1, 0]
-    for order in ("fixed", "skip"):
-        assert walk_of(make(np.ones((2, 2)), cost=cost, order=order)).tolist() == [0, 1]
+    assert walk_of(make(np.ones((2, 2)), cost=cost, kind="exits")).tolist() == [0, 1]
 
 
 def test_in_a_tree_a_parent_is_asked_before_its_children():

@@ -42,7 +42,7 @@ def test_chain_leaves_out_a_model_that_does_not_help():
 def test_chain_goes_as_the_models_stand_where_the_order_is_skip():
     said = [[0.5, 0.9], [0.5, 0.1]]
     right = [[1, 1], [1, 0]]
-    free, bound = (make(said, right, costs=[5, 1], order=o) for o in ("any", "skip"))
+    free, bound = (make(said, right, costs=[5, 1], kind=k) for k in ("models", "exits"))
     assert points(fit("chain", free), free) == [(1.0, 0.5), (3.5, 0.0)]
     assert points(fit("chain", bound), bound) == [(1.0, 0.5), (5.0, 0.0)]
 
@@ -156,7 +156,7 @@ def test_frugalml_takes_the_largest_confidences_there_are():
 
 
 def test_frugalml_keeps_to_the_order_where_it_is_skip():
-    trace = random_trace(4, nodes=3, rows=60, order="skip")
+    trace = random_trace(4, nodes=3, rows=60, kind="exits")
     for setting in fit("frugalml", trace):
         played = setting.rule.play(trace)
         assert (played.asked.argmax(axis=1) <= played.answer).all()

@@ -20,20 +20,18 @@ from support.small_traces import (
     random_trace,
 )
 from ttamer.baselines import FAMILIES, Unsuitable, fit_families
+from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.evaluation.results import measure
 from ttamer.fitting.replay import Setting
-from ttamer.trace.spec import CascadeNode, CascadeSpec
 from ttamer.trace.trace import Trace
 
 # One node for everything
 
 
-@pytest.mark.parametrize(
-    ("order", "first", "last"), [("fixed", "a", "abc"), ("any", "a", "c"), ("skip", "a", "c")]
-)
-def test_always_first_and_last_pay_for_the_exits_on_the_way(order, first, last):
-    trace = make(SURE, RIGHT, order=order)
+@pytest.mark.parametrize(("kind", "first", "last"), [("exits", "a", "abc"), ("models", "a", "c")])
+def test_always_first_and_last_pay_for_the_exits_on_the_way(kind, first, last):
+    trace = make(SURE, RIGHT, kind=kind)
     assert asked(*fit("always-first", trace), trace) == [first] * 4
     assert asked(*fit("always-last", trace), trace) == [last] * 4
 
@@ -49,7 +47,7 @@ def test_always_best_is_the_node_of_least_error_and_of_equals_the_cheapest():
     even = [[1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 0, 0]]
     assert fit("always-best", make(SURE, even, costs=[3, 2, 1]))[0].knob == {"node": "c"}
     # As exits of one network, the earliest is the cheapest whatever its own cost.
-    assert fit("always-best", make(SURE, even, costs=[3, 2, 1], order="fixed"))[0].knob == {
+    assert fit("always-best", make(SURE, even, costs=[3, 2, 1], kind="exits"))[0].knob == {
         "node": "a"
     }
 
@@ -58,7 +56,7 @@ def test_always_best_is_the_node_of_least_error_and_of_equals_the_cheapest():
 
 
 def test_threshold_stops_at_the_first_exit_that_is_sure_enough():
-    trace = make(SURE, RIGHT, order="fixed")
+    trace = make(SURE, RIGHT, kind="exits")
     settings = fit("threshold", trace)
     # At 0.1 the first exit always answers; at 0.7 rows 0 and 1 stop there and row 2 at b; row 3
     # goes to the end. 0.8 and 0.9 cost more and fix nothing.
@@ -97,7 +95,7 @@ def test_one_threshold_per_exit_does_what_one_for_all_cannot():
     # Exit a can be trusted from 0.3 on, exit b only at 0.9.
     said = [[0.3, 0.8, 1.0], [0.2, 0.8, 1.0], [0.2, 0.9, 1.0], [0.3, 0.1, 1.0]]
     right = [[1, 0, 1], [0, 0, 1], [0, 1, 1], [1, 0, 1]]
-    trace = make(said, right, order="fixed", costs=[1, 1, 1])
+    trace = make(said, right, kind="exits", costs=[1, 1, 1])
     tuned = fit("threshold-per-exit", trace)
     assert tuned[-1].knob["thresholds"] == {"a": 0.3, "b": 0.9}
     assert points(tuned, trace)[-1] == ((1 + 3 + 2 + 1) / 4, 0.0)
@@ -106,16 +104,16 @@ def test_one_threshold_per_exit_does_what_one_for_all_cannot():
 
 def test_entropy_stops_when_it_is_low_and_margin_when_it_is_high():
     values = np.array(SURE)
-    trace = make(np.ones((4, 3)), RIGHT, order="fixed")
+    trace = make(np.ones((4, 3)), RIGHT, kind="exits")
     trace = dataclasses.replace(
         trace,
         **{"margin": None, "entropy": None, "latency": None}
         | {"entropy": 1 - values, "margin": values},
     )
-    plain = fit("threshold", make(SURE, RIGHT, order="fixed"))
+    plain = fit("threshold", make(SURE, RIGHT, kind="exits"))
     for name in ("entropy", "margin"):
         settings = fit(name, trace)
-        assert points(settings, trace) == points(plain, make(SURE, RIGHT, order="fixed"))
+        assert points(settings, trace) == points(plain, make(SURE, RIGHT, kind="exits"))
     assert fit("entropy", trace)[1].knob["threshold"] == pytest.approx(0.3)
     assert fit("margin", trace)[1].knob["threshold"] == 0.7
 
@@ -123,7 +121,7 @@ def test_entropy_stops_when_it_is_low_and_margin_when_it_is_high():
 def test_a_node_that_never_reports_its_margin_is_passed():
     values = np.array(SURE)
     values[:, 0] = np.nan
-    trace = dataclasses.replace(make(SURE, RIGHT, order="fixed"), margin=values)
+    trace = dataclasses.replace(make(SURE, RIGHT, kind="exits"), margin=values)
     assert asked(fit("margin", trace)[0], trace) == ["ab"] * 4
 
 
@@ -138,7 +136,7 @@ def test_calibration_makes_one_threshold_fair_to_scales_that_differ():
     # a speaks in hundreds, b in hundredths; each is right in its upper half.
     said = [[100, 0.01, 0], [200, 0.01, 0], [100, 0.02, 0], [200, 0.02, 0]]
     right = [[0, 0, 1], [1, 0, 1], [0, 1, 1], [1, 1, 1]]
-    trace = make(said, right, order="fixed", costs=[1, 1, 1])
+    trace = make(said, right, kind="exits", costs=[1, 1, 1])
     settings = fit("calibrated", trace)
     assert [s.knob for s in settings] == [{"threshold": 0.0}, {"threshold": 1.0}]
     assert asked(settings[1], trace) == ["abc", "a", "ab", "a"]
@@ -149,7 +147,7 @@ def test_calibration_makes_one_threshold_fair_to_scales_that_differ():
 # In the last three, a descent from never stopping alone ends in a worse place.
 @pytest.mark.parametrize("seed", [*range(6), 18, 25, 52])
 def test_thresholds_per_exit_are_no_worse_than_one_for_all(seed):
-    trace = random_trace(seed, nodes=4, rows=30, order="fixed")
+    trace = random_trace(seed, nodes=4, rows=30, kind="exits")
     mine, one = (points(fit(f, trace), trace) for f in ("threshold-per-exit", "threshold"))
     for price in PRICES:
         assert best_at(mine, price) <= best_at(one, price) + 1e-9
@@ -168,14 +166,14 @@ def test_thresholds_per_exit_are_no_worse_than_one_for_all(seed):
 )
 def test_patience_stops_once_the_same_answer_came_k_times_in_a_row(times, expected):
     said = [list("xxyx"), list("xyyy"), list("xyxy"), [None, "x", None, "x"]]
-    trace = make(np.ones((4, 4)), prediction=said, label=list("xyyx"), order="fixed")
+    trace = make(np.ones((4, 4)), prediction=said, label=list("xyyx"), kind="exits")
     rule = fit("patience", trace)[0].rule
     assert asked(Setting({}, dataclasses.replace(rule, times=times)), trace) == expected
 
 
 def test_patience_returns_the_answer_of_the_exit_where_it_stops():
     said = [list("xyy"), list("yyx"), list("xyx")]
-    trace = make(np.ones((3, 3)), prediction=said, label=list("yyx"), order="fixed")
+    trace = make(np.ones((3, 3)), prediction=said, label=list("yyx"), kind="exits")
     settings = fit("patience", trace)
     assert [s.knob for s in settings] == [{"patience": 1}, {"patience": 2}]
     assert answers(settings[1], trace) == "cbc"
@@ -187,7 +185,7 @@ def test_patience_returns_the_answer_of_the_exit_where_it_stops():
 def test_no_recall_goes_on_only_from_states_where_it_pays():
     said = [[0.9, 0.5]] * 10 + [[0.1, 0.5]] * 10
     right = [[1, 1]] * 10 + [[0, 1]] * 10
-    trace = make(said, right, order="fixed", costs=[1, 1])
+    trace = make(said, right, kind="exits", costs=[1, 1])
     settings = fit("no-recall", trace)
     assert points(settings, trace) == [(1.0, 0.5), (1.5, 0.0)]
     assert asked(settings[1], trace) == ["a"] * 10 + ["ab"] * 10
@@ -197,7 +195,7 @@ def test_no_recall_looks_further_than_one_step():
     # b never mends anything, but c is always right: it pays to pass b.
     said = [[0.9, 0.5, 0.5]] * 10 + [[0.1, 0.5, 0.5]] * 10
     right = [[1, 0, 1]] * 10 + [[0, 0, 1]] * 10
-    trace = make(said, right, order="fixed", costs=[1, 1, 1])
+    trace = make(said, right, kind="exits", costs=[1, 1, 1])
     assert points(fit("no-recall", trace), trace) == [(1.0, 0.5), (2.0, 0.0)]
 
 
@@ -229,7 +227,7 @@ def test_routing_returns_the_surest_answer_even_if_it_is_an_earlier_one():
     # Where a says 0.4 it is right half the time. b is always right at 0.9 and never at 0.1.
     said = [[0.4, 0.9]] * 10 + [[0.4, 0.1]] * 10
     right = [[0, 1]] * 10 + [[1, 0]] * 10
-    trace = make(said, right, order="fixed", costs=[1, 1])
+    trace = make(said, right, kind="exits", costs=[1, 1])
     setting = fit("routing", trace)[-1]
     assert answers(setting, trace) == "b" * 10 + "a" * 10
     assert measure(setting.rule.play(trace), trace, resamples=0).recall_helped == 0.5
@@ -239,7 +237,7 @@ def test_routing_keeps_the_earlier_of_two_answers_as_sure_as_each_other():
     # At 0.4 both are right half the time; b is asked for the rows where it says 0.9.
     said = [[0.4, 0.9]] * 10 + [[0.4, 0.4]] * 20
     right = [[1, 1]] * 5 + [[0, 1]] * 5 + [[1, 0], [0, 1]] * 10
-    trace = make(said, right, order="fixed", costs=[1, 1])
+    trace = make(said, right, kind="exits", costs=[1, 1])
     assert answers(fit("routing", trace)[-1], trace) == "b" * 10 + "a" * 20
 
 
@@ -257,7 +255,7 @@ def test_routing_passes_parents_first():
 
 def test_the_oracle_takes_the_cheapest_right_answer_and_the_cheapest_where_none_is_right():
     right = [[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]]
-    exits = make(np.ones((4, 3)), right, order="fixed", costs=[3, 2, 1])
+    exits = make(np.ones((4, 3)), right, kind="exits", costs=[3, 2, 1])
     apart = make(np.ones((4, 3)), right, costs=[3, 2, 1])
     assert asked(*fit("oracle", exits), exits) == ["a", "ab", "abc", "a"]
     assert asked(*fit("oracle", apart), apart) == ["c", "c", "c", "c"]
@@ -294,7 +292,7 @@ def test_the_families_have_their_names_in_a_stable_order():
 
 
 def test_families_that_cannot_be_used_are_left_out_with_the_reason():
-    settings, left_out = fit_families(make(SURE, RIGHT, order="fixed"))
+    settings, left_out = fit_families(make(SURE, RIGHT, kind="exits"))
     assert list(left_out) == ["entropy", "margin", "patience", "chain", "pairwise", "frugalml"]
     assert "entropy" in left_out["entropy"]
     assert "predictions" in left_out["patience"]
@@ -331,13 +329,13 @@ def test_a_trace_without_correctness_is_refused_not_left_out():
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_trace_without_rows_is_refused(name):
-    trace = make(SURE, RIGHT, order="any").take([])
+    trace = make(SURE, RIGHT).take([])
     with pytest.raises((TraceError, Unsuitable)):
         fit(name, trace)
 
 
 def test_a_node_right_by_definition_is_never_left_for_another():
     said = [list("xy"), list("yy"), list("xx")]
-    trace = make(np.ones((3, 2)), prediction=said, target="last", order="fixed")
+    trace = make(np.ones((3, 2)), prediction=said, target="last", kind="exits")
     for name in ("threshold", "calibrated", "no-recall", "routing", "oracle"):
         assert points(fit(name, trace), trace)[-1][1] == 0.0

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from ttamer.cascade import CascadeSpec
 from ttamer.cli import main
 from ttamer.torch import profiling
 from ttamer.torch.profiling import Profile
-from ttamer.trace.spec import CascadeSpec
 
 MODULE = """
 from torch import nn, zeros
@@ -46,7 +46,7 @@ def test_a_network_of_ones_own_is_profiled(capsys):
     assert "once per call with exits" in out
     assert Profile.load("p.json").sizes == (1, 2)
     spec = CascadeSpec.from_file("cascade.toml")
-    assert (spec.names, spec.order, spec.has_passing) == (("exit1", "full"), "skip", True)
+    assert (spec.names, spec.kind, spec.asks_each) == (("exit1", "full"), "exits", False)
     assert main([*argv, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sizes"] == [1, 2]
 

@@ -11,9 +11,9 @@ from hypothesis import given, strategies as st
 
 from support.examples import examples
 from ttamer.baselines import FAMILIES, Unsuitable, fit_families
+from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.evaluation.results import measure
 from ttamer.stats.envelope import lower_envelope
-from ttamer.trace.spec import CascadeNode, CascadeSpec
 from ttamer.trace.trace import Trace
 
 few = examples(40)
@@ -26,21 +26,21 @@ def traces(draw, *, least: int = 1, most: int = 14) -> Trace:
     rng = np.random.default_rng(draw(st.integers(0, 10_000)))
     rows, count = draw(st.integers(least, most)), draw(st.integers(1, 4))
     shape = (rows, count)
-    order = draw(st.sampled_from(["fixed", "skip", "any", "auto"]))
+    kind = draw(st.sampled_from(["exits", "models"]))
     target = draw(st.sampled_from(["label", "last"]))
-    tree = order in ("any", "auto") and draw(st.booleans())
+    tree = kind == "models" and draw(st.booleans())
     after = [f"m{rng.integers(v)}" if tree and v and rng.random() < 0.5 else None for v in range(4)]
     costs = rng.choice([0.0, 0.5, 1.0, 3.0], count)
-    passed = order == "skip" and draw(st.booleans())  # exits of one network
+    passed = kind == "exits" and draw(st.booleans())  # exits of one network
     passing = rng.choice([0.0, 0.5, 2.0], count) if passed else [None] * count
     nodes = [CascadeNode(f"m{v}", costs[v], after[v], {}, passing[v]) for v in range(count)]
-    spec = CascadeSpec(tuple(nodes), order, target)
-    kind = draw(st.sampled_from(["fine", "coarse", "constant"]))
+    spec = CascadeSpec(tuple(nodes), kind, target)
+    grain = draw(st.sampled_from(["fine", "coarse", "constant"]))
     confidence = {
         "fine": rng.normal(size=shape),
         "coarse": rng.choice([-1.0, 0.0, 0.5, 1.0], shape),
         "constant": np.full(shape, 0.7),
-    }[kind]
+    }[grain]
     prediction = rng.integers(-1, 3, shape).astype(np.int32)
     if draw(st.booleans()) and count > 1:  # the same node twice
         confidence[:, -1], prediction[:, -1] = confidence[:, 0], prediction[:, 0]
@@ -120,13 +120,13 @@ def test_what_a_rule_did_is_what_the_cascade_allows(family, trace):
             assert nodes.shape == (len(rows),)
             assert nodes.dtype.kind == "i"
             assert played.asked[rows, nodes].all()
-        if trace.spec.order == "fixed":
+        if trace.spec.asks_each:
             assert (played.asked == (np.arange(count) <= played.last[:, np.newaxis])).all()
         else:
             for node, parents in enumerate(trace.spec.parents):
                 for parent in parents:
                     assert not (played.asked[:, node] & ~played.asked[:, parent]).any()
-        if trace.spec.order == "skip":
+        if trace.spec.kind == "exits":
             assert (played.last == count - 1 - played.asked[:, ::-1].argmax(axis=1)).all()
 
 

@@ -59,7 +59,7 @@ CALLS = {
     tt.Cascade: lambda x: tt.Cascade(x, NODES),
     tt.CascadeSpec.from_file: tt.CascadeSpec.from_file,
     tt.CascadeSpec.from_toml: tt.CascadeSpec.from_toml,
-    tt.CascadeSpec.from_dict: tt.CascadeSpec.from_dict,
+    tt.from_tables: tt.from_tables,
     tt.Problem.from_file: tt.Problem.from_file,
     tt.Problem.from_dict: tt.Problem.from_dict,
     tt.Problem.multi_line: tt.Problem.multi_line,

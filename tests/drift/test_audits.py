@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import ttamer as tt
+from ttamer.cascade import CascadeSpec
 from ttamer.drift.audits import AuditLog, AuditRow, NodeAnswer, Retention, read_log
-from ttamer.trace.spec import CascadeSpec
 
 SPEC = CascadeSpec.of({"small": 1.0, "large.v2": 5.0}, target="last")
 WRITER = """
 import sys
 from ttamer.drift.audits import AuditLog, AuditRow, NodeAnswer
-from ttamer.trace.spec import CascadeSpec
+from ttamer.cascade import CascadeSpec
 
 spec = CascadeSpec.of({"small": 1.0, "large.v2": 5.0}, target="last")
 with AuditLog(sys.argv[1], spec) as log:

@@ -15,11 +15,11 @@ from ttamer.evaluation.results import measure
 from ttamer.fitting.ladder import Mixture
 
 
-@pytest.fixture(scope="module", params=["fixed", "any", "markov"])
+@pytest.fixture(scope="module", params=["exits", "models", "markov"])
 def fitted(request):
-    if request.param == "fixed":
+    if request.param == "exits":
         return tt.fit(rows_of(2500, seed=3)), rows_of(300, seed=4)
-    trace = answering_trace(900, seed=1, order="any" if request.param == "any" else "fixed")
+    trace = answering_trace(900, seed=1, kind="models" if request.param == "models" else "exits")
     options = {"belief": "markov"} if request.param == "markov" else {}
     return tt.fit(trace.take(slice(600)), **options), trace.take(slice(600, None))
 
@@ -66,9 +66,9 @@ def test_a_rule_that_believes_nothing_can_be_decided_too():
     assert (found.cost == 14.0).all()
 
 
-@pytest.mark.parametrize("order", ["fixed", "any", "skip"])
-def test_the_last_nodes_session_does_what_its_play_does(order):
-    rows = passing_trace(40) if order == "skip" else answering_trace(40, order=order)
+@pytest.mark.parametrize("kind", ["exits", "models", "passed"])
+def test_the_last_nodes_session_does_what_its_play_does(kind):
+    rows = passing_trace(40) if kind == "passed" else answering_trace(40, kind=kind)
     policy = AskLast(rows.spec)
     turn = policy.session(key="anything")
     while turn.next is not None:
@@ -84,7 +84,7 @@ def test_the_last_nodes_session_does_what_its_play_does(order):
 
 
 def test_if_the_last_fails_the_others_are_asked():
-    spec = answering_trace(5, order="any").spec
+    spec = answering_trace(5).spec
     turn = AskLast(spec).session()
     asked = []
     while turn.next is not None:
@@ -100,7 +100,7 @@ def test_if_the_last_fails_the_others_are_asked():
 
 
 def test_a_cap_holds_for_the_last_node_too():
-    spec = answering_trace(5, order="any").spec
+    spec = answering_trace(5).spec
     cheapest = min(spec.costs)
     turn = AskLast(spec).session(max_cost=cheapest)
     turn.observe(confidence=0.4, prediction="x")

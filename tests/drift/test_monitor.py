@@ -9,11 +9,11 @@ import pytest
 
 import ttamer as tt
 from support.shifting import decided
+from ttamer.cascade import CascadeSpec
 from ttamer.drift.decisions import decide
 from ttamer.drift.monitor import Bound, Monitor
 from ttamer.errors import ArgumentError
 from ttamer.stats.bounds import binomial_p
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 
@@ -140,7 +140,7 @@ def graded(rows: int, seed: int, *, worse: float = 1.0):
     generator = np.random.default_rng(seed)
     hard = generator.random(rows)
     loss = np.stack([4 * hard, hard], axis=1) * generator.random((rows, 2)) * 2 * worse
-    spec = CascadeSpec.of({"small": 1.0, "large": 8.0}, order="fixed", max_loss=10.0)
+    spec = CascadeSpec.of({"small": 1.0, "large": 8.0}, kind="exits", max_loss=10.0)
     confidence = np.stack([1 - hard, 1 - hard], axis=1)
     return Trace(spec, confidence, raw_loss=np.minimum(loss, 10.0))
 

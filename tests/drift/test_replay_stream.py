@@ -98,7 +98,7 @@ def graded(rows: int, seed: int) -> tt.Trace:
     generator = np.random.default_rng(seed)
     sure = generator.random((rows, 2))
     loss = np.array([8.0, 2.0]) * (1 - sure) + generator.random((rows, 2))
-    spec = tt.CascadeSpec.of({"small": 1.0, "large": 5.0}, order="fixed", max_loss=10.0)
+    spec = tt.CascadeSpec.of({"small": 1.0, "large": 5.0}, kind="exits", max_loss=10.0)
     return tt.Trace(spec, sure, raw_loss=loss)
 
 

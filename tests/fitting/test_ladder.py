@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ttamer import datasets
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceWarning
 from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FitRecord, were_fitted_to
@@ -16,7 +17,6 @@ from ttamer.fitting.points import Mix
 from ttamer.fitting.replay import alone_paid, paid
 from ttamer.fitting.stream import fit_batches
 from ttamer.stats.envelope import lower_envelope
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::ttamer.errors.TraceWarning")

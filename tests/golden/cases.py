@@ -187,4 +187,5 @@ def of_traces() -> Entries:
             back = tt.Trace.read(path, cascade=trace.spec)
             yield f"{suffix}, the same when read back", back.digest == trace.digest
             if suffix == "csv":
-                yield "csv, bytes", path.read_bytes()
+                # Recorded when the columns of inputs were named signal.<name>.
+                yield "csv, bytes", path.read_bytes().replace(b"input.", b"signal.")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.faulty_upstream import FaultyUpstream
+from ttamer.cascade import toml_text
 from ttamer.llm.client import CHAT, NEVER, Client, Response, UpstreamFailed
-from ttamer.trace.spec import toml_text
 
 COSTS = {"small": 1.0, "large": 12.5}
 SKILLS = {"small": 0.6, "large": 0.95}

@@ -354,7 +354,7 @@ def test_answers_that_are_paid_for_are_on_a_local_disk_and_for_their_owner(
     (tmp_path / "paid").write_text("no database " * 100)
     with pytest.raises(TraceError, match="paid: cannot be used as a database"):
         collected(served)
-    monkeypatch.setattr("ttamer._database._file_system", lambda _: "nfs4")
+    monkeypatch.setattr("ttamer._files._file_system", lambda _: "nfs4")
     with pytest.raises(TraceError, match=r"is on a network disk \(nfs4\); give a path on a local"):
         collected(served)
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from support.browser import headless
+from ttamer.cascade import CascadeSpec
 from ttamer.cli import main
 from ttamer.errors import TraceError
 from ttamer.llm.labelling import AnsweredPrompt, Labelling, LabelPlan, LabelServer, read_answers
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 SPEC = CascadeSpec.of({"small": 1.0, "large": 9.0})

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ttamer import CascadeSpec
+from ttamer.cascade import from_tables, split_nodes
 from ttamer.errors import CascadeError
 from ttamer.llm.client import Response, UpstreamFailed
 from ttamer.llm.compare import Comparison
@@ -279,7 +280,7 @@ def test_a_setting_that_is_wrong_is_named_with_what_is_allowed(more, message):
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8081", "ftp://h", 3])
 def test_an_upstream_is_a_url(url):
-    spec = CascadeSpec.from_dict({"node": [{"name": "a", "cost": 1, "upstream": url}]})
+    spec = from_tables({"node": [{"name": "a", "cost": 1, "upstream": url}]})
     with pytest.raises(CascadeError, match=r"upstream is .*; it must be"):
         read_nodes(spec)
 
@@ -288,7 +289,7 @@ def test_a_verified_answer_is_a_node_of_its_own():
     spec = CascadeSpec.from_toml(TOML.format('confidence = "self-report"\nverify_cost = 2'))
     fake = Fake(completion("4"), completion("90"))
     nodes = open_nodes(spec, read_nodes(spec), lambda _: fake, Comparison())
-    assert tuple(nodes) == spec.split_verified().names
+    assert tuple(nodes) == split_nodes(spec)[0].names
     work = Work({"messages": []})
 
     async def run():

@@ -7,22 +7,22 @@ import dataclasses
 import numpy as np
 import pytest
 
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import SUMMARIES, Frontier, Point, Resampled, frontier
 from ttamer.evaluation.results import MAX_BLOCKS, measure
 from ttamer.fitting.replay import Played
 from ttamer.reporting.recommendation import point_in_words, recommend, settings_at
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 ROWS = 1000
 
 
-def two_models(order: str = "any", costs: tuple[float, float] = (1.0, 10.0)) -> Trace:
+def two_models(kind: str = "models", costs: tuple[float, float] = (1.0, 10.0)) -> Trace:
     """The small one is wrong on rows 0 to 299, the large one on rows 0 to 99."""
     row = np.arange(ROWS)
     correct = np.column_stack([row >= 300, row >= 100])
-    spec = CascadeSpec.of({"small": costs[0], "large": costs[1]}, order=order)
+    spec = CascadeSpec.of({"small": costs[0], "large": costs[1]}, kind=kind)
     return Trace(spec, np.full((ROWS, 2), 0.5), correct=correct)
 
 
@@ -165,7 +165,7 @@ def test_where_nothing_is_cheaper_at_equal_accuracy_it_looks_further():
 
 
 def test_exits_are_compared_with_the_full_network():
-    advice = advice_for({"ttamer": [range(300)]}, order="fixed")
+    advice = advice_for({"ttamer": [range(300)]}, kind="exits")
     assert advice.sentence.startswith("At the accuracy of the full network, ttamer costs 64% less")
 
 

@@ -662,9 +662,9 @@ def test_a_run_asks_and_answers_as_the_policy_plays_the_trace(trace, belief, run
 
 
 @pytest.mark.parametrize("how", ["run", "arun"])
-@pytest.mark.parametrize("order", ["fixed", "skip", "any"])
-def test_a_run_asks_and_answers_as_played_in_every_order(how, order):
-    trace = answering_trace(120, order=order)
+@pytest.mark.parametrize("kind", ["exits", "models"])
+def test_a_run_asks_and_answers_as_played_in_every_kind(how, kind):
+    trace = answering_trace(120, kind=kind)
     for policy in list(fit(trace))[::8]:
         check_as_played(trace, policy, range(0, 120, 10), how)
 
@@ -682,7 +682,7 @@ def test_the_cost_of_exits_passed_is_in_the_cost():
 
 
 def test_on_real_policies_failures_and_caps_leave_the_best_answer_there_is():
-    trace = answering_trace(200, order="any")
+    trace = answering_trace(200)
     nodes = nodes_of(trace, trace.names)
     for policy in list(fit(trace))[::8]:
         for row in range(0, 200, 20):
@@ -694,7 +694,7 @@ def test_on_real_policies_failures_and_caps_leave_the_best_answer_there_is():
 
 
 def test_a_mixture_is_drawn_by_the_key():
-    trace = answering_trace(200, order="any")
+    trace = answering_trace(200)
     ladder = fit(trace)
     mixture = Mixture(ladder[0], ladder[-1], 0.5)
     cascade = Cascade(mixture, nodes_of(trace, trace.names))

@@ -34,14 +34,14 @@ def test_every_node_is_asked_about_every_input():
     assert trace.confidence.tolist() == [[0.6, 0.9]] * 3
     assert trace.wrong().tolist() == [[True, False], [False, False], [True, False]]
     assert trace.cost.tolist() == [1.0, 5.0]
-    assert (trace.spec.order, trace.spec.target) == ("auto", "label")
+    assert (trace.spec.kind, trace.spec.target) == ("models", "label")
     assert trace.left_out == {}
 
 
 def test_without_labels_the_last_node_is_the_target():
-    trace = collect(["ab"], NODES, costs=COSTS, order="any")
+    trace = collect(["ab"], NODES, costs=COSTS)
     assert trace.label is None
-    assert (trace.spec.order, trace.spec.target) == ("any", "last")
+    assert (trace.spec.kind, trace.spec.target) == ("models", "last")
     assert trace.wrong().tolist() == [[True, False]]
     assert collect(["ab"], NODES, costs=COSTS, target="label").spec.target == "label"
 

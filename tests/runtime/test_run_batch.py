@@ -17,20 +17,20 @@ ROWS = 300
 NAMES = ("a", "b", "c")
 
 
-def make_trace(order="auto", seed=0, signals=None, **options):
+def make_trace(kind="models", seed=0, signals=None, **options):
     rng = np.random.default_rng(seed)
     label = rng.integers(0, 3, ROWS)
     sure = rng.random((ROWS, 3))
     right = rng.random((ROWS, 3)) < 0.4 + 0.6 * sure
     prediction = np.where(right, label[:, np.newaxis], (label[:, np.newaxis] + 1) % 3)
-    spec = CascadeSpec.of(dict(zip(NAMES, (1.0, 2.0, 4.0), strict=True)), order=order, **options)
+    spec = CascadeSpec.of(dict(zip(NAMES, (1.0, 2.0, 4.0), strict=True)), kind=kind, **options)
     return Trace.from_arrays(spec, sure, prediction=prediction, label=label, inputs=signals or {})
 
 
 @cache
-def fitted(belief="answers", order="auto"):
-    """A ladder on the rows of ``make_trace(order)``."""
-    return fit(make_trace(order), belief=belief)
+def fitted(belief="answers", kind="models"):
+    """A ladder on the rows of ``make_trace(kind)``."""
+    return fit(make_trace(kind), belief=belief)
 
 
 class Nodes:
@@ -95,7 +95,7 @@ def test_the_decisions_are_those_of_single_runs(belief, kind):
         check_same(ladder[rung], Nodes(trace).of(kind), np.arange(60))
 
 
-@pytest.mark.parametrize("order", ["fixed", "skip", "any"])
+@pytest.mark.parametrize("order", ["exits", "models"])
 def test_in_every_order(order):
     trace = make_trace(order)
     for belief in ("markov", "answers"):
@@ -104,7 +104,7 @@ def test_in_every_order(order):
 
 
 def test_exits_that_are_passed():
-    trace = make_trace("skip", passing={"a": 0.5, "b": 0.25})
+    trace = make_trace("exits", reach={"a": 0.5, "b": 0.25})
     ladder = fit(trace)
     check_same(ladder[len(ladder) // 2], Nodes(trace).of("columns"), np.arange(40))
 
@@ -116,8 +116,8 @@ def test_mixtures_draw_by_the_number_of_the_row():
 
 
 def test_a_node_is_called_once_in_each_round_with_the_rows_that_need_it():
-    trace = make_trace("fixed")
-    ladder = fitted("answers", "fixed")
+    trace = make_trace("exits")
+    ladder = fitted("answers", "exits")
     nodes = Nodes(trace)
     found = Cascade(ladder[len(ladder) // 2], nodes.of("columns")).run_batch(np.arange(ROWS))
     assert [node for node, _ in nodes.calls] == list(NAMES)[: len(nodes.calls)]
@@ -163,7 +163,7 @@ def never():
 @pytest.mark.parametrize("kind", ["single", "together"])
 @pytest.mark.parametrize("limits", [{}, {"max_cost": 9.0}])
 def test_a_node_without_an_answer_in_time_counts_as_no_answer(never, kind, limits):
-    trace = make_trace("fixed")
+    trace = make_trace("exits")
 
     def hang(node, _row, reply):
         if node == "a":
@@ -171,7 +171,7 @@ def test_a_node_without_an_answer_in_time_counts_as_no_answer(never, kind, limit
         return reply
 
     nodes = Nodes(trace, hang).of(kind)
-    cascade = Cascade(fitted("answers", "fixed")[-1], nodes, timeouts={"a": 0.05}, **limits)
+    cascade = Cascade(fitted("answers", "exits")[-1], nodes, timeouts={"a": 0.05}, **limits)
     found = cascade.run_batch(np.arange(3))
     assert set(found.by) <= {"b", "c"}
     assert found.asked[:, 0].all()
@@ -194,7 +194,7 @@ def test_no_row_is_called_after_the_deadline(never, is_batched):
         return [hang(rows[0])]
 
     nodes = dict.fromkeys(NAMES, batched(hang_alone) if is_batched else hang)
-    cascade = Cascade(fitted("markov", "fixed")[-1], nodes, deadline=0.1)
+    cascade = Cascade(fitted("markov", "exits")[-1], nodes, deadline=0.1)
     found = cascade.run_batch(np.arange(4))
     assert called == [0]
     assert found.asked.sum() == 1
@@ -204,7 +204,7 @@ def test_no_row_is_called_after_the_deadline(never, is_batched):
 
 
 def test_second_calls_are_made_and_paid(never):
-    trace, policy = make_trace("fixed"), fitted("markov", "fixed")[0]
+    trace, policy = make_trace("exits"), fitted("markov", "exits")[0]
     second = threading.Event()
 
     def slow(row):
@@ -246,7 +246,7 @@ def test_columns_of_different_lengths_are_not_used():
 
 def test_a_failed_call_of_a_limited_batch_leaves_the_others():
     """Its rows are called one by one, and the failed call is not made again."""
-    trace = make_trace("fixed")
+    trace = make_trace("exits")
     calls = []
 
     def first(rows):
@@ -256,7 +256,7 @@ def test_a_failed_call_of_a_limited_batch_leaves_the_others():
         return [Nodes(trace).reply("a", row) for row in rows]
 
     nodes = {**Nodes(trace).of("single"), "a": batched(first, size=4)}
-    Cascade(fitted("markov", "fixed")[0], nodes).run_batch(list(range(8)))
+    Cascade(fitted("markov", "exits")[0], nodes).run_batch(list(range(8)))
     assert calls == [[0, 1, 2, 3], [4, 5, 6, 7], [4], [5], [6], [7]]
 
 
@@ -310,7 +310,7 @@ def test_no_inputs_and_async_nodes():
 
 def test_rows_called_one_by_one_come_as_the_batch_does():
     """A row of an array is an array of one row, and a row of a frame a frame."""
-    trace, policy = make_trace("fixed"), fitted("markov", "fixed")[0]
+    trace, policy = make_trace("exits"), fitted("markov", "exits")[0]
     seen = []
 
     def first(rows):
@@ -353,7 +353,7 @@ def test_missing_signals_are_unknown_as_in_a_session():
     right = rng.random((3000, 2)) < np.stack(
         [np.where(length < 0.5, 0.95, 0.35), np.full(3000, 0.9)], axis=1
     )
-    spec = CascadeSpec.of({"a": 1.0, "b": 10.0}, order="fixed")
+    spec = CascadeSpec.of({"a": 1.0, "b": 10.0}, kind="exits")
     trace = Trace(spec, rng.random((3000, 2)), correct=right, inputs={"length": length})
 
     def together(rows):

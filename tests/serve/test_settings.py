@@ -3,11 +3,11 @@
 import pytest
 
 from support.served import write_cascade
+from ttamer.cascade import CascadeSpec, from_tables
 from ttamer.errors import ArgumentError, ArtefactError, CascadeError
 from ttamer.llm.settings import NODE_KEYS_GONE, EmbeddingSettings, NodeSettings
 from ttamer.serve.server import check_exposure
 from ttamer.serve.settings import AUDIT_GONE, GONE, AuditSettings, ServeSettings, Settings
-from ttamer.trace.spec import CascadeSpec
 
 HEAD = "name = 'a'\ncost = 1\nupstream = 'http://h/v1'"
 
@@ -38,7 +38,7 @@ def test_the_defaults_are_safe():
 @pytest.mark.parametrize("key", sorted(GONE))
 def test_a_setting_of_serve_that_is_gone_says_where_it_went(key):
     with pytest.raises(CascadeError, match=rf"\[serve\]: {key} is no setting any more: .{{12}}"):
-        Settings.of(CascadeSpec.from_dict({"serve": {key: 1}, "node": [{"name": "a", "cost": 1}]}))
+        Settings.of(from_tables({"serve": {key: 1}, "node": [{"name": "a", "cost": 1}]}))
 
 
 @pytest.mark.parametrize("key", sorted(AUDIT_GONE))

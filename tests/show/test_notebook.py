@@ -104,7 +104,7 @@ def test_the_table_of_a_cascade_has_what_its_nodes_have():
     plain = tt.CascadeSpec.of({"a": 1.0, "b": 2.5})._repr_html_()
     assert ">2.5<" in plain
     assert "after" not in plain
-    exits = tt.CascadeSpec.of({"a": 1.0, "b": 2.5}, order="skip", passing={"a": 0.75})
+    exits = tt.CascadeSpec.of({"a": 1.0, "b": 2.5}, kind="exits", reach={"a": 0.75})
     assert ">0.75<" in exits._repr_html_()
     text = "[[node]]\nname = 'a'\ncost = 1\n[[node]]\nname = 'b'\ncost = 2\nafter = 'a'"
     assert ">after<" in tt.CascadeSpec.from_toml(text)._repr_html_()

@@ -856,7 +856,7 @@ ATTACKS: dict[str, tuple[str, str, Any]] = {
     "passing in a fixed order": (
         "the cascade of the fit is none",
         "passing",
-        lambda f: edited(f, fit__order="fixed"),
+        lambda f: edited(f, fit__kind="exits"),
     ),
     "passing as integers": (
         "cannot hold numbers of type",

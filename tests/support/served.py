@@ -15,7 +15,7 @@ import numpy as np
 
 import ttamer as tt
 from support.fake_models import FakeModel
-from ttamer.trace.spec import CascadeSpec, toml_text
+from ttamer.cascade import CascadeSpec, toml_text
 
 COSTS = {"small": 1.0, "middle": 4.0, "large": 12.5}
 SKILLS = {"small": 0.6, "middle": 0.75, "large": 0.95}
@@ -34,7 +34,7 @@ def fitted_ladder(nodes: int, target: str = "label") -> tt.FittedLadder:
     sure, unsure = rng.uniform(0.55, 0.99, right.shape), rng.uniform(0.25, 0.75, right.shape)
     letters = np.array(list("ABCD"))
     costs = {name: COSTS[name] for name in names}
-    spec = CascadeSpec.of(costs, order="any", target=target)
+    spec = CascadeSpec.of(costs, target=target)
     more = {"label": letters[label]} if target == "label" else {}
     trace = tt.Trace.from_arrays(
         spec, np.where(right, sure, unsure), prediction=letters[prediction], **more
@@ -111,7 +111,7 @@ def write_cascade(folder: Path, nodes: int = 2, *, serve=None, node=None, urls=N
     settings = {"compare": "choice"} | (serve or {})
     if not {"tradeoff", "budget", "error", "mistake_cost"} & settings.keys():
         settings["tradeoff"] = 0.9
-    text = "[cascade]\n" + toml_text({"order": "any"} | (cascade or {}))
+    text = "[cascade]\n" + toml_text(cascade or {})
     text += "\n[serve]\n" + toml_text({k: v for k, v in settings.items() if v is not None})
     for name in NAMES[nodes]:
         url = (urls or {}).get(name, f"http://{name}.invalid/v1")

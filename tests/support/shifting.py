@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ttamer.cascade import CascadeSpec
 from ttamer.drift.decisions import Decisions
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
-SPEC = CascadeSpec.of({"small": 1.0, "middle": 3.0, "large": 10.0}, order="fixed", target="last")
+SPEC = CascadeSpec.of({"small": 1.0, "middle": 3.0, "large": 10.0}, kind="exits", target="last")
 CLASSES = 5
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer.baselines import FAMILIES
+from ttamer.cascade import CascadeSpec
 from ttamer.evaluation.results import measure
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -19,14 +19,12 @@ SURE = [[0.9, 0.9, 0.9], [0.8, 0.9, 0.9], [0.2, 0.7, 0.9], [0.1, 0.3, 0.5]]
 RIGHT = [[1, 1, 1], [1, 1, 1], [0, 1, 1], [0, 0, 1]]
 
 
-def make(confidence, correct=None, *, costs=None, order="auto", target="label", **fields) -> Trace:
+def make(confidence, correct=None, *, costs=None, kind="models", target="label", **fields) -> Trace:
     """A trace of nodes a, b, c, ... at costs 1, 2, 3, ... unless said otherwise."""
     confidence = np.array(confidence, float)
     count = confidence.shape[1]
     costs = list(range(1, count + 1)) if costs is None else costs
-    spec = CascadeSpec.of(
-        dict(zip("abcdefghijkl", costs, strict=False)), order=order, target=target
-    )
+    spec = CascadeSpec.of(dict(zip("abcdefghijkl", costs, strict=False)), kind=kind, target=target)
     if correct is not None:
         fields["correct"] = np.array(correct, bool)
     if "prediction" in fields:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from ttamer.trace.spec import CascadeSpec
+from ttamer.cascade import CascadeSpec
 from ttamer.trace.trace import Trace
 
 
-def chain_trace(rows: int, *, seed: int = 0, nodes: int = 3, order: str = "fixed") -> Trace:
+def chain_trace(rows: int, *, seed: int = 0, nodes: int = 3, kind: str = "exits") -> Trace:
     """Exits whose confidence levels follow a known Markov chain, each right with that chance.
 
     Confidences take the values 0.3, 0.6, 0.9; a node is right with probability its confidence.
@@ -23,7 +23,7 @@ def chain_trace(rows: int, *, seed: int = 0, nodes: int = 3, order: str = "fixed
         states[:, node] = (generator.random(rows)[:, np.newaxis] > cumulative).sum(axis=1)
     confidence = levels[states]
     correct = generator.random((rows, nodes)) < confidence
-    spec = CascadeSpec.of({f"exit{i + 1}": 1.0 + i for i in range(nodes)}, order=order)
+    spec = CascadeSpec.of({f"exit{i + 1}": 1.0 + i for i in range(nodes)}, kind=kind)
     return Trace(spec, confidence, correct=correct)
 
 
@@ -32,8 +32,8 @@ def passing_trace(rows: int, *, seed: int = 0) -> Trace:
     trace = chain_trace(rows, seed=seed)
     spec = CascadeSpec.of(
         {"exit1": 3.0, "exit2": 2.0, "exit3": 4.0},
-        order="skip",
-        passing={"exit1": 1.5, "exit2": 0.25},
+        kind="exits",
+        reach={"exit1": 1.5, "exit2": 0.25},
     )
     return Trace(spec, trace.confidence, correct=trace.correct)
 
@@ -42,7 +42,7 @@ FIRST = np.array([0.5, 0.3, 0.2])
 ROWS = np.array([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.05, 0.15, 0.8]])
 
 
-def answering_trace(rows: int, *, seed: int = 0, order: str = "auto", classes: int = 4) -> Trace:
+def answering_trace(rows: int, *, seed: int = 0, kind: str = "models", classes: int = 4) -> Trace:
     """Separate models with predictions and labels; better ones cost more."""
     generator = np.random.default_rng(seed)
     label = generator.integers(0, classes, rows)
@@ -54,7 +54,7 @@ def answering_trace(rows: int, *, seed: int = 0, order: str = "auto", classes: i
         other = (label + generator.integers(1, classes, rows)) % classes
         prediction.append(np.where(right, label, other))
         confidence.append(np.clip(chance + 0.1 * generator.standard_normal(rows), 0, 1))
-    spec = CascadeSpec.of({"small": 1.0, "middle": 4.0, "large": 20.0}, order=order)
+    spec = CascadeSpec.of({"small": 1.0, "middle": 4.0, "large": 20.0}, kind=kind)
     names = [f"c{i}" for i in range(classes)]
     return Trace(
         spec,
@@ -89,9 +89,9 @@ def small_traces(
     costs = draw(st.lists(st.sampled_from([0.0, 1.0, 2.5]), min_size=count, max_size=count))
     spec = CascadeSpec.of(
         {f"n{i}": cost for i, cost in enumerate(costs)},
-        order="skip" if passing else draw(st.sampled_from(["fixed", "skip", "any", "auto"])),
+        kind="exits" if passing else draw(st.sampled_from(["exits", "models"])),
         target=draw(st.sampled_from(["label", "last"])),
-        passing=draw(passings(count)) if passing else None,
+        reach=draw(passings(count)) if passing else None,
     )
     per_row = generator.random((rows, count)) if draw(st.booleans()) else None
     return Trace(

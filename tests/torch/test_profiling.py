@@ -40,7 +40,7 @@ def test_costs_are_per_input_and_shares_of_the_network_without_ramps():
     assert costs.full == pytest.approx(2.025)
     spec = costs.spec(skip=True)
     assert spec.costs.tolist() == pytest.approx([0.6 / 2.025, 0.6 / 2.025, 1.025 / 2.025])
-    assert spec.passing.tolist() == pytest.approx([0.5 / 2.025, 0.5 / 2.025, 0.0])
+    assert spec.reach[:-1].tolist() == pytest.approx([0.5 / 2.025, 0.5 / 2.025])
     with pytest.raises(ArgumentError, match="batches of 4 were not measured, only 1, 8"):
         MADE.costs(4)
 

@@ -637,7 +637,7 @@ def test_a_policy_for_another_network():
 
 
 def test_a_policy_for_separate_models():
-    trace = answering_trace(300, order="any")
+    trace = answering_trace(300)
     policy = fit(trace, belief="markov", states=4, tradeoffs=[0.9])[0]
     blocks = [nn.Linear(4, 4) for _ in range(3)]
     network = EarlyExit(blocks, blocks[:2], blocks[2], names=trace.names)

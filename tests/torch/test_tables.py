@@ -15,6 +15,7 @@ from support.exit_networks import (
     fitted,
 )
 from support.traces import answering_trace, chain_trace, passing_trace
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FittedPolicy
@@ -22,7 +23,6 @@ from ttamer.solvers import solve
 from ttamer.torch.deciding import BeliefTables, LossTables, tables_of, threshold_tables
 from ttamer.torch.runner import Runner
 from ttamer.torch.tracing import trace_of
-from ttamer.trace.spec import CascadeSpec
 
 NAMES = adding_network().names
 BELIEFS = ["full", "calibrated", "none"]
@@ -114,21 +114,20 @@ def test_a_belief_with_terms_for_classes():
         tables_of(dataclasses.replace(policy, fitted=changed), NAMES, CLASSES)
 
 
-@pytest.mark.parametrize("order", ["any", "skip"])
 @pytest.mark.parametrize("belief", ["full", "calibrated"])
-def test_a_policy_for_separate_models(belief, order):
-    trace = answering_trace(2000, order=order)
+def test_a_policy_for_separate_models(belief):
+    trace = answering_trace(2000)
     policy = fit(trace, belief=belief, states=4, tradeoffs=[0.9])[0]
-    with pytest.raises(ArgumentError, match=r'separate models.*order = "fixed", or "skip"'):
+    with pytest.raises(ArgumentError, match=r'separate models.*kind = "exits"'):
         tables_of(policy, trace.names, trace.classes)
 
 
 def test_a_policy_that_goes_back_to_an_exit_it_passed():
     # The cascade has exits, and the fit may ask them in any order: the second is cheap
     # and first, and where it is not sure the first one is asked.
-    trace = answering_trace(3000, order="fixed")
+    trace = answering_trace(3000, kind="exits")
     costs = dict(zip(trace.names, (4.0, 1.0, 20.0), strict=True))
-    trace = dataclasses.replace(trace, spec=CascadeSpec.of(costs, order="fixed"), cost=None)
+    trace = dataclasses.replace(trace, spec=CascadeSpec.of(costs, kind="exits"), cost=None)
     back = 0
     for policy in fit(trace, tradeoffs=[0.5, 0.9, 0.97, 0.99]):
         way = [policy.fitted.steps[k] for k in range(len(policy.fitted.steps))]

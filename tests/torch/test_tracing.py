@@ -16,11 +16,11 @@ from support.exit_networks import (
     pair_network,
     pair_of,
 )
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.torch.deciding import scores_of
 from ttamer.torch.profiling import Costs, count_flops
 from ttamer.torch.tracing import trace_of
-from ttamer.trace.spec import CascadeSpec
 
 NAN = float("nan")
 
@@ -44,7 +44,7 @@ def test_a_trace_holds_the_scores_of_every_exit():
 def test_every_part_runs_once_per_batch():
     network = adding_network()
     inputs, labels = evidence(40, seed=0)
-    spec = CascadeSpec.of(dict.fromkeys(network.names, 1.0), order="fixed")
+    spec = CascadeSpec.of(dict.fromkeys(network.names, 1.0), kind="exits")
     calls = Calls.of(network)
     trace_of(network, batches(inputs, labels, 16), spec=spec)
     assert calls.segments == calls.ramps == {k: [16, 16, 8] for k in range(EXITS)}
@@ -58,7 +58,7 @@ def test_costs_are_operations_ramps_included_as_shares_of_the_network_without():
     width = 2 * 4 + 3
     segment, ramp = 2 * width * width, 2 * width * 2
     full = 3 * segment + ramp
-    assert trace.spec.order == "fixed"
+    assert trace.spec.kind == "exits"
     np.testing.assert_allclose(trace.spec.costs, [(segment + ramp) / full] * 3)
     assert trace.spec == count_flops(network, inputs).spec()
 
@@ -120,7 +120,7 @@ def test_a_class_without_predictions_is_known_by_its_labels():
 
 
 def two_exits():
-    return CascadeSpec.of({"exit1": 1.0, "full": 1.0}, order="fixed")
+    return CascadeSpec.of({"exit1": 1.0, "full": 1.0}, kind="exits")
 
 
 @pytest.mark.parametrize("spec", [None, two_exits()])
@@ -145,7 +145,7 @@ def test_an_empty_batch_among_others_changes_nothing():
 
 def test_tuples_and_lists_of_tensors_are_inputs():
     inputs, labels = evidence(20, seed=0)
-    spec = CascadeSpec.of(dict.fromkeys(adding_network().names, 1.0), order="fixed")
+    spec = CascadeSpec.of(dict.fromkeys(adding_network().names, 1.0), kind="exits")
     want = trace_of(adding_network(), [(inputs, labels)], spec=spec)
     for kind in (tuple, list):
         found = trace_of(pair_network(), [(kind(pair_of(inputs)), labels)], spec=spec)

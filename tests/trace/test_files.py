@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, strategies as st
 
 from support.examples import examples
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, CascadeError, MissingExtra, TraceError
 from ttamer.trace.arrow import arrow
 from ttamer.trace.files import open_source, read_batches
 from ttamer.trace.schema import SCHEMA
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 SUFFIXES = ("parquet", "csv", "csv.gz", "jsonl", "npz")
@@ -48,9 +48,7 @@ def traces(draw) -> Trace:
     rows = draw(st.integers(1, 6))
     names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
     target = draw(st.sampled_from(["label", "last"]))
-    spec = CascadeSpec.of(
-        {name: draw(st.floats(0, 1e9)) for name in names}, order="any", target=target
-    )
+    spec = CascadeSpec.of({name: draw(st.floats(0, 1e9)) for name in names}, target=target)
 
     def grid(values):
         return [[draw(values) for _ in names] for _ in range(rows)]
@@ -250,7 +248,7 @@ def test_without_a_cascade_the_columns_make_one_and_it_is_reported(tmp_path, suf
         Trace.read(tmp_path / f"t.{suffix}"),
         next(read_batches(tmp_path / f"t.{suffix}", rows=3)),
     ):
-        assert (trace.names, trace.spec.order) == (("a", "b"), "auto")
+        assert (trace.names, trace.spec.kind) == (("a", "b"), "models")
         assert trace.spec.costs.tolist() == [1.0, 3.0]
         assert trace.cost.tolist() == [[1, 1], [1, 2], [1, 6]]
         assert trace.notes == (

@@ -163,8 +163,8 @@ def test_a_cascade_file_is_taken_too(tmp_path, expected):
 
 
 def test_order_and_target_go_with_costs():
-    trace = Trace.from_frame(pd.DataFrame(COLUMNS), costs=COSTS, order="skip", target="last")
-    assert (trace.spec.order, trace.spec.target) == ("skip", "last")
+    trace = Trace.from_frame(pd.DataFrame(COLUMNS), costs=COSTS, kind="exits", target="last")
+    assert (trace.spec.kind, trace.spec.target) == ("exits", "last")
 
 
 @pytest.mark.parametrize(

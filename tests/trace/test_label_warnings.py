@@ -9,12 +9,12 @@ import ttamer as tt
 from support.traces import answering_trace
 from ttamer.trace import CascadeSpec, Trace, label_warnings
 
-SPEC = CascadeSpec.of({"small": 1.0, "large": 5.0}, order="any", target="label")
+SPEC = CascadeSpec.of({"small": 1.0, "large": 5.0}, target="label")
 
 
 def trace_of(rows, *, agreeing=0, right=1, target="label"):
     """Answers of two nodes that agree on some rows, and are right on some."""
-    spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, order="any", target=target)
+    spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, target=target)
     large = [f"large {row}" for row in range(rows)]
     small = [large[row] if row < agreeing else f"small {row}" for row in range(rows)]
     label = [large[row] if row < right else f"label {row}" for row in range(rows)]
@@ -61,7 +61,7 @@ def test_few_rows_and_good_rows_get_none():
 
 
 def test_no_answer_agrees_with_no_answer():
-    spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, order="any", target="last")
+    spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, target="last")
     empty = Trace.from_arrays(spec, np.ones((30, 2)), prediction=[[None, None]] * 30)
     assert "0.0% of rows" in label_warnings(empty)[0]
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import TraceError
 from ttamer.trace import read_batches
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 AB = CascadeSpec.of({"a": 1.0, "b": 2.0})

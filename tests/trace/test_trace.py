@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.trace.classes import ClassCodes
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace, require_rows
 
 PAIR = CascadeSpec.of({"a": 1.0, "b": 4.0})

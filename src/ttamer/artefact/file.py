@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from safetensors import numpy as safetensors_numpy
 
 from ttamer import __version__
-from ttamer._arguments import require_path
+from ttamer._checks import require_path
 from ttamer._files import atomic_write
 from ttamer.artefact.fit import (
     FittedRecord,

@@ -25,6 +25,7 @@ from ttamer.artefact.problem import (
     describe_solved,
     restore_solved,
 )
+from ttamer.cascade import CascadeSpec, from_tables, to_tables
 from ttamer.errors import ArtefactDamaged, CascadeError
 from ttamer.fitting.belief import GRID, HEAD, MAX_ODDS, PEER, Belief, Cells, Step
 from ttamer.fitting.inputs import FeatureSpec, InputFeature, Prior
@@ -43,7 +44,6 @@ from ttamer.fitting.policy import SingleNode, StepTables
 from ttamer.fitting.promises import Held, Measure, Promise
 from ttamer.fitting.states import MAX_STATES, StateTables
 from ttamer.policy.base import Ladder
-from ttamer.trace.spec import CascadeSpec
 
 Savable = FittedPolicy | FittedLadder | Mixture
 
@@ -130,7 +130,7 @@ def describe_fitted(given: Savable) -> tuple[FittedRecord, Arrays]:
     else:
         more["chosen"] = [_describe_chosen(given)]
     record = FittedRecord(
-        cascade=_bare(fitted.spec).to_dict(),
+        cascade=to_tables(_bare(fitted.spec)),
         record=fitted.record,
         full_cost=float(fitted.full_cost),
         unit=float(fitted.unit),
@@ -293,10 +293,10 @@ class _Stored:
 def restore_fitted(kind: str, record: FittedRecord, arrays: Arrays) -> Savable:
     """Check all that a file says of a fit, and return it."""
     try:
-        spec = CascadeSpec.from_dict(record.cascade)
+        spec = from_tables(record.cascade)
     except CascadeError as error:
         raise ArtefactDamaged(f"its cascade cannot be: {error}") from None
-    if spec != _bare(spec) or spec.to_dict() != record.cascade:
+    if spec != _bare(spec) or to_tables(spec) != record.cascade:
         raise ArtefactDamaged("its cascade holds more than nodes and costs")
     for what, value in (("full cost", record.full_cost), ("unit", record.unit)):
         if not (isfinite(value) and value > 0):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from ttamer._arguments import require_kind
+from ttamer._checks import require_kind
 from ttamer.baselines.chain import Chain, Pairwise
 from ttamer.baselines.frugalml import FrugalML
 from ttamer.baselines.no_recall import NoRecall
@@ -101,7 +101,7 @@ def fit_families(
     Raises:
         ArgumentError: If there is no family of a name.
 
-    >>> from ttamer.trace.spec import CascadeSpec
+    >>> from ttamer.cascade import CascadeSpec
     >>> from ttamer.trace.trace import Trace
     >>> trace = Trace(
     ...     CascadeSpec.of({"small": 1.0, "large": 10.0}),

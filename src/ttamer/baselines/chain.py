@@ -36,7 +36,7 @@ class Chain:
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the chains on the envelope."""
         walk = walk_of(trace)
-        if trace.spec.order == "fixed":
+        if trace.spec.asks_each:
             raise Unsuitable(
                 "the nodes are exits of one network, where it is the same as calibrated"
             )

@@ -98,7 +98,7 @@ class Base:
         worse = lost - lost[:, base, np.newaxis]
         self.worse = _running(worse, starts, ends, self.of_end)
         self.spent = _running(trace.costs[rows], starts, ends, self.of_end)
-        self.barred = ~trace.spec.successors[base] | (np.arange(count) == base)
+        self.barred = np.arange(count) == base
 
     def strategy(self, price: float) -> FrugalRule:
         """Return the strategy of least error + price * cost."""
@@ -124,10 +124,10 @@ class FrugalML:
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the strategies on the envelope."""
-        if trace.spec.order == "fixed":
+        if trace.spec.asks_each:
             raise Unsuitable("the nodes are exits of one network, and it needs separate services")
         separate_models(trace.spec)
-        if trace.spec.is_tree:
+        if any(trace.spec.parents):
             raise Unsuitable("some nodes come after others, and it may ask any two of them")
         predictions_of(trace)
         scorer = RuleScorer.of(trace)

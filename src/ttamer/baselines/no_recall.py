@@ -72,14 +72,17 @@ class NoRecall:
         whole = scorer.whole_cost
         costs = (trace.costs.mean(axis=0)[walk] / whole).tolist()
         steps = range(len(walk))
-        if spec.order == "fixed" or spec.is_tree:
+        if spec.asks_each or any(spec.parents):
             chances = [pair(step - 1 if step else None, step) for step in steps]
             problem = Problem.line(losses, costs, [chances[0][0], *chances[1:]])
         else:
             pairs = [(u, v) for u in (None, *steps) for v in steps if u is None or u < v]
             # What is passed is counted in the cascade's order, which is the walk's where it costs.
-            passed = spec.passed
-            tolls = {(u, v): passed(-1 if u is None else u, v) / whole for u, v in pairs}
+            first = [0 if u is None else u + 1 for u, _ in pairs]
+            tolls = {
+                (u, v): float(spec.reach[start:v].sum()) / whole
+                for start, (u, v) in zip(first, pairs, strict=True)
+            }
             ways = {(u, v): toll + costs[v] for (u, v), toll in tolls.items()}
             problem = Problem.skip(losses, ways, {(u, v): pair(u, v) for u, v in pairs})
         settings = []

@@ -51,11 +51,13 @@ class Oracle:
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the one setting, or those on the envelope."""
         require_rows(trace, 1, "a baseline")
+        # Where each exit on the way is asked, none is passed.
+        passing = np.zeros(len(trace.spec)) if trace.spec.asks_each else trace.spec.reach
         if trace.is_graded:
             return sweep_prices(trace, lambda price: Setting(
-                {"price": price}, OracleRule(trace.spec.required, trace.spec.passing, price)
+                {"price": price}, OracleRule(trace.spec.required, passing, price)
             ))  # fmt: skip
-        return [Setting({}, OracleRule(trace.spec.required, trace.spec.passing))]
+        return [Setting({}, OracleRule(trace.spec.required, passing))]
 
 
 def _before(values: NDArray[np.float64]) -> NDArray[np.float64]:

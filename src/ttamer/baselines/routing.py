@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ttamer.baselines.calibration import States, fit_states, transitions
 from ttamer.baselines.rules import separate_models
 from ttamer.baselines.selection import RuleScorer, sweep_prices
+from ttamer.cascade import CascadeSpec
 from ttamer.fitting.replay import Played, Setting
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Losses, Trace
 
 
@@ -44,7 +44,11 @@ class Gains:
         rights = np.unique(np.concatenate([1 - s.losses for s in states]))
         place = tuple(np.searchsorted(rights, 1 - s.losses) for s in states)
         rise = [np.maximum((1 - s.losses)[:, np.newaxis] - rights, 0) for s in states]
-        follows = tuple(np.flatnonzero(row) for row in trace.spec.successors)
+        nodes = np.arange(len(states))
+        if trace.spec.kind == "exits":
+            follows = tuple(nodes[v + 1 : v + 2] for v in nodes)
+        else:
+            follows = tuple(np.delete(nodes, v) for v in nodes)
         tables = []
         for u, mine in enumerate(states):
             gain = np.empty((len(mine.losses), len(rights), len(follows[u])))
@@ -100,7 +104,7 @@ class RoutingRule:
     def _may_ask(self, asked: NDArray[np.bool_], others: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Return, shape (rows, others), which were not asked yet and need no other first."""
         may = ~asked[:, others]
-        if self.spec.is_tree:
+        if any(self.spec.parents):
             for column, node in enumerate(others):
                 above = self.spec.required[node].copy()
                 above[node] = False

@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import TTamerError
 from ttamer.fitting.replay import Played, asked_up_to
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace, require_rows
 
 
@@ -23,7 +23,7 @@ class Unsuitable(TTamerError):  # noqa: N818 - named after what happened
 
 def separate_models(spec: CascadeSpec) -> None:
     """Refuse nodes that are passed at a cost: they are not separate models."""
-    if spec.has_passing:
+    if spec.kind == "exits" and not spec.asks_each:
         raise Unsuitable("it takes nodes for separate models, and these are exits of one network")
 
 
@@ -37,7 +37,7 @@ def predictions_of(trace: Trace) -> NDArray[np.int32]:
 def walk_of(trace: Trace) -> NDArray[np.intp]:
     """Return, shape (n,), the order of asking at the mean costs of a trace's rows.
 
-    >>> from ttamer.trace.spec import CascadeSpec
+    >>> from ttamer.cascade import CascadeSpec
     >>> from ttamer.trace.trace import Trace
     >>> walk_of(Trace(CascadeSpec.of({"large": 9.0, "small": 1.0}), [[0.9, 0.8]])).tolist()
     [1, 0]

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ttamer._numbers import counted
+from ttamer._checks import counted
 
 if TYPE_CHECKING:  # not loaded for --help
+    from ttamer.cascade import CascadeSpec
     from ttamer.llm.judging import Judge
     from ttamer.llm.prompts import Prompt
-    from ttamer.trace.spec import CascadeSpec
     from ttamer.trace.trace import Trace
 
 # The field of prompts that holds the reference answer, unless another is named.
@@ -184,9 +184,9 @@ def _judge(args: argparse.Namespace) -> Judge | None:
 
 def _checked(args: argparse.Namespace) -> tuple[CascadeSpec, list[Prompt]]:
     """Return the cascade and the prompts."""
+    from ttamer.cascade import CascadeSpec
     from ttamer.errors import ArgumentError
     from ttamer.llm.prompts import read_prompts
-    from ttamer.trace.spec import CascadeSpec
 
     if len(args.models) > 1:
         raise ArgumentError(f"give one cascade.toml, not {' '.join(args.models)}")

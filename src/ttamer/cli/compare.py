@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ttamer import datasets
-from ttamer._arguments import require_whole
+from ttamer._checks import require_whole
 from ttamer.baselines import FAMILIES
 from ttamer.cli.options import Command, Reading, json_option, output_option, reading_options
 from ttamer.cli.tables import as_json as to_json, paint, progress_line

@@ -4,8 +4,9 @@ from typing import Any
 
 import click
 
-from ttamer._numbers import counted, number
+from ttamer._checks import counted, number
 from ttamer.artefact.file import load
+from ttamer.cascade import Target
 from ttamer.cli import warn
 from ttamer.cli.options import Reading, at_most_one, json_option, refuse_trace
 from ttamer.cli.tables import as_json as to_json, table
@@ -18,7 +19,6 @@ from ttamer.fitting.ladder import (
     shown_error,
     were_fitted_to,
 )
-from ttamer.trace.spec import Target
 from ttamer.trace.trace import Trace
 
 Loaded = FittedLadder | FittedPolicy | Mixture

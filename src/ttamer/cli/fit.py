@@ -6,7 +6,7 @@ from typing import Any
 import click
 import msgspec
 
-from ttamer._numbers import counted, number
+from ttamer._checks import counted, number
 from ttamer.artefact.file import save
 from ttamer.cli import warn
 from ttamer.cli.options import Reading, json_option, output_option, reading_options, require_costs

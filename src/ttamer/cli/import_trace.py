@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ttamer._numbers import counted
+from ttamer._checks import counted
 from ttamer.trace.trace import Trace
 
 FORMATS = {

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from ttamer._numbers import number
+from ttamer._checks import number
 from ttamer.artefact import open_artefact
 from ttamer.cli.options import json_option
 from ttamer.cli.tables import as_json as to_json, sparkline, table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ttamer._numbers import counted
+from ttamer._checks import counted
 
 if TYPE_CHECKING:  # not loaded for --help
     from ttamer.llm.labelling import Labelling

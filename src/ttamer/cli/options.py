@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from ttamer._numbers import counted
+from ttamer._checks import counted
+from ttamer.cascade import CascadeSpec, join_verified
 from ttamer.cli import warn
 from ttamer.errors import ArgumentError
 from ttamer.trace.columns import infer_spec
 from ttamer.trace.files import SUFFIXES, open_source, suffix_of
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 Command = Callable[..., Any]
@@ -110,7 +110,7 @@ class Reading:
 
         ``cascade`` is a policy's own: its log has one column per node.
         """
-        spec = self.spec if cascade is None else cascade.join_verified()
+        spec = self.spec if cascade is None else join_verified(cascade)
         if spec is None:
             require_costs(path)
         trace = Trace.read(path, spec, on_bad="skip" if self.skip_bad else "refuse")

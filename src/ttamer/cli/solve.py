@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import Any
 
-from ttamer._numbers import counted, number
+from ttamer._checks import counted, number
 from ttamer.cli.tables import as_json, table
 from ttamer.errors import ArgumentError
 from ttamer.policy import IndexPolicy, JointPolicy, Ladder, Policy, WalkPolicy

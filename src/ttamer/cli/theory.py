@@ -75,7 +75,7 @@ def run_contract(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from ttamer import Problem
-    from ttamer._numbers import number
+    from ttamer._checks import number
     from ttamer.cli.output import as_json, table
     from ttamer.theory import contract, draw_contraction
 
@@ -114,7 +114,7 @@ def run_contract(args: argparse.Namespace) -> None:
 
 def run_no_recall(args: argparse.Namespace) -> None:
     """Show the ratio growing without bound."""
-    from ttamer._numbers import number
+    from ttamer._checks import number
     from ttamer.cli.output import as_json, table
     from ttamer.theory.no_recall import impossibility, needle
 
@@ -155,7 +155,7 @@ def run_no_recall(args: argparse.Namespace) -> None:
 
 def run_if_stop(args: argparse.Namespace) -> None:
     """Solve the synthetic problems, draw their if-stop matrices, and compare thresholds."""
-    from ttamer._numbers import number
+    from ttamer._checks import number
     from ttamer.cli.output import as_json, table
     from ttamer.theory.synthetic import if_stop_experiments
 

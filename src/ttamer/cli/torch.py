@@ -88,7 +88,7 @@ def run_profile(args: argparse.Namespace) -> None:
 
 
 def _text(name: str, measured: Any) -> str:
-    from ttamer._numbers import number
+    from ttamer._checks import number
     from ttamer.cli.output import table
 
     head = ["milliseconds"]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ttamer._numbers import number
+from ttamer._checks import number
 from ttamer.cli.options import refuse_trace as refuse_trace
 from ttamer.errors import TraceError
 from ttamer.fitting.ladder import shown_error

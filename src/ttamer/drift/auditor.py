@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ttamer.cascade import CascadeSpec
 from ttamer.drift.audits import AuditLog, AuditRow, NodeAnswer, trace_of_rows
 from ttamer.drift.loop import Loop, status_of
 from ttamer.drift.sampling import AuditSampler, Draw
 from ttamer.drift.worker import Worker
-from ttamer.trace.spec import CascadeSpec
 
 
 class Auditor:

@@ -25,12 +25,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._arguments import require_path
-from ttamer._database import database_errors, open_database
+from ttamer._checks import require_path
+from ttamer._files import database_errors, open_database
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitting.fits import BOOKKEEPING
 from ttamer.trace.classes import ClassCodes
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 NUMBER, TIME, CHANCE = BOOKKEEPING

@@ -66,7 +66,7 @@ def decide(rule: Rule, trace: Trace, keys: Sequence[str | int] | None = None) ->
 
     >>> from ttamer.drift import AskLast
     >>> from ttamer.trace import CascadeSpec, Trace
-    >>> spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, order="any")
+    >>> spec = CascadeSpec.of({"small": 1.0, "large": 5.0})
     >>> trace = Trace.from_arrays(spec, [[0.5, 0.9]], prediction=[["a", "b"]], label=["b"])
     >>> decisions = decide(AskLast(trace.spec), trace)
     >>> decisions.wrong.tolist(), decisions.cost.tolist()

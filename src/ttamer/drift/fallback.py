@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ttamer.baselines.single import AlwaysLast
+from ttamer.cascade import CascadeSpec
 from ttamer.fitting.policy import SingleNode
 from ttamer.fitting.replay import Played
 from ttamer.fitting.session import FittedSession
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 
@@ -77,11 +77,13 @@ class AskLast:
         del key, prompt, inputs
         spec, last = self.spec, len(self.spec) - 1
         required = spec.required[last]
-        before = tuple(v for v in spec.cheapest_first() if required[v] and v != last)
+        before = tuple(v for v in spec.asking_order() if required[v] and v != last)
         backups = tuple(v for v in reversed(range(last)) if not required[v])
         if spec.kind == "exits":
             backups = ()
         costs = np.array(spec.costs, float)
         if not before:
-            costs[last] = spec.step_cost(-1, last)  # of a network: past all exits before
+            costs[last] = float(
+                spec.reach[:last].sum() + spec.costs[last]
+            )  # of a network: past all exits before
         return SingleNode(spec.names, costs, last, before, backups).session(max_cost)

@@ -36,8 +36,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._arguments import require_kind
-from ttamer._numbers import counted
+from ttamer._checks import counted, require_kind
 from ttamer.drift.audits import joined
 from ttamer.drift.decisions import decide
 from ttamer.drift.fallback import AskLast

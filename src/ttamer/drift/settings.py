@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ttamer._arguments import require_whole
+from ttamer._checks import require_whole
 from ttamer.errors import ArgumentError
 from ttamer.fitting.promises import Kind
 

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._arguments import require_kind
-from ttamer._numbers import counted, number, percent
+from ttamer._checks import counted, number, percent, require_kind
 from ttamer.baselines import FAMILIES, fit_families, known_names
 from ttamer.baselines.rules import Unsuitable
 from ttamer.errors import ArgumentError
@@ -598,7 +597,7 @@ def _reference(fit_trace: Trace, test_trace: Trace) -> Reference:
 def _cheapest(trace: Trace) -> tuple[float, float]:
     prices = trace.spec.answer_costs(trace.costs.mean(axis=0))
     roots = [v for v, parents in enumerate(trace.spec.parents) if not parents]
-    node = 0 if trace.spec.order == "fixed" else min(roots, key=lambda v: float(prices[v]))
+    node = 0 if trace.spec.asks_each else min(roots, key=lambda v: float(prices[v]))
     return float(prices[node]), float(known_losses(trace)[:, node].mean())
 
 

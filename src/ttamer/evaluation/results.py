@@ -18,15 +18,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._arguments import require_kind, require_whole
+from ttamer._checks import counted, number, percent, require_kind, require_whole
 from ttamer._extras import require
-from ttamer._numbers import counted, number, percent
+from ttamer.cascade import Target
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitting.ladder import FittedLadder, shown_error
 from ttamer.fitting.replay import Played, Rule, full_cost, latency_of, paid
 from ttamer.show import card
 from ttamer.trace.checks import require_trace
-from ttamer.trace.spec import Target
 from ttamer.trace.trace import Measure, Trace
 
 # The quantiles of the cost that a result holds.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._arguments import require_kind, require_whole
+from ttamer._checks import require_kind, require_whole
 from ttamer.policy.base import Policy
 
 

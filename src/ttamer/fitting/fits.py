@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 import numpy as np
 
-from ttamer._arguments import require_number, require_whole
-from ttamer._numbers import counted, is_number
+from ttamer._checks import counted, is_number, require_number, require_whole
+from ttamer.cascade import answer_rules
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Bools, Floats, Ints
 from ttamer.fitting.crossfit import fit_steps
@@ -174,7 +174,7 @@ def build(core: _Core, tables: Tables, tradeoffs: Floats, estimates: Estimates) 
         measure=trace.measure,
         unit=trace.unit,
         thresholds=record.belief == "threshold",
-        compare=trace.spec.answer_rules,
+        compare=answer_rules(trace.spec),
     )
     return FittedLadder(fitted, OperatingPoints.of(estimates, group))
 
@@ -227,7 +227,7 @@ def _states(core: _Core) -> tuple[Tables, Floats, Estimates]:
     record, spec = core.record, core.trace.spec
     rows = np.flatnonzero(~np.isnan(core.trace.loss).any(axis=1))
     trace = core.trace.take(rows)
-    if spec.has_joint_nodes:
+    if any(len(parents) > 1 for parents in spec.parents):
         raise ArgumentError(
             'belief="markov" counts how one node follows another, and a node of this cascade is '
             'asked after several: use belief="answers"',

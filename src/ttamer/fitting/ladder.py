@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer import __version__
+from ttamer._checks import counted, is_number, number, percent
 from ttamer._extras import require
-from ttamer._numbers import counted, is_number, number, percent
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.fitting.batch import StepBatch
 from ttamer.fitting.belief import Floats, Seen
@@ -41,7 +42,6 @@ from ttamer.show.curves import draw_curves
 from ttamer.show.graph import Drawing
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.checks import require_trace
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 Tables = StepTables | StateTables
@@ -130,7 +130,11 @@ class Fitted:
             raise ArgumentError(
                 f"the policy was fitted for {', '.join(self.spec.names)}, and the trace has "
                 f"{', '.join(trace.names)}: use the same cascade.toml for both"
-                + ("; trace.with_verification()" if trace.spec.has_verify_costs else "")
+                + (
+                    "; trace.with_verification()"
+                    if any(node.verify_cost is not None for node in trace.spec.nodes)
+                    else ""
+                )
             )
         if not isinstance(self.tables, StepTables):
             return Rows(self, Seen(trace.confidence))
@@ -555,7 +559,7 @@ class FittedLadder:
         required = spec.required[node]
         first = tuple(v for v in spec.asking_order() if required[v] and v != node)
         others = [v for v in spec.asking_order() if not required[v]]
-        if spec.kind == "models" and not spec.is_tree:
+        if spec.kind == "models" and not any(spec.parents):
             others.sort(key=lambda v: float(self.points.alone_error[v]))
         return SingleNode(spec.names, single_costs(spec, node), node, first, tuple(others))
 
@@ -977,8 +981,8 @@ def first_parents(spec: CascadeSpec) -> tuple[int, ...]:
 def single_costs(spec: CascadeSpec, node: int) -> Floats:
     """Return what nodes cost where one answers by itself: an exit costs all that it passes."""
     costs = np.array(spec.costs, float)
-    if spec.kind == "exits" and spec.has_passing:
-        costs[node] = spec.step_cost(-1, node)
+    if spec.kind == "exits" and not spec.asks_each:
+        costs[node] += spec.reach[:node].sum()
     return costs
 
 

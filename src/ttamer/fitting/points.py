@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._numbers import number
+from ttamer._checks import number
 from ttamer.errors import ArgumentError
 from ttamer.fitting.policy import Estimates
 from ttamer.stats.bounds import quantile_upper

@@ -37,7 +37,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._numbers import counted, is_number, number, percent
+from ttamer._checks import counted, is_number, number, percent
 from ttamer.errors import ArgumentError
 from ttamer.fitting.points import SLACK, Mix, OperatingPoints
 from ttamer.stats.bounds import (

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 
@@ -128,9 +128,9 @@ def paid(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64]:
     Every node asked costs what the row records; a node before the last one asked that was not asked
     itself was passed, and costs what the cascade gives for that.
 
-    >>> from ttamer.trace.spec import CascadeSpec
+    >>> from ttamer.cascade import CascadeSpec
     >>> from ttamer.trace.trace import Trace
-    >>> spec = CascadeSpec.of({"a": 3.0, "b": 5.0}, order="skip", passing={"a": 2.0})
+    >>> spec = CascadeSpec.of({"a": 3.0, "b": 5.0}, kind="exits", reach={"a": 2.0})
     >>> trace = Trace(spec, np.zeros((3, 2)))
     >>> paid(np.array([[True, False], [True, True], [False, True]]), trace).tolist()
     [3.0, 8.0, 7.0]
@@ -139,9 +139,9 @@ def paid(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64]:
         cost = asked @ trace.cost
     else:  # NaN where a node asked has no cost
         cost = np.where(asked, trace.cost, 0.0).sum(axis=1)
-    if trace.spec.has_passing:
+    if trace.spec.kind == "exits" and not trace.spec.asks_each:
         reached = np.logical_or.accumulate(asked[:, ::-1], axis=1)[:, ::-1]
-        cost = cost + (reached & ~asked) @ trace.spec.passing
+        cost = cost + (reached & ~asked) @ trace.spec.reach
     return np.asarray(cost, np.float64)
 
 
@@ -150,7 +150,7 @@ def latency_of(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64] | 
 
     ``None`` where the trace has no latency of a node that was asked.
 
-    >>> from ttamer.trace.spec import CascadeSpec
+    >>> from ttamer.cascade import CascadeSpec
     >>> from ttamer.trace.trace import Trace
     >>> spec = CascadeSpec.of({"a": 1.0, "b": 2.0})
     >>> trace = Trace(spec, np.zeros((2, 2)), latency=np.array([[1.0, 5.0]] * 2))
@@ -167,7 +167,7 @@ def latency_of(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64] | 
 def alone_paid(trace: Trace) -> NDArray[np.float64]:
     """Return, shape (T, n), what each node's answer costs by itself, row by row.
 
-    >>> spec = CascadeSpec.of({"e1": 1.0, "e2": 2.0}, order="fixed")
+    >>> spec = CascadeSpec.of({"e1": 1.0, "e2": 2.0}, kind="exits")
     >>> alone_paid(Trace(spec, np.zeros((1, 2)))).tolist()
     [[1.0, 3.0]]
     """

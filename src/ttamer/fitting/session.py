@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from ttamer._numbers import as_float, is_number, number, percent
+from ttamer._checks import as_float, is_number, number, percent
 from ttamer.errors import ArgumentError, ObservationError, TraceError
 from ttamer.fitting.belief import Step, chance_of
 from ttamer.fitting.policy import NOTHING, SLACK, SingleNode, StepPolicy

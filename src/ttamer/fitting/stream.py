@@ -16,12 +16,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ttamer._arguments import require_whole
-from ttamer._numbers import counted
+from ttamer._checks import counted, require_whole
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitting.fits import MAX_ROWS, fit
 from ttamer.fitting.ladder import FittedLadder
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import OnBad, Trace
 
 BATCH_ROWS = 131_072  # a file is read so many rows at a time

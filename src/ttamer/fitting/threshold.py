@@ -41,7 +41,7 @@ def threshold_tables(trace: Trace, thresholds: Floats) -> StepTables:
     """
     spec, confidence = trace.spec, trace.confidence
     mean = np.nanmean(trace.costs, axis=0)
-    if spec.is_tree or (spec.kind == "models" and (np.diff(mean) < 0).any()):
+    if any(spec.parents) or (spec.kind == "models" and (np.diff(mean) < 0).any()):
         raise ArgumentError(
             'belief="threshold" asks nodes in the order of the cascade, which must be that of '
             "growing cost, and name no parents (after): list the nodes from the cheapest to the "

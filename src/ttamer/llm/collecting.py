@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._numbers import counted
+from ttamer._checks import counted
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm.client import Client, UpstreamFailed, open_session
 from ttamer.llm.compare import Comparer, Comparison, compare_answers, label_form
@@ -44,7 +45,6 @@ from ttamer.llm.paid import PaidCalls, PaidUpstream, key_of
 from ttamer.llm.prompts import Endpoint, Prompt
 from ttamer.llm.settings import NodeSettings, comparison_of, embeddings_of, read_nodes
 from ttamer.runtime.calling import Call, call_async
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import OnBad, Trace
 
 MAX_FAILURES = 10  # in a row, after which a node is not called any more

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ttamer._numbers import is_number
+from ttamer._checks import is_number
 from ttamer.errors import TTamerError
 
 MIN_LOGPROB = -1e9  # its exponential is 0, and sums of many stay finite

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from ttamer._arguments import require_path
+from ttamer._checks import require_path
+from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.errors import CascadeError, TraceError
 from ttamer.llm.compare import Comparer, Comparison, compare_answers, label_form
 from ttamer.llm.confidence import (
@@ -33,7 +34,6 @@ from ttamer.llm.confidence import (
 from ttamer.llm.labelling import write_answers
 from ttamer.llm.prompts import csv_rows, json_rows, label_of, read_text
 from ttamer.llm.settings import TokenCost, checked, comparison_of
-from ttamer.trace.spec import CascadeNode, CascadeSpec
 from ttamer.trace.trace import OnBad, Trace
 
 _THUMBS = {"up": True, "1": True, "true": True, "down": False, "-1": False, "0": False,

@@ -42,8 +42,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ttamer._checks import counted
 from ttamer._files import atomic_write, lines_of, sync
-from ttamer._numbers import counted
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm.confidence import question_text
 from ttamer.trace.trace import Trace

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ttamer._checks import is_number
 from ttamer._files import lines_of
-from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm.compare import ALIAS_SEPARATOR, Comparison, ComparisonKind, Pair, PairScore
 from ttamer.llm.confidence import Unreadable

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
+from ttamer.cascade import SUFFIX, CascadeSpec
 from ttamer.llm.client import CHAT, NEVER, Body, Deadline, Response, UpstreamFailed
 from ttamer.llm.compare import Comparer, Comparison
 from ttamer.llm.confidence import (
@@ -37,8 +38,6 @@ from ttamer.llm.confidence import (
 )
 from ttamer.llm.settings import NodeSettings
 from ttamer.runtime.reply import Reply
-from ttamer.trace.spec import CascadeSpec
-from ttamer.trace.verification import SUFFIX
 
 SAMPLE_TEMPERATURE = 0.7  # of several answers, where the request sets none above 0
 MAX_TOKENS_STATED = 2**40  # a larger number of tokens is no number of tokens
@@ -389,7 +388,7 @@ def open_nodes(
         comparer: What compares them, where that needs embeddings.
 
     Returns:
-        The nodes, in the order of ``spec.split_verified()``.
+        The nodes, in the order of ``split_nodes(spec)``.
     """
     upstreams = {name: upstream(node) for name, node in settings.items()}
     judges = {name: Node(node, upstreams[name], compare) for name, node in settings.items()}

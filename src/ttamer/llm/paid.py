@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
-from ttamer._database import database_errors, open_database
+from ttamer._files import database_errors, open_database
 from ttamer.llm.client import CHAT, NEVER, Body, Deadline, Response, UpstreamFailed
 from ttamer.llm.node import Upstream
 from ttamer.llm.settings import NodeSettings

@@ -20,7 +20,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ttamer._arguments import require_path
+from ttamer._checks import require_path
 from ttamer._files import lines_of
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.trace.classes import class_text

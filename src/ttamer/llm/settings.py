@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.llm.compare import Comparison
-from ttamer.trace.spec import CascadeNode, CascadeSpec
 
 Above0 = Annotated[float, Meta(gt=0)]
 AtLeast0 = Annotated[float, Meta(ge=0)]

@@ -30,8 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ttamer._arguments import require_whole
-from ttamer._numbers import counted, number, percent
+from ttamer._checks import counted, number, percent, require_whole
 from ttamer.errors import ArgumentError, ObservationError
 from ttamer.policy.expected import START, STOP
 from ttamer.policy.future import Expected, Future

@@ -29,7 +29,7 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._numbers import counted
+from ttamer._checks import counted
 from ttamer.errors import ArgumentError
 from ttamer.policy.future import Expected, Future, check_costs, cost_key, cost_keys, descendants
 from ttamer.problem.problem import Edge, Problem

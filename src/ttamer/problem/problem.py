@@ -24,8 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ttamer._arguments import require_kind
-from ttamer._numbers import counted
+from ttamer._checks import counted, require_kind
 from ttamer.errors import ArgumentError, ProblemError
 from ttamer.problem.tradeoff import SMALLEST, without_traces
 from ttamer.problem.validation import (

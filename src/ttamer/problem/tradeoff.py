@@ -11,8 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._arguments import require_kind
-from ttamer._numbers import as_float
+from ttamer._checks import as_float, require_kind
 from ttamer.errors import ArgumentError
 
 SMALLEST = (

@@ -32,8 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._arguments import require_path
-from ttamer._numbers import is_number
+from ttamer._checks import is_number, require_path
 from ttamer.errors import ProblemError
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ttamer._checks import number, percent
 from ttamer._extras import require
-from ttamer._numbers import number, percent
 from ttamer.evaluation.frontiers import Frontier, Point, require_frontier, uses_labels
 from ttamer.fitting.ladder import shown_error
 from ttamer.fitting.replay import Played

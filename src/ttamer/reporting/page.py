@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from ttamer import __version__
-from ttamer._arguments import require_path
+from ttamer._checks import counted, number, percent, require_path
 from ttamer._extras import require
-from ttamer._numbers import counted, number, percent
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import (
     SUMMARIES,

@@ -16,8 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._arguments import require_whole
-from ttamer._numbers import number, percent
+from ttamer._checks import number, percent, require_whole
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import (
     SUMMARIES,

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._arguments import require_kind
-from ttamer._numbers import counted, number, percent
+from ttamer._checks import counted, number, percent, require_kind
 from ttamer.errors import ArgumentError
 from ttamer.runtime.calling import Batched, Call, CallResult, call
 from ttamer.runtime.reply import (

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeVar
 
-from ttamer._arguments import require_kind
+from ttamer._checks import require_kind
 from ttamer.errors import ArgumentError
 from ttamer.runtime.reply import Reply, Unusable, error_text, reply_of, rows_of
 

@@ -24,7 +24,8 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ttamer._numbers import is_number
+from ttamer._checks import is_number
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, ObservationError
 from ttamer.policy.base import Explanation
 from ttamer.runtime.batching import BatchOutcome, run_batch
@@ -44,7 +45,6 @@ from ttamer.runtime.reply import (
     Outcome,
     Reply,
 )
-from ttamer.trace.spec import CascadeSpec
 
 
 class Turn(Protocol):

@@ -16,15 +16,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._arguments import require_kind
-from ttamer._numbers import counted
+from ttamer._checks import counted, require_kind
+from ttamer.cascade import CascadeNode, CascadeSpec, Kind, Target
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.runtime.calling import Batched, EventLoop, max_batch, require_callables, result_of
 from ttamer.runtime.reply import Reply, Unusable, reply_of, rows_of
 from ttamer.show import shown
 from ttamer.trace.checks import check_classes
 from ttamer.trace.classes import ClassCodes
-from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target
 from ttamer.trace.trace import OnBad, Trace
 
 
@@ -36,7 +35,7 @@ def collect(
     repeat: int = 1,
     warmup: int = 1,
     costs: Literal["measured"] | Mapping[str, float] = "measured",
-    order: Order = "auto",
+    kind: Kind = "models",
     target: Target | None = None,
     on_error: OnBad = "refuse",
     progress: Callable[[int, int | None], None] | bool | None = None,
@@ -56,7 +55,7 @@ def collect(
         costs: ``"measured"``: wall time in seconds, for each row, and its mean as the node's cost.
             Or a cost for each node, which is then called once for each input. A ``cost`` in a
             reply takes the place of either on its row.
-        order: The order of the cascade.
+        kind: The kind of the cascade.
         target: What counts as right: by default ``"label"`` if there are labels, else ``"last"``.
         on_error: ``"refuse"`` raises at the first call that fails; ``"skip"`` leaves a gap there,
             which ``notes`` counts, and an input without any answer out (``left_out``).
@@ -82,7 +81,7 @@ def collect(
         repeat=repeat,
         warmup=warmup,
         costs=costs,
-        order=order,
+        kind=kind,
         target=target,
         on_error=on_error,
     )
@@ -141,7 +140,7 @@ class Collection:
         repeat: int = 1,
         warmup: int = 1,
         costs: Literal["measured"] | Mapping[str, float] = "measured",
-        order: Order = "auto",
+        kind: Kind = "models",
         target: Target | None = None,
         on_error: OnBad = "refuse",
     ) -> Collection:
@@ -169,7 +168,7 @@ class Collection:
             )
         spec = CascadeSpec(
             tuple(CascadeNode(name, stated.get(name, 0.0)) for name in nodes),
-            order,
+            kind,
             target or ("label" if labelled else "last"),
         )
         if stated:

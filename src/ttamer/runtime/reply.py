@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ttamer._numbers import as_float, counted, is_number, number
+from ttamer._checks import as_float, counted, is_number, number
 from ttamer.errors import TraceError, TTamerError
 from ttamer.show import card
 from ttamer.show.graph import Arrow, Box, Drawing, draw_graph

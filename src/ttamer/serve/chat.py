@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
+from ttamer.cascade import SUFFIX
 from ttamer.errors import TTamerError
 from ttamer.llm.client import Deadline
 from ttamer.llm.node import Node, NodeAnswer, Usage, Verification, Work
@@ -26,7 +27,6 @@ from ttamer.serve.prompts import Prompts
 from ttamer.serve.refusals import Refused, json_response
 from ttamer.serve.settings import POINTS, Settings
 from ttamer.serve.sinks import DecisionLog, Metrics
-from ttamer.trace.verification import SUFFIX
 
 log = logging.getLogger("ttamer")
 CASCADE = "ttamer"

@@ -20,13 +20,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from ttamer.artefact.file import open_artefact
+from ttamer.cascade import CascadeSpec, answer_rules
 from ttamer.errors import ArtefactError, TTamerError
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.fitting.policy import StepTables
 from ttamer.llm.node import Work
 from ttamer.runtime.cascade import Cascade, Decider
 from ttamer.serve.settings import OperatingPoint, Settings
-from ttamer.trace.spec import CascadeSpec
 
 log = logging.getLogger("ttamer")
 Ask = Callable[[Work], Awaitable[Any]]
@@ -122,7 +122,7 @@ def policy_at(artefact: FittedLadder | FittedPolicy, point: Point | None) -> Dec
 class Incumbent:
     """The policy of shadow mode: one node answers, whatever it says.
 
-    >>> from ttamer.trace.spec import CascadeSpec
+    >>> from ttamer.cascade import CascadeSpec
     >>> turn = Incumbent(CascadeSpec.of({"small": 1.0, "large": 9.0}), "large").session()
     >>> turn.next, turn.price
     ('large', 9.0)
@@ -230,7 +230,11 @@ class PolicyStore:
 
     def _check(self, artefact: FittedLadder | FittedPolicy) -> None:
         """Refuse a policy that was fitted for other costs, answers or confidences."""
-        fitted, spec, rules = artefact.spec, self._settings.spec, self._settings.source.answer_rules
+        fitted, spec, rules = (
+            artefact.spec,
+            self._settings.spec,
+            answer_rules(self._settings.source),
+        )
         differences = [
             f"cost {old.cost:g} of {new.name!r}, and it is {new.cost:g} now"
             for old, new in zip(fitted.nodes, spec.nodes, strict=True)

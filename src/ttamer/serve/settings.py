@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta
 
+from ttamer.cascade import CascadeSpec, split_nodes
 from ttamer.errors import CascadeError
 from ttamer.llm.compare import Comparison
 from ttamer.llm.settings import (
@@ -22,7 +23,6 @@ from ttamer.llm.settings import (
     embeddings_of,
     read_nodes,
 )
-from ttamer.trace.spec import CascadeSpec
 
 OperatingPoint = Literal["tradeoff", "mistake_cost", "budget", "error"]
 POINTS: tuple[OperatingPoint, ...] = get_args(OperatingPoint)
@@ -182,7 +182,7 @@ class Settings:
         if serve.audit is not None:
             audit = checked(AuditSettings, serve.audit, "[serve.audit]", gone=AUDIT_GONE)
         settings = cls(
-            spec.split_verified(), spec, serve, read_nodes(spec), comparison_of(spec),
+            split_nodes(spec)[0], spec, serve, read_nodes(spec), comparison_of(spec),
             embeddings_of(spec), audit,
         )  # fmt: skip
         settings._check()
@@ -214,7 +214,7 @@ class Settings:
             return
         if len(spec.nodes) < 2:
             raise CascadeError("[serve.audit]: needs at least two nodes; remove the table")
-        if spec.has_verify_costs:
+        if any(node.verify_cost is not None for node in spec.nodes):
             raise CascadeError(
                 "[serve.audit]: an audited row has every node's confidence, and with verify_cost "
                 "some are not asked for; remove one of them"

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from starlette.responses import StreamingResponse
 
+from ttamer.cascade import SUFFIX
 from ttamer.llm.client import UpstreamFailed, stated_cost
 from ttamer.llm.confidence import Unreadable, message_text
 from ttamer.llm.node import Node, Usage, Work, ineligible
@@ -26,7 +27,6 @@ from ttamer.runtime.reply import NodeCall, Outcome, Reply
 from ttamer.serve.answering import is_last
 from ttamer.serve.chat import Chat, Job
 from ttamer.serve.refusals import Refused
-from ttamer.trace.verification import SUFFIX
 
 log = logging.getLogger("ttamer")
 KEEP_ALIVE = 10.0  # seconds between comments while there is no answer

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-from ttamer._numbers import number, percent, percents
+from ttamer._checks import number, percent, percents
 from ttamer.show.graph import Drawing as Drawing
 
 # The size of a plot and its margins, in pixels.

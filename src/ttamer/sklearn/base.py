@@ -21,13 +21,13 @@ from sklearn.utils import _safe_indexing as rows_at, assert_all_finite, get_tags
 from sklearn.utils.metaestimators import _BaseComposition
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import MIN_ROWS, fit
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.runtime.batching import BatchOutcome
 from ttamer.runtime.calling import batched
 from ttamer.runtime.cascade import Cascade
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 # Models fitted before answer in this many parts: the fastest part gives the cost by time.

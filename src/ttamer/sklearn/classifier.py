@@ -16,10 +16,10 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.runtime.batching import BatchOutcome
 from ttamer.sklearn.base import CascadeEstimator, Replies
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 

@@ -20,10 +20,10 @@ from sklearn.tree import DecisionTreeRegressor
 from sklearn.utils import _safe_indexing as rows_at, assert_all_finite
 from sklearn.utils.validation import column_or_1d
 
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.runtime.batching import BatchOutcome
 from ttamer.sklearn.base import CascadeEstimator, Replies
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 # What an answer may lose.

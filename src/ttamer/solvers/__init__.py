@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._numbers import is_number
+from ttamer._checks import is_number
 from ttamer.errors import ArgumentError, ProblemError
 from ttamer.policy.base import Ladder, Policy
 from ttamer.problem.problem import Problem, require_problem

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ttamer._numbers import is_number
+from ttamer._checks import is_number
 from ttamer.errors import ArgumentError
 
 # A bet risks at most this share of the stake.

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ttamer._arguments import require_kind
-from ttamer._numbers import counted
+from ttamer._checks import counted, require_kind
 from ttamer.errors import ArgumentError
 from ttamer.torch.devices import LABEL_NAMES, Inputs, Value, device_of
 from ttamer.torch.early_exit import POOLS, EarlyExit, Pool, Ramp, pooled_ramp

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ttamer._numbers import counted
+from ttamer._checks import counted
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import GRID, HEAD, PEER, Step
 from ttamer.fitting.ladder import FittedPolicy
@@ -186,7 +186,7 @@ def tables_of(
         if policy.spec.kind != "exits":
             raise ArgumentError(
                 "the policy asks separate models; for the exits of one network use a trace with "
-                'order = "fixed", or "skip" with passing',
+                'kind = "exits"',
                 param="policy",
             )
         rule = policy.rule

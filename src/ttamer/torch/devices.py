@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from ttamer._numbers import counted
+from ttamer._checks import counted
 from ttamer.errors import ArgumentError
 
 # What a network computes in: single precision, or PyTorch's mixed precision with bfloat16.

@@ -32,7 +32,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ttamer._arguments import require_whole
+from ttamer._checks import require_whole
+from ttamer.cascade import CascadeNode, CascadeSpec, Target
 from ttamer.errors import ArgumentError
 from ttamer.fitting.ladder import FittedPolicy
 from ttamer.torch.deciding import Tables, threshold_tables
@@ -51,7 +52,6 @@ from ttamer.torch.devices import (
 )
 from ttamer.torch.early_exit import EarlyExit, require_exits
 from ttamer.torch.runner import Regrouping, Runner, group_sizes
-from ttamer.trace.spec import CascadeNode, CascadeSpec, Target
 
 # The number of timings whose median counts, and the shortest duration of each.
 TIMINGS, MIN_SECONDS = 5, 0.005
@@ -89,7 +89,7 @@ class Costs:
         Args:
             target: What counts as correct: the label, or the answer of the last exit.
             skip: Whether a policy may pass ramps that are not worth their cost; otherwise every
-                exit is asked on the way (``order = "fixed"``).
+                exit is asked on the way and paid.
 
         Returns:
             The cascade of the exits.
@@ -100,10 +100,10 @@ class Costs:
         }
         if not skip or len(costs) == 1:  # with one exit there is none to pass
             nodes = tuple(CascadeNode(name, cost) for name, cost in costs.items())
-            return CascadeSpec(nodes, "fixed", target)
+            return CascadeSpec(nodes, "exits", target)
         inner = zip(self.names[:-1], self.segments, strict=False)
-        passing = {name: segment / self.full for name, segment in inner}
-        return CascadeSpec.of(costs, order="skip", target=target, passing=passing)
+        reach = {name: segment / self.full for name, segment in inner}
+        return CascadeSpec.of(costs, kind="exits", target=target, reach=reach)
 
 
 def count_flops(network: EarlyExit, inputs: Inputs) -> Costs:

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ttamer._arguments import require_whole
-from ttamer._numbers import counted
+from ttamer._checks import counted, require_whole
 from ttamer.errors import ArgumentError
 from ttamer.fitting.ladder import FittedPolicy
 from ttamer.torch.deciding import (

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import TraceError
 from ttamer.torch.deciding import scores_of
 from ttamer.torch.devices import (
@@ -21,7 +22,6 @@ from ttamer.torch.devices import (
 )
 from ttamer.torch.early_exit import EarlyExit, require_exits
 from ttamer.torch.profiling import count_flops
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ttamer._arguments import require_kind, require_number, require_whole
+from ttamer._checks import is_number, require_kind, require_number, require_whole
 from ttamer._files import atomic_write
-from ttamer._numbers import is_number
 from ttamer.errors import ArgumentError
 from ttamer.torch.devices import (
     Batch,

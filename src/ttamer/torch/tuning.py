@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ttamer._arguments import require_number, require_whole
-from ttamer._numbers import counted
+from ttamer._checks import counted, require_number, require_whole
+from ttamer.cascade import Target
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FittedPolicy
@@ -29,7 +29,6 @@ from ttamer.torch.early_exit import EarlyExit, require_exits
 from ttamer.torch.profiling import Profile, full_run, profile, runner_for
 from ttamer.torch.runner import Runner, group_sizes
 from ttamer.trace.checks import require_trace
-from ttamer.trace.spec import Target
 from ttamer.trace.trace import Trace
 
 # The number of policies that are timed in full.

@@ -1,6 +1,6 @@
 """Traces: what each node answered on each input, and the cascade it belongs to."""
 
+from ttamer.cascade import CascadeNode as CascadeNode, CascadeSpec as CascadeSpec
 from ttamer.trace.checks import label_warnings as label_warnings
 from ttamer.trace.files import read_batches as read_batches
-from ttamer.trace.spec import CascadeNode as CascadeNode, CascadeSpec as CascadeSpec
 from ttamer.trace.trace import Trace as Trace

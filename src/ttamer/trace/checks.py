@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer._arguments import require_kind
-from ttamer._numbers import counted
+from ttamer._checks import counted, require_kind
+from ttamer.cascade import ANY_CLASS
 from ttamer.errors import TraceError, TraceWarning
 from ttamer.trace.classes import shown
-from ttamer.trace.mistakes import ANY_CLASS
 
 if TYPE_CHECKING:
     from ttamer.trace.trace import Trace

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import CascadeError, TraceError
 from ttamer.trace.checks import UNPRICED
 from ttamer.trace.classes import shown
 from ttamer.trace.schema import BY_NAME, INPUT, SCHEMA
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 # Marks that separate columns in other tables; in a CSV file here a comma does.

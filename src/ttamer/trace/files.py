@@ -13,15 +13,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ttamer._arguments import require_path
+from ttamer._checks import require_path
 from ttamer._files import atomic_write
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, CascadeError, TraceError
 from ttamer.trace.builder import Batch, TraceBuilder
 from ttamer.trace.checks import Agreement, warn_of_variants
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.columns import Layout, infer_spec, plan
 from ttamer.trace.long import is_long, read_long
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import OnBad, Trace
 
 # The suffixes of trace files.

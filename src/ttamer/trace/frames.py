@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ttamer.cascade import CascadeSpec, Kind, Target
 from ttamer.errors import ArgumentError, MissingExtra, TraceError
 from ttamer.trace.arrow import ArrowBatch, arrow
 from ttamer.trace.columns import Layout, check_names
 from ttamer.trace.files import read_all
-from ttamer.trace.spec import CascadeSpec, Order, Target
 from ttamer.trace.trace import OnBad, Trace
 
 FrameLibrary = Literal["pandas", "polars", "arrow"]
@@ -57,7 +57,7 @@ def trace_from_frame(
     cascade: CascadeSpec | str | os.PathLike[str] | None,
     *,
     costs: Mapping[str, float] | None,
-    order: Order,
+    kind: Kind,
     target: Target,
     on_bad: OnBad,
 ) -> Trace:
@@ -78,7 +78,7 @@ def trace_from_frame(
     if costs is not None:
         if cascade is not None:
             raise ArgumentError("give a cascade or costs, not both: a cascade has its own costs")
-        cascade = CascadeSpec.of(costs, order=order, target=target)
+        cascade = CascadeSpec.of(costs, kind=kind, target=target)
     columns = getattr(frame, "columns", ())  # of an Arrow table these are no names
     check_names([name for name in columns if isinstance(name, str)], PLACE)
     source = _Frame(frame)

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import TraceError
 from ttamer.trace.builder import TraceBuilder
 from ttamer.trace.classes import ClassCodes, shown
 from ttamer.trace.columns import Layout, check_names, infer_spec
 from ttamer.trace.schema import BY_NAME, INPUT, SCHEMA
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import OnBad, Trace
 
 _NODE = (*(column.name for column in SCHEMA if column.by == "node"), "score")

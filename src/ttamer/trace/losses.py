@@ -7,13 +7,14 @@ answer of the last node takes the place of the label.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ttamer.cascade import ANY_CLASS, Mistakes, largest_mistake
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.trace.mistakes import largest_mistake, mistake_table
 
 if TYPE_CHECKING:
     from ttamer.trace.trace import Trace
@@ -98,3 +99,34 @@ def _predictions(trace: Trace) -> NDArray[Any]:
             f"add columns <node>.prediction{more}"
         )
     return trace.prediction
+
+
+def mistake_table(mistakes: Mistakes, classes: Sequence[str]) -> NDArray[np.float64]:
+    """Return, shape (classes, classes + 1), the cost by label and prediction.
+
+    The last column is for no answer. An entry for both comes before one for the label alone, and
+    that before one for the prediction.
+
+    >>> mistake_table({"a": {"*": 5.0}, "*": {"c": 2.0}}, ["a", "b", "c"]).tolist()
+    [[0.0, 5.0, 5.0, 5.0], [1.0, 0.0, 2.0, 2.0], [1.0, 1.0, 0.0, 1.0]]
+    """
+    code = {name: position for position, name in enumerate(classes)}
+    by_prediction = mistakes.get(ANY_CLASS, {})
+    table = np.full((len(classes), len(classes)), by_prediction.get(ANY_CLASS, 1.0))
+    for prediction, cost in by_prediction.items():
+        if prediction in code:
+            table[:, code[prediction]] = cost
+    for label, row in mistakes.items():
+        if label not in code:
+            continue
+        if ANY_CLASS in row:
+            table[code[label]] = row[ANY_CLASS]
+        for prediction, cost in row.items():
+            if prediction in code:
+                table[code[label], code[prediction]] = cost
+    np.fill_diagonal(table, 0.0)
+    worst = table.max(axis=1, initial=0.0)
+    for label, row in mistakes.items():  # the worst mistake may be a class that is never predicted
+        if label in code:
+            worst[code[label]] = max(worst[code[label]], *row.values(), 0.0)
+    return np.column_stack([table, worst])

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ttamer._numbers import counted
+from ttamer._checks import counted
 from ttamer.errors import TraceError
 from ttamer.trace.builder import fill_flags
 from ttamer.trace.classes import ClassCodes

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ttamer._arguments import require_kind, require_path, require_whole
-from ttamer._numbers import counted, number, percent
+from ttamer._checks import counted, number, percent, require_kind, require_path, require_whole
+from ttamer.cascade import CascadeNode, CascadeSpec, Kind, Target, split_nodes
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.show import card
 from ttamer.show.curves import draw_curves
@@ -36,8 +36,6 @@ from ttamer.trace.old import (
     OldTrace,
 )
 from ttamer.trace.schema import INPUT, SCHEMA, Column, input_array, numbers_of, read_only
-from ttamer.trace.spec import CascadeNode, CascadeSpec, Order, Target
-from ttamer.trace.verification import split_nodes
 
 if TYPE_CHECKING:
     from ttamer.trace.frames import FrameLibrary
@@ -56,7 +54,7 @@ class Trace(OldTrace):
     A node that was not asked on a row, or failed, has NaN as its confidence there, and no other
     value of an answer: a gap.
 
-    >>> from ttamer.trace.spec import CascadeSpec
+    >>> from ttamer.cascade import CascadeSpec
     >>> trace = Trace.from_arrays(
     ...     CascadeSpec.of({"small": 1.0, "large": 10.0}),
     ...     confidence=[[0.9, 0.8], [0.4, float("nan")]],
@@ -256,7 +254,7 @@ class Trace(OldTrace):
         cascade: CascadeSpec | str | os.PathLike[str] | None = None,
         *,
         costs: Mapping[str, float] | None = None,
-        order: Order = "auto",
+        kind: Kind = "models",
         target: Target = "label",
         on_bad: OnBad = "refuse",
     ) -> Trace:
@@ -270,7 +268,7 @@ class Trace(OldTrace):
             cascade: A :class:`CascadeSpec` or a ``cascade.toml``. Without it and ``costs`` the
                 nodes are taken from the columns, and ``notes`` has a sentence about it.
             costs: The cost of each node by name, instead of a cascade.
-            order: With ``costs``: the order of the cascade.
+            kind: With ``costs``: the kind of the cascade.
             target: With ``costs``: what counts as right.
             on_bad: As for :meth:`read`.
 
@@ -293,7 +291,7 @@ class Trace(OldTrace):
         from ttamer.trace.frames import trace_from_frame
 
         return trace_from_frame(
-            frame, cascade, costs=costs, order=order, target=target, on_bad=on_bad
+            frame, cascade, costs=costs, kind=kind, target=target, on_bad=on_bad
         )
 
     def to_frame(self, library: FrameLibrary = "pandas") -> Any:
@@ -308,7 +306,7 @@ class Trace(OldTrace):
         Raises:
             MissingExtra: If the library is not installed.
 
-        >>> from ttamer.trace.spec import CascadeSpec
+        >>> from ttamer.cascade import CascadeSpec
         >>> trace = Trace(CascadeSpec.of({"only": 1.0}), [[0.5], [0.6]])
         >>> trace.to_frame()["only.confidence"].tolist()
         [0.5, 0.6]
@@ -470,9 +468,9 @@ class Trace(OldTrace):
         Raises:
             ArgumentError: If the cascade has other nodes.
 
-        >>> from ttamer.trace.spec import CascadeSpec
+        >>> from ttamer.cascade import CascadeSpec
         >>> trace = Trace(CascadeSpec.of({"a": 1.0, "b": 2.0}), [[0.1, 0.2]])
-        >>> trace.with_spec(CascadeSpec.of({"a": 3.0, "b": 4.0}, order="fixed")).costs.tolist()
+        >>> trace.with_spec(CascadeSpec.of({"a": 3.0, "b": 4.0}, kind="exits")).costs.tolist()
         [[3.0, 4.0]]
         """
         if spec.names != self.names:
@@ -494,16 +492,15 @@ class Trace(OldTrace):
         Raises:
             CascadeError: If a name is taken.
 
-        >>> from ttamer.trace.spec import CascadeNode, CascadeSpec
+        >>> from ttamer.cascade import CascadeNode, CascadeSpec
         >>> trace = Trace(CascadeSpec((CascadeNode("a", 1.0, verify_cost=0.5),)), [[0.9], [0.4]])
         >>> split = trace.with_verification()
         >>> split.names, split.confidence.tolist(), split.cost.tolist()
         (('a', 'a (verified)'), [[0.0, 0.9], [0.0, 0.4]], [1.0, 0.5])
         """
-        spec = self.spec.split_verified()
-        if spec is self.spec:
+        spec, source = split_nodes(self.spec)
+        if len(spec) == len(self.spec):
             return self
-        source = split_nodes(self.spec.nodes)[1]
         unseen = [k for k, (one, two) in enumerate(pairwise(source)) if one == two]
         verified = [k + 1 for k in unseen]
         fields = self._fields_for(spec, source)
@@ -589,7 +586,7 @@ class Trace(OldTrace):
             ArgumentError: If the fraction is not between 0 and 1, or the seed is negative.
             TraceError: If the trace has fewer than 2 rows.
 
-        >>> from ttamer.trace.spec import CascadeSpec
+        >>> from ttamer.cascade import CascadeSpec
         >>> fit, test = Trace(CascadeSpec.of({"only": 1.0}), [[0.1], [0.2], [0.3]]).split(0.5, 0)
         >>> len(fit), len(test)
         (2, 1)
@@ -617,7 +614,7 @@ class Trace(OldTrace):
         Raises:
             TraceError: If the traces differ in their nodes or in the columns they have.
 
-        >>> from ttamer.trace.spec import CascadeSpec
+        >>> from ttamer.cascade import CascadeSpec
         >>> one = Trace(CascadeSpec.of({"only": 1.0}), [[0.5], [0.6]])
         >>> Trace.concat([one, one])
         Trace(4 rows, 1 node)
@@ -673,8 +670,8 @@ class Trace(OldTrace):
 
         A node cannot stay without its parent (``after``), nor any node without the last one where
         that is the target: what is right would change. An exit left out is always passed: the cost
-        of that is added to the next exit that stays. With order "fixed" that is all its cost, since
-        the share of its ramp is not known.
+        of that is added to the next exit that stays. Where each is asked that is all its
+        cost, since the share of its ramp is not known.
 
         Args:
             nodes: The names to keep.
@@ -685,7 +682,7 @@ class Trace(OldTrace):
         Raises:
             ArgumentError: If a name is unknown, or the target or a parent is left out.
 
-        >>> from ttamer.trace.spec import CascadeSpec
+        >>> from ttamer.cascade import CascadeSpec
         >>> trace = Trace(CascadeSpec.of({"a": 1.0, "b": 2.0, "c": 3.0}), [[0.1, 0.2, 0.3]])
         >>> fewer = trace.restrict(["c", "a"])
         >>> fewer.names, fewer.confidence.tolist()
@@ -711,10 +708,10 @@ class Trace(OldTrace):
                     )
         kept = sorted(wanted)
         # For each node kept, the cost of passing those left out directly before it.
-        if spec.order == "fixed":
+        if spec.asks_each:
             between = [self.costs[:, u + 1 : v].sum(axis=1) for u, v in pairwise((-1, *kept))]
         else:
-            between = [np.array([spec.passed(u, v)]) for u, v in pairwise((-1, *kept))]
+            between = [spec.reach[u + 1 : v].sum(keepdims=True) for u, v in pairwise((-1, *kept))]
         toll = [float(each.mean()) for each in between]
         fewer = dataclasses.replace(
             spec,
@@ -747,8 +744,8 @@ class Trace(OldTrace):
         }
         if used["groups"]:
             head["groups"] = used["groups"]
-        if self.spec.has_passing:  # a cost like the others, though no column
-            head["passing"] = self.spec.passing.tolist()
+        if self.spec.kind == "exits" and not self.spec.asks_each:  # costs, though no column
+            head["passing"] = [node.reach or 0.0 for node in self.spec.nodes]
         sha = hashlib.sha256(json.dumps(head).encode())
         # Names and order are those of 0.2: policy files hold digests.
         parts: list[tuple[str, NDArray[Any], Column | None]] = [
@@ -901,8 +898,9 @@ def _check_alike(first: Trace, trace: Trace, position: int) -> None:
             f"concat: trace {position} has the nodes {', '.join(trace.names)}, and trace 0 has "
             f"{', '.join(first.names)}; they must be the same, in the same order"
         )
-    if trace.spec.has_passing != first.spec.has_passing or not np.array_equal(
-        trace.spec.passing, first.spec.passing
+    if trace.spec.asks_each != first.spec.asks_each or not np.array_equal(
+        [node.reach or 0.0 for node in trace.spec.nodes],
+        [node.reach or 0.0 for node in first.spec.nodes],
     ):
         raise TraceError(
             f"concat: trace {position} passes its nodes at other costs than trace 0, and passing "
@@ -920,8 +918,8 @@ def _check_alike(first: Trace, trace: Trace, position: int) -> None:
 
 
 def _passing_more(node: CascadeNode, more: float) -> CascadeNode:
-    passing = None if node.passing is None else node.passing + more
-    return dataclasses.replace(node, cost=node.cost + more, passing=passing)
+    reach = None if node.reach is None else node.reach + more
+    return dataclasses.replace(node, cost=node.cost + more, reach=reach)
 
 
 def _ranks(

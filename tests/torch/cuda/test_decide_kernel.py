@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from support.torch_oracle import Oracle
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import fit
 from ttamer.torch.cuda.decide_kernel import BLOCK, KernelDecider
 from ttamer.torch.deciding import HostDecider, scores_of, tables_of, threshold_tables
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 CPU = torch.device("cpu")
@@ -41,9 +41,9 @@ def fitted(belief, *, skip, predictions=True):
     confidence, prediction = logits.softmax(-1).max(-1)
     if skip:
         costs, passing = dict.fromkeys(NAMES, 0.25), dict.fromkeys(NAMES, 0.2)
-        spec = CascadeSpec.of(costs, order="skip", passing=passing)
+        spec = CascadeSpec.of(costs, kind="exits", reach=passing)
     else:
-        spec = CascadeSpec.of(dict.fromkeys(NAMES, 0.2), order="fixed")
+        spec = CascadeSpec.of(dict.fromkeys(NAMES, 0.2), kind="exits")
     said = prediction.T.int().numpy()
     seen = confidence.T.double().numpy()
     if predictions:
@@ -171,7 +171,7 @@ def reading_columns(*, all_margins):
     margin = scores.margin.T.double().numpy().copy()
     margin[:, 0] = margin[:, 0] if all_margins else np.nan
     trace = Trace(
-        CascadeSpec.of(dict.fromkeys(NAMES, 0.2), order="fixed"),
+        CascadeSpec.of(dict.fromkeys(NAMES, 0.2), kind="exits"),
         (scores.confidence + 0.3 * shuffled).T.double().numpy(),
         correct=(torch.from_numpy(rng.random((EXITS, 3000))) < chance).T.numpy(),
         margin=margin,

@@ -1,13 +1,16 @@
-"""Numbers: what counts as one in a file, an option or a reply, and how people write them."""
+"""Arguments of a wrong type or range, refused in words; numbers as people write them."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TypeGuard
 
 import numpy as np
+
+from ttamer.errors import ArgumentError
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -22,42 +25,81 @@ def is_number(value: object) -> TypeGuard[float]:
 def as_float(value: Any) -> float:
     """Return anything that stands for one number as a float: also a tensor or array of one element.
 
-    Raises:
-        TypeError: For text, and for everything else that is not one number.
+    Raises TypeError for text, and for everything else that is not one number.
 
     >>> as_float(np.array(0.5)), as_float(np.array([0.5])), as_float(2)
     (0.5, 0.5, 2.0)
-    >>> as_float("0.5")
-    Traceback (most recent call last):
-    TypeError: a number is needed, not str
     """
     if type(value) is float:
         return value
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # several numbers
-        one = value.item() if hasattr(value, "item") else value
-        if not isinstance(one, str | bytes | bytearray):
-            return float(one)
+        plain = value.item() if hasattr(value, "item") else value
+        if not isinstance(plain, str | bytes | bytearray):
+            return float(plain)
     raise TypeError(f"a number is needed, not {type(value).__name__}")
 
 
-def number(value: float) -> str:
+def require_kind(value: object, kind: type | tuple[type, ...], what: str, remedy: str) -> None:
+    """Refuse an argument of another type: ``what`` is called, and ``remedy`` what to do instead.
+
+    >>> require_kind("problem.json", dict, "this needs a mapping", "parse the file first")
+    Traceback (most recent call last):
+    ttamer.errors.ArgumentError: this needs a mapping, not str: parse the file first
+    """
+    if not isinstance(value, kind):
+        raise ArgumentError(f"{what}, not {type(value).__name__}: {remedy}")
+
+
+def require_path(value: object, what: str, remedy: str = "give a str or a pathlib.Path") -> None:
+    """Refuse anything but a path."""
+    require_kind(value, (str, os.PathLike), f"{what} takes the path of a file", remedy)
+
+
+def require_whole(value: object, name: str, *, least: int = 0) -> None:
+    """Refuse anything but a whole number from ``least`` on.
+
+    >>> require_whole(1.5, "seed")
+    Traceback (most recent call last):
+    ttamer.errors.ArgumentError: seed is 1.5; it must be a whole number from 0 on
+    """
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+        raise ArgumentError(
+            f"{name} is {value!r}; it must be a whole number from {least} on", param=name
+        )
+
+
+def require_number(value: object, name: str) -> None:
+    """Refuse anything but a finite number that is not negative.
+
+    >>> require_number(float("nan"), "weight")
+    Traceback (most recent call last):
+    ttamer.errors.ArgumentError: weight is nan; it must be a finite number, 0 or more
+    """
+    if not is_number(value) or not 0 <= value < math.inf:
+        raise ArgumentError(
+            f"{name} is {value!r}; it must be a finite number, 0 or more", param=name
+        )
+
+
+def number(value: float, unit: str = "") -> str:
     """Return a number as people write it: four significant digits, no exponent if it can be helped.
 
     >>> number(0.164400001), number(float("inf")), number(12345.678), number(0.0000123)
     ('0.1644', 'inf', '12,346', '0.0000123')
-    >>> number(50340.0), number(2.5e12), number(-0.0), number(3.0)
-    ('50,340', '2.5e+12', '0', '3')
+    >>> number(50340.0), number(2.5e12), number(-0.0), number(3.0, "ms")
+    ('50,340', '2.5e+12', '0', '3 ms')
     """
     size = abs(value)
     if value == 0 or not math.isfinite(value):
-        return f"{value + 0:g}"
-    if size >= 1e9 or size < 1e-7:
-        return f"{value:.3g}"
-    if size >= 1e4:
-        return f"{value:,.0f}"
-    decimals = max(3 - math.floor(math.log10(size)), 0)
-    text = f"{value:,.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+        text = f"{value + 0:g}"
+    elif size >= 1e9 or size < 1e-7:
+        text = f"{value:.3g}"
+    elif size >= 1e4:
+        text = f"{value:,.0f}"
+    else:
+        text = f"{value:,.{max(3 - math.floor(math.log10(size)), 0)}f}"
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{text} {unit}" if unit else text
 
 
 def percent(share: float, *, digits: int | None = None) -> str:
@@ -96,11 +138,6 @@ def percents(shares: Sequence[float]) -> list[str]:
 def counted(count: float, noun: str, form: str = "") -> str:
     """Return a count with its noun, in the plural unless it is one.
 
-    Args:
-        count: The count.
-        noun: The noun in the singular.
-        form: How the count is formatted, such as ``","``.
-
     >>> counted(1, "row"), counted(0, "row"), counted(2, "class"), counted(1234, "policy", ",")
     ('1 row', '0 rows', '2 classes', '1,234 policies')
     """
@@ -110,3 +147,13 @@ def counted(count: float, noun: str, form: str = "") -> str:
     if noun.endswith("y"):
         return f"{text} {noun[:-1]}ies"
     return f"{text} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def shown(names: Sequence[object], most: int = 6) -> str:
+    """Return names in quotes, the first few of many.
+
+    >>> shown(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
+    """
+    text = ", ".join(repr(name) for name in names[:most])
+    return text if len(names) <= most else f"{text} and {len(names) - most} more"

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from ttamer.cascade import CascadeNode, CascadeSpec, from_tables, to_tables
 from ttamer.errors import ArgumentError, CascadeError
-from ttamer.trace.spec import CascadeNode, CascadeSpec
 
 TREE = """
 [cascade]
 name = "reviews"
-order = "any"
+kind = "models"
 target = "last"
 
 [[node]]
@@ -38,24 +38,23 @@ def test_a_file_holds_everything(tmp_path):
     path = tmp_path / "cascade.toml"
     path.write_text(TREE, "utf-8")
     spec = CascadeSpec.from_file(path)
-    assert (spec.name, spec.order, spec.target) == ("reviews", "any", "last")
+    assert (spec.name, spec.kind, spec.target) == ("reviews", "models", "last")
     assert spec.names == ("small.v2", "large")
     assert spec.costs.tolist() == [1.0, 12.5]
     assert spec.costs.dtype == np.float64
     assert not spec.costs.flags.writeable
     assert spec.parents == ((), (0,))
-    assert spec.is_tree
     assert spec.nodes[0].options == {"upstream": "http://localhost:1", "timeout": 2.5}
     assert len(spec) == 2
 
 
 def test_defaults():
     spec = CascadeSpec.from_toml('[[node]]\nname = "a"\ncost = 0')
-    assert (spec.order, spec.target, spec.name, spec.is_tree) == ("auto", "label", None, False)
+    assert (spec.kind, spec.target, spec.name, spec.unit) == ("models", "label", None, "")
 
 
 NODE = '[[node]]\nname = "a"\ncost = 1\n'
-SKIP, FIXED = "[cascade]\norder = 'skip'\n", "[cascade]\norder = 'fixed'\n"
+EXITS = "[cascade]\nkind = 'exits'\n"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +62,7 @@ SKIP, FIXED = "[cascade]\norder = 'skip'\n", "[cascade]\norder = 'fixed'\n"
     [
         ("", "no nodes"),
         ("node = []", "no nodes"),
-        ("[cascade]\norder = 'any'", "no nodes"),
+        ("[cascade]\nkind = 'exits'", "no nodes"),
         ("[cascade\n", "line 1"),
         (NODE + "cost = 2", "is not TOML"),
         ("[node]\nname = 'a'\ncost = 1", "two brackets"),
@@ -73,11 +72,13 @@ SKIP, FIXED = "[cascade]\norder = 'skip'\n", "[cascade]\norder = 'fixed'\n"
         ("serve = 3\n" + NODE, "[serve] must be a table, not 3"),
         ("[server]\nport = 1\n" + NODE, "unknown table 'server'"),
         ("[[nodes]]\nname = 'a'", "unknown table 'nodes'"),
-        ("[cascade]\nordre = 'any'\n" + NODE, "unknown key 'ordre'"),
-        ("[cascade]\norder = 'some'\n" + NODE, '"fixed", "skip", "any", "auto"'),
-        ("[cascade]\norder = 1\n" + NODE, "order is 1"),
-        ("[cascade]\norder = ['any']\n" + NODE, "order is ['any']"),
-        ("[cascade]\ntarget = 'first'\n" + NODE, '"label", "last"'),
+        ("[cascade]\nkin = 'exits'\n" + NODE, "unknown key 'kin'"),
+        ("[cascade]\norder = 'fixed'\n" + NODE, 'order is named kind now: write kind = "exits"'),
+        ("[cascade]\nunit = 3\n" + NODE, "unit must be text, not 3"),
+        ("[cascade]\nkind = 'some'\n" + NODE, 'it must be "models" or "exits"'),
+        ("[cascade]\nkind = 1\n" + NODE, "kind is 1"),
+        ("[cascade]\nkind = ['exits']\n" + NODE, "kind is ['exits']"),
+        ("[cascade]\ntarget = 'first'\n" + NODE, '"label" or "last"'),
         ("[cascade]\nname = 3\n" + NODE, "name must be text"),
         ("[cascade]\nmistakes = 3\n" + NODE, "mistakes must be a table by label, not 3"),
         ("[cascade]\nmistakes = {x = 3}\n" + NODE, "mistakes.x: must be a table of costs"),
@@ -108,24 +109,22 @@ SKIP, FIXED = "[cascade]\norder = 'skip'\n", "[cascade]\norder = 'fixed'\n"
         (
             NODE + "after = ['b', 'c']\n[[node]]\nname = 'b'\ncost = 1\n"
             "[[node]]\nname = 'c'\ncost = 1\nafter = ['b', 'a']",
-            "circle: a after c after a",
+            "cyclic: a after c after a",
         ),
-        (NODE + "after = 'a'", "circle: a after a"),
+        (NODE + "after = 'a'", "cyclic: a after a"),
         (
             NODE + "after = 'b'\n[[node]]\nname = 'b'\ncost = 1\nafter = 'a'",
-            "circle: a after b after a",
+            "cyclic: a after b after a",
         ),
-        ("[cascade]\norder = 'skip'\n" + NODE + "[[node]]\nname='b'\ncost=1\nafter='a'", "skip"),
-        (NODE + "passing = 1", "[[node]] 1 ('a'): has passing = 1.0"),
-        ("order = 'any'\n" + NODE, "order belongs to a table: write it below a line [cascade]"),
-        (FIXED + NODE + "after='b'\n[[node]]\nname='b'\ncost=1", "stands behind it"),
-        (FIXED + NODE + "passing = 0", 'write order = "skip", or remove passing'),
-        (SKIP + NODE + "passing = -1", "[[node]] 1 ('a'): passing is -1.0"),
-        (SKIP + NODE + "passing = nan", "passing is nan; it must be finite"),
-        (SKIP + NODE + "passing = inf", "passing is inf"),
-        (SKIP + NODE + "passing = true", "passing must be a number, not True"),
-        (SKIP + NODE + "passing = '1'", "passing must be a number, not '1'"),
-        (SKIP + NODE + "passing = 1" + "0" * 400, "('a'): passing must be a finite number"),
+        (EXITS + NODE + "[[node]]\nname='b'\ncost=1\nafter='a'", 'has after = "a", which is for'),
+        (EXITS + NODE + "verify_cost = 1", "has verify_cost = 1, which is for separate models"),
+        (NODE + "reach = 1", "[[node]] 1 ('a'): has reach = 1.0, and only exits"),
+        (NODE + "passing = 1", "[[node]] 1 ('a'): passing is named reach now"),
+        ("kind = 'exits'\n" + NODE, "kind belongs to a table: write it below a line [cascade]"),
+        (EXITS + NODE + "reach = -1", "[[node]] 1 ('a'): reach is -1.0"),
+        (EXITS + NODE + "reach = nan", "reach is nan; it must be finite"),
+        (EXITS + NODE + "reach = '1'", "reach must be a number, not '1'"),
+        (EXITS + NODE + "reach = 1" + "0" * 400, "('a'): reach must be a finite number"),
     ],
 )
 def test_what_is_wrong_is_reported_with_the_file_and_the_table(tmp_path, text, says):
@@ -145,7 +144,7 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(CascadeError, match="UTF-8"):
         CascadeSpec.from_file(tmp_path / "latin.toml")
     with pytest.raises(CascadeError, match="must be a table"):
-        CascadeSpec.from_dict([1])
+        from_tables([1])
 
 
 def test_a_byte_order_mark_is_skipped(tmp_path):
@@ -153,9 +152,9 @@ def test_a_byte_order_mark_is_skipped(tmp_path):
     assert len(CascadeSpec.from_file(tmp_path / "cascade.toml")) == 1
 
 
-def test_a_circle_further_down_is_found_too():
+def test_a_cycle_further_down_is_found_too():
     nodes = [CascadeNode("a", 1, "b"), CascadeNode("b", 1, "c"), CascadeNode("c", 1, "b")]
-    with pytest.raises(CascadeError, match="circle"):
+    with pytest.raises(CascadeError, match="cyclic"):
         CascadeSpec(tuple(nodes))
 
 
@@ -168,8 +167,8 @@ def test_options_that_are_numbers_of_numpy_are_written_as_numbers():
 def test_options_cannot_hide_a_cost():
     with pytest.raises(CascadeError, match="'cost' cannot stand among the options"):
         CascadeSpec((CascadeNode("a", 1, None, {"cost": 2}),))
-    with pytest.raises(CascadeError, match="'passing' cannot stand among the options"):
-        CascadeSpec((CascadeNode("a", 1, None, {"passing": 2}),))
+    with pytest.raises(CascadeError, match="'reach' cannot stand among the options"):
+        CascadeSpec((CascadeNode("a", 1, None, {"reach": 2}),))
     with pytest.raises(CascadeError, match="cannot be written as TOML"):
         CascadeSpec((CascadeNode("a", 1, None, {"key": object()}),)).to_toml()
     with pytest.raises(CascadeError, match="not well-formed"):
@@ -182,11 +181,11 @@ def test_a_serve_table_is_kept_as_it_stands():
     spec = CascadeSpec.from_toml("[serve]\nallow = ['budget']\nlimits = {body = 1}\n" + NODE)
     assert spec.serve == {"allow": ["budget"], "limits": {"body": 1}}
     assert CascadeSpec.from_toml(spec.to_toml()) == spec
-    assert CascadeSpec.from_dict(spec.to_dict()) == spec
+    assert from_tables(to_tables(spec)) == spec
     assert spec.with_costs({"a": 9}).serve == spec.serve
     plain = CascadeSpec.from_toml(NODE)
     assert plain.serve == {}
-    assert "serve" not in plain.to_dict()
+    assert "serve" not in to_tables(plain)
     assert len({spec, plain}) == 2
     assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301 - our own
 
@@ -202,29 +201,52 @@ def test_other_costs_and_names():
 
 
 def test_exits_that_may_be_passed():
-    text = SKIP + NODE + "passing = 0.5\n[[node]]\nname = 'b'\ncost = 2\nkey = 1\n"
+    text = EXITS + NODE + "reach = 0.5\n[[node]]\nname = 'b'\ncost = 2\nkey = 1\n"
     spec = CascadeSpec.from_toml(text)
-    assert spec.passing.tolist() == [0.5, 0.0]
-    assert spec.passing.dtype == np.float64
-    assert not spec.passing.flags.writeable
-    assert spec.has_passing
-    assert spec.is_network
+    assert spec.reach.tolist() == [0.5, 2.0]
+    assert not spec.asks_each
     assert spec.nodes[1].options == {"key": 1}
-    assert spec.with_costs({"a": 9}).passing.tolist() == [0.5, 0.0]
-    same = CascadeSpec.of({"a": 1, "b": 2}, order="skip", passing={"a": np.float32(0.5)})
-    assert same.passing.tolist() == spec.passing.tolist()
-    assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301 - our own
-    free = CascadeSpec.of({"a": 1, "b": 2}, order="skip")
-    assert free.passing.tolist() == [0.0, 0.0]
-    assert not free.has_passing
-    assert not free.is_network
-    assert free.nodes[0].passing is None
-    assert same != free
-    assert len({same, free, CascadeSpec.from_dict(same.to_dict())}) == 2
-    with pytest.raises(ArgumentError, match="passing names 'c', and costs does not"):
-        CascadeSpec.of({"a": 1}, order="skip", passing={"c": 1})
-    with pytest.raises(CascadeError, match=r"'a'.*has passing"):
-        CascadeSpec.of({"a": 1}, passing={"a": 1})
+    assert spec.with_costs({"a": 9}).reach.tolist() == [0.5, 2.0]
+    same = CascadeSpec.of({"a": 1, "b": 2}, kind="exits", reach={"a": np.float32(0.5)})
+    assert same.reach.tolist() == spec.reach.tolist()
+    plain = CascadeSpec.of({"a": 1, "b": 2}, kind="exits")
+    assert plain.reach.tolist() == [1.0, 2.0]
+    assert plain.asks_each
+    assert len({same, plain, from_tables(to_tables(same))}) == 2
+    with pytest.raises(ArgumentError, match="reach names 'c', and costs does not"):
+        CascadeSpec.of({"a": 1}, kind="exits", reach={"c": 1})
+
+
+COSTS = {"a": 4.0, "b": 1.0, "c": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("spec", "order", "answers", "full"),
+    [
+        (CascadeSpec.of(COSTS), (1, 2, 0), [4, 1, 2], 4.0),
+        (CascadeSpec.of(COSTS, kind="exits"), (0, 1, 2), [4, 5, 7], 7.0),
+        (
+            CascadeSpec.of(COSTS, kind="exits", reach={"a": 0.5, "b": 0.25}),
+            *((0, 1, 2), [4, 1.5, 2.75], 2.75),
+        ),
+        (CascadeSpec.of(dict.fromkeys("abc", 0.0)), (0, 1, 2), [0, 0, 0], 1.0),
+        (
+            CascadeSpec((CascadeNode("leaf", 1.0, after="root"), CascadeNode("root", 3.0),
+                         CascadeNode("alone", 2.0))),
+            *((2, 1, 0), [4, 3, 2], 3.0),
+        ),
+    ],
+)  # fmt: skip
+def test_which_node_is_asked_when_and_at_what_cost(spec, order, answers, full):
+    assert spec.asking_order() == order
+    assert spec.answer_costs().tolist() == answers
+    assert spec.full_cost() == full
+    other = np.array([3.0, 2.0, 1.0])
+    assert spec.asking_order(other)[0] == (0 if spec.kind == "exits" else 2)
+    assert (spec.answer_costs(other) >= other).all()
+    for array in (spec.costs, spec.reach, spec.required):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 7
 
 
 plain = st.one_of(
@@ -237,7 +259,7 @@ plain = st.one_of(
     st.datetimes(),
     st.datetimes(timezones=st.just(dt.UTC)),
 )
-KEYS = ("name", "cost", "after", "passing")
+KEYS = ("name", "cost", "after", "reach", "verify_cost")
 values = st.recursive(
     plain,
     lambda inner: st.lists(inner) | st.dictionaries(st.text("ab é.\"'\n"), inner),
@@ -252,32 +274,33 @@ names = st.text(
     names=st.lists(names, min_size=1, max_size=4, unique=True),
     costs=st.lists(st.floats(0, allow_infinity=False), min_size=4, max_size=4),
     options=st.dictionaries(names.filter(lambda n: n not in KEYS), values),
-    passing=st.lists(st.none() | st.floats(0, allow_infinity=False), min_size=4, max_size=4),
-    order=st.sampled_from(["fixed", "skip", "any", "auto"]),
+    reach=st.lists(st.none() | st.floats(0, allow_infinity=False), min_size=4, max_size=4),
+    kind=st.sampled_from(["models", "exits"]),
     target=st.sampled_from(["label", "last"]),
     tree=st.booleans(),
     name=st.none() | names,
     mistakes=st.just({}) | st.just({"x": {"*": 2.0, "y": 0.5}, "*": {"x": 3.0}}),
     max_loss=st.none() | st.floats(1e-9, 1e9),
+    unit=st.sampled_from(["", "$ per 1,000"]),
 )
 def test_what_is_written_reads_back_equal(
-    names, costs, options, passing, order, target, tree, name, mistakes, max_loss
+    names, costs, options, reach, kind, target, tree, name, mistakes, max_loss, unit
 ):
-    skip = order == "skip"
+    exits = kind == "exits"
     nodes = tuple(
         CascadeNode(
             n,
             cost,
-            names[i - 1] if tree and i and not skip else None,
+            names[i - 1] if tree and i and not exits else None,
             options,
-            past if skip else None,
+            past if exits else None,
         )
-        for i, (n, cost, past) in enumerate(zip(names, costs, passing, strict=False))
+        for i, (n, cost, past) in enumerate(zip(names, costs, reach, strict=False))
     )
     most = None if mistakes else max_loss
-    spec = CascadeSpec(nodes, order, target, name, mistakes=mistakes, max_loss=most)
+    spec = CascadeSpec(nodes, kind, target, name, mistakes=mistakes, max_loss=most, unit=unit)
     assert CascadeSpec.from_toml(spec.to_toml()) == spec
-    assert CascadeSpec.from_dict(spec.to_dict()) == spec
+    assert from_tables(to_tables(spec)) == spec
 
 
 def test_to_file(tmp_path):

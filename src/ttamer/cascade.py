@@ -1,0 +1,827 @@
+"""``cascade.toml``: the nodes of a cascade, what each costs, and which may be asked when.
+
+::
+
+    [cascade]
+    kind = "models"          # "models" (the default) or "exits": the exits of one network
+    target = "label"         # "label" (the default) or "last": what counts as right
+    unit = "$ per 1,000"     # of all costs; tables and pages print it
+    mistakes = {fraud = {"*" = 20.0}}  # unequal mistakes, by label and prediction
+    max_loss = 100.0         # the largest value of <node>.loss columns, where they have one
+    latency_weight = 0.002   # what a unit of <node>.latency is worth, in the unit of cost
+
+    [[node]]
+    name = "small"
+    cost = 1.0               # per ask; of an exit: going on to it and asking it
+
+    [[node]]
+    name = "large"
+    cost = 12.5
+    verify_cost = 2.0        # its confidence, on top, where that costs by itself
+    after = "small"          # asked only once this node was; ["small", "medium"]: once both were
+    upstream = "http://..."  # any further key is kept for the serving layer
+
+    [serve]                  # kept as it stands for the serving layer
+
+Exits are asked in their order. One with ``reach`` may be passed at that cost, without running its
+ramp; passing one without costs as much as asking it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttamer._checks import counted, is_number, number, require_kind, require_path
+from ttamer.errors import ArgumentError, CascadeError
+from ttamer.show import card
+
+Kind = Literal["models", "exits"]
+Target = Literal["label", "last"]
+Mistakes = Mapping[str, Mapping[str, float]]
+
+# What follows the name of a node in that of its verified answer.
+SUFFIX = " (verified)"
+# In a table of mistakes: every class that is not named.
+ANY_CLASS = "*"
+
+
+@dataclass(frozen=True)
+class CascadeNode:
+    """One ``[[node]]``: a model or an exit, and what asking it costs.
+
+    >>> CascadeNode("small", 1.0).cost
+    1.0
+    """
+
+    name: str
+    cost: float
+    """Per ask, finite and not negative. Of an exit: of going on to it and asking it."""
+    after: str | tuple[str, ...] | None = None
+    """The node that must have been asked before; or several, all of which must have been."""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Further keys of the table, kept as they stand for the serving layer."""
+    reach: float | None = None
+    """Of an exit that may be passed: the cost of going past it without asking it, its blocks
+    without ramp and decision. ``None``: as much as asking it."""
+    verify_cost: float | None = None
+    """What its confidence costs on top of its answer, where the answer may be returned without:
+    a verifier's call, or further samples. ``None`` where the confidence comes with the answer."""
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        """The names of the nodes that must have been asked before; none for most."""
+        if self.after is None:
+            return ()
+        return (self.after,) if isinstance(self.after, str) else self.after
+
+
+@dataclass(frozen=True)
+class CascadeSpec:
+    """The nodes of a cascade, what each costs, and which may be asked when.
+
+    Args:
+        nodes: The nodes, at least one, each with a name of its own.
+        kind: "models" are asked in any order that ``after`` allows; "exits" of one network are
+            passed on the way to the next.
+        target: What counts as right: "label", or "last" for agreement with the last node.
+        name: A name for the cascade.
+        serve: The ``[serve]`` table, kept as it stands for the serving layer.
+        mistakes: What a mistake costs, by label and prediction; ``"*"`` is any class that is not
+            named. A mistake that no entry is for costs 1, a right answer 0, and no answer as much
+            as the worst mistake on that label. Empty where all mistakes cost 1.
+        max_loss: The largest loss that a trace can hold, where it is known beforehand: promises
+            need it, and it is the unit of loss of a fit. It is 1 for scores.
+        latency_weight: What a unit of latency is worth, in the unit of cost: fits weigh
+            ``cost + latency_weight * latency``.
+        unit: The unit of all costs, such as "ms" or "$ per 1,000", which tables and pages print.
+
+    Raises:
+        CascadeError: If a node, a cost, the kind or the target cannot be used.
+
+    >>> spec = CascadeSpec.of({"small": 1.0, "large": 12.5})
+    >>> spec.names, spec.costs.tolist(), spec.kind, spec.target
+    (('small', 'large'), [1.0, 12.5], 'models', 'label')
+    """
+
+    nodes: tuple[CascadeNode, ...]
+    kind: Kind = "models"
+    target: Target = "label"
+    name: str | None = None
+    serve: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    mistakes: Mistakes = field(default_factory=dict, hash=False)
+    max_loss: float | None = None
+    latency_weight: float = 0.0
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        for key, choices in (("kind", get_args(Kind)), ("target", get_args(Target))):
+            if (value := getattr(self, key)) not in choices:
+                names = " or ".join(f'"{choice}"' for choice in choices)
+                raise CascadeError(f"[cascade]: {key} is {value!r}; it must be {names}", param=key)
+        for key in ("name", "unit"):
+            if not isinstance(value := getattr(self, key), str | None):
+                raise CascadeError(f"[cascade]: {key} must be text, not {value!r}")
+        put(self, "serve", dict(self.serve))
+        put(self, "mistakes", _checked_mistakes(self.mistakes))
+        if self.max_loss is not None:
+            if self.mistakes:
+                raise CascadeError(
+                    "[cascade]: has mistakes and max_loss; the table of mistakes has its own "
+                    "largest loss: remove max_loss"
+                )
+            put(self, "max_loss", _price(self.max_loss, "[cascade]: max_loss"))
+            if not self.max_loss:
+                raise CascadeError("[cascade]: max_loss is 0; it must be above 0")
+        weight = _price(self.latency_weight, "[cascade]: latency_weight")
+        put(self, "latency_weight", weight)
+        put(self, "nodes", _checked_nodes(self.nodes, self.kind))
+
+    @classmethod
+    def of(
+        cls,
+        costs: Mapping[str, float],
+        *,
+        kind: Kind = "models",
+        target: Target = "label",
+        reach: Mapping[str, float] | None = None,
+        **options: Any,
+    ) -> CascadeSpec:
+        """Build a cascade from a cost per node name, in that order.
+
+        Args:
+            costs: The cost of asking each node, by name: finite and not negative.
+            kind: "models", or "exits" of one network.
+            target: What counts as right.
+            reach: The cost of going past an exit without asking it, by name.
+            **options: Further options of the class, such as ``mistakes`` and ``unit``.
+
+        Returns:
+            The cascade.
+
+        Raises:
+            ArgumentError: If ``costs`` is no mapping, or ``reach`` has a name that it lacks.
+            CascadeError: If a cost, the kind or the target cannot be used.
+
+        >>> CascadeSpec.of({"e1": 3.0, "e2": 4.0}, kind="exits", reach={"e1": 2.5}).reach.tolist()
+        [2.5, 4.0]
+        """
+        remedy = 'write {"small": 1.0, "large": 12.5}'
+        require_kind(costs, Mapping, "costs must be a mapping from names to costs", remedy)
+        past = dict(reach or {})
+        nodes = tuple(CascadeNode(n, c, reach=past.pop(n, None)) for n, c in costs.items())
+        if past:
+            raise ArgumentError(
+                f"reach names {', '.join(map(repr, past))}, and costs does not; "
+                f"the nodes are {', '.join(costs)}",
+                param="reach",
+            )
+        return cls(nodes, kind, target, **options)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Node names, in order."""
+        return tuple(node.name for node in self.nodes)
+
+    @cached_property
+    def costs(self) -> NDArray[np.float64]:
+        """Shape (n,): the cost of asking each node; read-only."""
+        return _read_only(np.array([node.cost for node in self.nodes]))
+
+    @cached_property
+    def reach(self) -> NDArray[np.float64]:
+        """Shape (n,): of exits, the cost of going past each; 0 of models; read-only."""
+        if self.kind == "models":
+            return _read_only(np.zeros(len(self)))
+        past = [node.cost if node.reach is None else node.reach for node in self.nodes]
+        return _read_only(np.array(past))
+
+    @property
+    def asks_each(self) -> bool:
+        """Whether the nodes are exits, and each one on the way is asked."""
+        return self.kind == "exits" and all(node.reach is None for node in self.nodes)
+
+    @cached_property
+    def parents(self) -> tuple[tuple[int, ...], ...]:
+        """The numbers of the nodes that must have been asked before each node, from ``after``."""
+        position = {name: k for k, name in enumerate(self.names)}
+        return tuple(tuple(position[name] for name in node.parents) for node in self.nodes)
+
+    @cached_property
+    def required(self) -> NDArray[np.bool_]:
+        """Shape (n, n): row v marks the nodes asked if only v is wanted, v included; read-only."""
+        if self.asks_each:
+            return _read_only(np.tri(len(self), dtype=bool))
+        required = np.eye(len(self), dtype=bool)
+        for node in range(len(self)):
+            above = list(self.parents[node])
+            for parent in above:  # grows as we go
+                if not required[node, parent]:
+                    required[node, parent] = True
+                    above += self.parents[parent]
+        return _read_only(required)
+
+    @property
+    def loss_bound(self) -> float | None:
+        """The largest loss there can be, where it is known beforehand: of mistakes, or declared.
+
+        >>> CascadeSpec.of({"a": 1.0}, mistakes={"fraud": {"*": 20.0}}).loss_bound
+        20.0
+        """
+        return largest_mistake(self.mistakes) if self.mistakes else self.max_loss
+
+    def answer_costs(self, costs: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+        """Return, shape (n,), the cost of each node's answer alone: all asked or passed before it.
+
+        Args:
+            costs: Shape (n,): the cost of asking each node, where not the cascade's own.
+
+        Returns:
+            Shape (n,): the cost of each node's answer.
+
+        >>> CascadeSpec.of({"e1": 1.0, "e2": 2.0}, kind="exits").answer_costs().tolist()
+        [1.0, 3.0]
+        """
+        total = self.required @ (self.costs if costs is None else costs)
+        if self.kind == "exits" and not self.asks_each:
+            total = total + np.concatenate([[0.0], np.cumsum(self.reach)[:-1]])
+        return np.asarray(total, np.float64)
+
+    def full_cost(self, costs: NDArray[np.float64] | None = None) -> float:
+        """Return the cost of the full model: the last exit of a network, or the most expensive.
+
+        Of a network it is the last exit and all that is asked or passed before it. It is 1 where
+        everything is free: there is nothing to compare with.
+
+        Args:
+            costs: Shape (n,): the cost of asking each node, where not the cascade's own.
+
+        Returns:
+            The cost, above 0.
+
+        >>> CascadeSpec.of({"small": 1.0, "large": 9.0}).full_cost()
+        9.0
+        """
+        if self.kind == "exits" and not self.asks_each:
+            return float(self.answer_costs(costs)[-1]) or 1.0
+        prices = self.costs if costs is None else costs
+        return float(prices.sum() if self.kind == "exits" else prices.max()) or 1.0
+
+    def asking_order(self, costs: NDArray[np.float64] | None = None) -> tuple[int, ...]:
+        """Return the order in which a rule that asks one node after another asks them.
+
+        Exits are asked as they stand; models from the cheapest to the most expensive, each after
+        its parents; equal costs in the cascade's order.
+
+        Args:
+            costs: Shape (n,): the cost of asking each node, where not the cascade's own.
+
+        Returns:
+            The number of every node, once each.
+
+        >>> CascadeSpec.of({"large": 9.0, "small": 1.0}).asking_order()
+        (1, 0)
+        """
+        if self.kind == "exits":
+            return tuple(range(len(self)))
+        prices = self.costs if costs is None else costs
+        order: list[int] = []
+        while len(order) < len(self):
+            ready = [
+                v for v in range(len(self))
+                if v not in order and all(u == v or u in order for u in np.flatnonzero(
+                    self.required[v]))
+            ]  # fmt: skip
+            order.append(min(ready, key=lambda v: (prices[v], v)))
+        return tuple(order)
+
+    def index_of(self, node: str) -> int:
+        """Return a node's number.
+
+        Args:
+            node: The name of the node.
+
+        Returns:
+            Its position among the nodes, counting from 0.
+
+        Raises:
+            ArgumentError: If no node has this name.
+
+        >>> CascadeSpec.of({"small": 1.0, "large": 12.5}).index_of("large")
+        1
+        """
+        if node not in self.names:
+            raise ArgumentError(f"there is no node {node!r}; the nodes are {', '.join(self.names)}")
+        return self.names.index(node)
+
+    def with_costs(self, costs: Mapping[str, float]) -> CascadeSpec:
+        """Return the same cascade at other costs; a node not named keeps its own.
+
+        What passing a node costs stays as it is.
+
+        Args:
+            costs: The new cost of asking a node, by name.
+
+        Returns:
+            A new cascade; this one is unchanged.
+
+        Raises:
+            ArgumentError: If no node has one of the names.
+            CascadeError: If a cost is negative or not finite.
+
+        >>> CascadeSpec.of({"small": 1.0, "large": 2.0}).with_costs({"large": 5}).costs.tolist()
+        [1.0, 5.0]
+        """
+        for name in costs:
+            self.index_of(name)
+        nodes = (dataclasses.replace(n, cost=costs.get(n.name, n.cost)) for n in self.nodes)
+        return dataclasses.replace(self, nodes=tuple(nodes))
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> CascadeSpec:
+        """Read and check a ``cascade.toml``.
+
+        Args:
+            path: The file, in UTF-8.
+
+        Returns:
+            The cascade.
+
+        Raises:
+            CascadeError: If it cannot be read, or is not well formed; names the table and the key.
+        """
+        require_path(path, "CascadeSpec.from_file", "give costs in Python to CascadeSpec.of({...})")
+        try:
+            text = Path(path).read_text("utf-8-sig")  # editors may put a mark before the first
+        except OSError as error:
+            raise CascadeError(f"{path}: cannot be read: {error.strerror or error}") from None
+        except UnicodeDecodeError:
+            raise CascadeError(f"{path}: is not text in UTF-8") from None
+        try:
+            return cls.from_toml(text)
+        except CascadeError as error:
+            raise CascadeError(f"{path}: {error}") from None
+
+    @classmethod
+    def from_toml(cls, text: str) -> CascadeSpec:
+        """Read the text of a ``cascade.toml``.
+
+        Args:
+            text: The content of the file.
+
+        Returns:
+            The cascade.
+
+        Raises:
+            CascadeError: If it is not TOML, or not well formed; names the table and the key.
+
+        >>> CascadeSpec.from_toml("node = [{name = 'only', cost = 1}]").names
+        ('only',)
+        """
+        remedy = "read a file with CascadeSpec.from_file(path)"
+        require_kind(text, str, "CascadeSpec.from_toml takes the text of a cascade.toml", remedy)
+        if text.endswith(".toml") and "\n" not in text:
+            raise CascadeError(f"{text!r} is the name of a file, not its text: {remedy}")
+        try:
+            data = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            advice = "; write [[node]], with two brackets" if "('node',)" in str(error) else ""
+            raise CascadeError(f"is not TOML: {error}{advice}") from None
+        except (RecursionError, ValueError) as error:  # too deep; a date or number out of range
+            raise CascadeError(f"is not TOML that can be read: {error}") from None
+        return from_tables(data)
+
+    def to_toml(self) -> str:
+        """Return text that reads back to an equal cascade.
+
+        Returns:
+            The content of a ``cascade.toml``.
+
+        Raises:
+            CascadeError: If a value cannot be written as TOML.
+
+        >>> print(CascadeSpec.of({"only": 1.0}).to_toml())
+        [cascade]
+        kind = "models"
+        target = "label"
+        <BLANKLINE>
+        [[node]]
+        name = "only"
+        cost = 1.0
+        <BLANKLINE>
+        """
+        data = to_tables(self)
+        heads = [f"[{name}]\n{toml_text(data[name])}" for name in ("cascade", "serve")
+                 if name in data]  # fmt: skip
+        return "\n".join([*heads, *(f"[[node]]\n{toml_text(table)}" for table in data["node"])])
+
+    def to_file(self, path: str | os.PathLike[str]) -> None:
+        """Write a ``cascade.toml``.
+
+        Args:
+            path: The file to write; an existing one is replaced.
+
+        Raises:
+            CascadeError: If a value cannot be written as TOML.
+            OSError: If the file cannot be written.
+        """
+        Path(path).write_text(self.to_toml(), "utf-8")
+
+    def _repr_html_(self) -> str:
+        head, rows = ["node", "cost"], [[n.name, number(n.cost)] for n in self.nodes]
+        columns = {
+            "after": [", ".join(n.parents) or "-" for n in self.nodes] if any(self.parents) else [],
+            "reach": [] if self.kind == "models" or self.asks_each else map(number, self.reach),
+        }
+        for name, cells in columns.items():
+            if texts := list(cells):
+                head.append(name)
+                rows = [[*row, text] for row, text in zip(rows, texts, strict=True)]
+        notes = [f"{self.kind}, target {self.target}"]
+        if self.unit:
+            notes.append(f"costs in {self.unit}")
+        title = f"{self.name or 'Cascade'}: {counted(len(self), 'node')}"
+        return card(title, notes=notes, head=head, rows=rows)
+
+
+def from_tables(data: object) -> CascadeSpec:
+    """Build a cascade from the parsed form of ``cascade.toml``.
+
+    >>> spec = from_tables({"node": [{"name": "only", "cost": 1, "timeout": 3}]})
+    >>> spec.nodes[0].cost, spec.nodes[0].options
+    (1.0, {'timeout': 3})
+    """
+    tables, head = _checked_tables(data)
+    nodes = []
+    for count, table in enumerate(tables.get("node", []), start=1):
+        place = f"[[node]] {count}"
+        if not isinstance(table, dict):
+            raise CascadeError(f"{place} must be a table with name and cost")
+        options = dict(table)
+        if "cost_per_token" in options:  # the tokens of a call are its cost
+            options = {"cost": 0.0, **options}
+        named = f" ({options['name']!r})" if "name" in options else ""
+        if "passing" in options:
+            raise CascadeError(f"{place}{named}: passing is named reach now: rename it")
+        for key in ("name", "cost"):
+            if key not in options:
+                raise CascadeError(f"{place}{named} lacks {key}; a node has a name and a cost")
+        fields = {key: options.pop(key) for key in _node_keys() if key in options}
+        nodes.append(CascadeNode(**fields, options=options))
+    return CascadeSpec(tuple(nodes), serve=tables.get("serve", {}), **head)
+
+
+def to_tables(spec: CascadeSpec) -> dict[str, Any]:
+    """Return the parsed form of ``cascade.toml``, which :func:`from_tables` reads back."""
+    head: dict[str, Any] = {} if spec.name is None else {"name": spec.name}
+    head |= {"kind": spec.kind, "target": spec.target}
+    if spec.mistakes:
+        head["mistakes"] = {label: dict(row) for label, row in spec.mistakes.items()}
+    for key in ("max_loss", "latency_weight", "unit"):
+        if value := getattr(spec, key):
+            head[key] = value
+    nodes = []
+    for node in spec.nodes:
+        table = {key: getattr(node, key) for key in _node_keys()}
+        if isinstance(node.after, tuple):
+            table["after"] = list(node.after)
+        nodes.append({k: v for k, v in table.items() if v is not None} | dict(node.options))
+    serve = {"serve": dict(spec.serve)} if spec.serve else {}
+    return {"cascade": head, **serve, "node": nodes}
+
+
+def split_nodes(spec: CascadeSpec) -> tuple[CascadeSpec, list[int]]:
+    """Return the cascade with each verified answer as a node of its own, and the sources of nodes.
+
+    For a fit a node with a ``verify_cost`` is two: ``large``, whose answer comes without a
+    confidence, and ``large (verified)`` after it, the same answer with its confidence.
+
+    >>> spec = CascadeSpec((CascadeNode("a", 1.0), CascadeNode("b", 2.0, verify_cost=3.0)))
+    >>> split, source = split_nodes(spec)
+    >>> split.names, split.costs.tolist(), source
+    (('a', 'b', 'b (verified)'), [1.0, 2.0, 3.0], [0, 1, 1])
+    """
+    nodes: list[CascadeNode] = []
+    source: list[int] = []
+    for position, node in enumerate(spec.nodes):
+        plain = dataclasses.replace(node, verify_cost=None)
+        nodes.append(plain)
+        source.append(position)
+        if node.verify_cost is None:
+            continue
+        name = node.name + SUFFIX
+        if name in spec.names:
+            raise CascadeError(
+                f"node {node.name!r} has verify_cost, and its verified answer would be named "
+                f"{name!r}, which is taken: rename that node"
+            )
+        verified = CascadeNode(name, node.verify_cost, node.name)
+        nodes.append(verified)
+        source.append(position)
+    return dataclasses.replace(spec, nodes=tuple(nodes)), source
+
+
+def join_verified(spec: CascadeSpec) -> CascadeSpec:
+    """Return the cascade that :func:`split_nodes` split.
+
+    >>> spec = CascadeSpec((CascadeNode("b", 2.0, verify_cost=3.0),))
+    >>> join_verified(split_nodes(spec)[0]) == spec
+    True
+    """
+    costs = {n.after: n.cost for n in spec.nodes if n.parents and n.name == f"{n.after}{SUFFIX}"}
+    nodes = tuple(
+        dataclasses.replace(node, verify_cost=costs.get(node.name))
+        for node in spec.nodes
+        if node.name.removesuffix(SUFFIX) not in costs or node.name in costs
+    )
+    return dataclasses.replace(spec, nodes=nodes)
+
+
+def answer_rules(spec: CascadeSpec) -> dict[str, str]:
+    """Return in words how answers are compared and priced, and where confidences come from.
+
+    Without a ``[serve]`` table and upstreams, prices alone. A policy fits the rules that its trace
+    was made with.
+    """
+    prices = [
+        f"{node.name}: {_token_prices(node.options['cost_per_token'])}"
+        for node in spec.nodes
+        if "cost_per_token" in node.options
+    ]
+    rules = {"cost_per_token": ", ".join(prices)} if prices else {}
+    if not spec.serve and not any("upstream" in node.options for node in spec.nodes):
+        return rules
+    compare = spec.serve.get("compare", "normalised")
+    if isinstance(compare, dict):
+        is_name = set(compare) == {"kind"}
+        compare = compare["kind"] if is_name else json.dumps(compare, sort_keys=True)
+    # Options of a node that its confidence depends on, with their defaults.
+    defaults = {"tokens": "all", "samples": 1, "verifier": None, "field": None}
+    confidence = []
+    for node in spec.nodes:
+        words = [str(node.options.get("confidence", "logprobs"))]
+        words += [
+            f"{key} {node.options[key]}"
+            for key, default in defaults.items()
+            if node.options.get(key, default) != default
+        ]
+        confidence.append(f"{node.name}: {' '.join(words)}")
+    return {"compare": str(compare), "confidence": ", ".join(confidence), **rules}
+
+
+def _token_prices(prices: object) -> str:
+    """Return what the tokens of a node cost, in words; prices of 0 are left out."""
+    if not isinstance(prices, Mapping):
+        return str(prices)
+    words = [
+        f"{key} {price:.9g}" if is_number(price) else f"{key} {price}"
+        for key, price in sorted(prices.items())
+        if price != 0
+    ]
+    return " ".join(words) or "0"
+
+
+def largest_mistake(mistakes: Mistakes) -> float:
+    """Return the most that a mistake can cost, whatever the classes.
+
+    >>> largest_mistake({"fraud": {"*": 20.0}}), largest_mistake({"*": {"*": 0.5}})
+    (20.0, 0.5)
+    """
+    costs = [cost for row in mistakes.values() for cost in row.values()]
+    if ANY_CLASS not in mistakes.get(ANY_CLASS, {}):
+        costs.append(1.0)  # what a mistake costs that no entry is for
+    return max(costs)
+
+
+def _checked_mistakes(table: object) -> dict[str, dict[str, float]]:
+    """Return a table of mistakes with its costs as floats, or raise what is wrong with it."""
+    if not isinstance(table, dict):
+        raise CascadeError(f"[cascade]: mistakes must be a table by label, not {table!r}")
+    checked: dict[str, dict[str, float]] = {}
+    for label, row in table.items():
+        if not isinstance(label, str):
+            raise CascadeError(f"[cascade]: mistakes: {label!r} must be text, such as '{label}'")
+        if not isinstance(row, dict):
+            raise CascadeError(
+                f"[cascade]: mistakes.{label}: must be a table of costs by prediction, not {row!r}"
+            )
+        checked[label] = {}
+        for prediction, cost in row.items():
+            place = f"[cascade]: mistakes.{label}.{prediction}"
+            if not isinstance(prediction, str):
+                raise CascadeError(f"{place}: {prediction!r} must be text, such as '{prediction}'")
+            if prediction == label != ANY_CLASS:
+                raise CascadeError(f"{place}: a right answer costs 0; remove it")
+            if not is_number(cost) or not math.isfinite(cost) or cost < 0:
+                raise CascadeError(f"{place}: {cost!r} must be a finite number, not negative")
+            checked[label][prediction] = float(cost)
+    return checked
+
+
+def _node_keys() -> tuple[str, ...]:
+    """Return the keys of ``[[node]]`` that are not the serving layer's."""
+    return tuple(f.name for f in dataclasses.fields(CascadeNode) if f.name != "options")
+
+
+def _checked_tables(data: object) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the tables of a ``cascade.toml`` and its ``[cascade]``; refuse unknown keys."""
+    if not isinstance(data, dict):
+        raise CascadeError("a cascade must be a table with [[node]] tables inside")
+    keys = [f.name for f in dataclasses.fields(CascadeSpec) if f.name not in ("nodes", "serve")]
+    for key in data:
+        if key in (*keys, "order"):
+            raise CascadeError(f"{key} belongs to a table: write it below a line [cascade]")
+        if key not in ("cascade", "serve", "node"):
+            raise CascadeError(
+                f"there is an unknown table {key!r}; a cascade has [cascade], [serve] and [[node]]"
+            )
+    for key in ("cascade", "serve"):
+        if not isinstance(table := data.get(key, {}), dict):
+            raise CascadeError(f"[{key}] must be a table, not {table!r}")
+    if not isinstance(data.get("node", []), list):
+        raise CascadeError("nodes must be written as [[node]], with two brackets")
+    head = data.get("cascade", {})
+    if "order" in head:
+        raise CascadeError(
+            '[cascade]: order is named kind now: write kind = "exits" for the exits of one '
+            'network (order was "fixed", or "skip" with passing, which is reach now), else '
+            'kind = "models"'
+        )
+    for key in head:
+        if key not in keys:
+            raise CascadeError(f"[cascade] has an unknown key {key!r}; it may have "
+                               f"{', '.join(keys)}")  # fmt: skip
+    return data, head
+
+
+def _checked_nodes(nodes: Iterable[CascadeNode], kind: Kind) -> tuple[CascadeNode, ...]:
+    """Return the nodes with their costs as floats, or raise what is wrong with one."""
+    checked: list[CascadeNode] = []
+    places: dict[str, str] = {}
+    for count, node in enumerate(nodes, start=1):
+        place = f"[[node]] {count}"
+        checked.append(_checked_node(node, place, kind))
+        if node.name in places:
+            raise CascadeError(
+                f"{place}: the name {node.name!r} is taken by {places[node.name]}; give every node "
+                "a name of its own"
+            )
+        places[node.name] = place
+    if not checked:
+        raise CascadeError("there are no nodes: add one [[node]] table for each model or exit")
+    parents = {node.name: node.parents for node in checked}
+    for name, place in places.items():
+        for parent in parents[name]:
+            if parent not in parents:
+                raise CascadeError(
+                    f"{place} ({name!r}): after is {parent!r}, and there is no such node; "
+                    f"the nodes are {', '.join(parents)}"
+                )
+    for name, place in places.items():
+        if cycle := _cycle(name, parents):
+            raise CascadeError(
+                f"{place} ({name!r}): after is cyclic: {' after '.join(cycle)}; let one of them "
+                "start"
+            )
+    return tuple(checked)
+
+
+def _checked_node(node: CascadeNode, place: str, kind: Kind) -> CascadeNode:
+    name = node.name
+    if not isinstance(name, str):
+        raise CascadeError(f"{place}: name must be text, not {name!r}")
+    if not name or name != name.strip() or not name.isprintable():
+        raise CascadeError(
+            f"{place}: the name {name!r} must hold at least one character, no control "
+            "characters, and no space at either end"
+        )
+    place = f"{place} ({name!r})"
+    for key in node.options:
+        if key in _node_keys():
+            raise CascadeError(f"{place}: {key!r} cannot stand among the options as well")
+    prices: dict[str, Any] = {
+        key: None if (value := getattr(node, key)) is None else _price(value, f"{place}: {key}")
+        for key in ("cost", "reach", "verify_cost")
+    }
+    if node.reach is not None and kind == "models":
+        raise CascadeError(
+            f"{place}: has reach = {prices['reach']}, and only exits are passed without being "
+            'asked: write kind = "exits" below [cascade], or remove reach'
+        )
+    after = _checked_parents(node.after, place)
+    for key, value in (("after", after), ("verify_cost", node.verify_cost)):
+        if value is not None and kind == "exits":
+            raise CascadeError(
+                f"{place}: has {key} = {_toml_value(value)}, which is for separate models, and "
+                f'kind is "exits": remove it, or write kind = "models"'
+            )
+    return dataclasses.replace(node, after=after, options=dict(node.options), **prices)
+
+
+def _checked_parents(after: object, place: str) -> str | tuple[str, ...] | None:
+    """Return ``after`` with several names as a tuple, or raise what is wrong with it."""
+    if after is None or isinstance(after, str):
+        return after
+    if not isinstance(after, list | tuple) or not all(isinstance(name, str) for name in after):
+        raise CascadeError(f"{place}: after must name a node, or be a list of names, not {after!r}")
+    if not after:
+        raise CascadeError(f"{place}: after is an empty list; name a node, or remove after")
+    if len(set(after)) < len(after):
+        raise CascadeError(f"{place}: after names a node twice, {_toml_value(after)}; keep one")
+    return after[0] if len(after) == 1 else tuple(after)
+
+
+def _cycle(name: str, parents: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the names on a way from a node over its parents back to it; empty if there is none."""
+    ways = [[name, parent] for parent in parents[name]]
+    visited: set[str] = set()
+    for way in ways:  # grows as we go
+        if way[-1] == name:
+            return way
+        if way[-1] not in visited:
+            visited.add(way[-1])
+            ways += [[*way, parent] for parent in parents[way[-1]]]
+    return []
+
+
+def _price(value: object, what: str) -> float:
+    """Return a number that is finite and not negative, or raise what is wrong with it."""
+    if not is_number(value):
+        raise CascadeError(f"{what} must be a number, not {value!r}")
+    try:
+        price = float(value)
+    except OverflowError:
+        raise CascadeError(f"{what} must be a finite number") from None
+    if not math.isfinite(price) or price < 0:
+        raise CascadeError(f"{what} is {price}; it must be finite and not negative")
+    return price
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    array.setflags(write=False)
+    return array
+
+
+def toml_text(table: Mapping[str, object]) -> str:
+    """Return one ``key = value`` line per item (the standard library reads TOML only).
+
+    Tables inside become inline tables.
+
+    >>> print(toml_text({"name": "small", "cost": 1.5, "tags": ["a", "b"]}), end="")
+    name = "small"
+    cost = 1.5
+    tags = ["a", "b"]
+    """
+    try:
+        return "".join(f"{_toml_key(key)} = {_toml_value(value)}\n" for key, value in table.items())
+    except ValueError as error:
+        raise CascadeError(f"cannot be written as TOML: {error}") from None
+
+
+def _toml_key(key: object) -> str:
+    if not isinstance(key, str):
+        raise ValueError(f"the key {key!r} is not text")  # noqa: TRY004 - one kind to catch
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_string(key)
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, np.generic):  # its text names its type
+        value = value.item()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _toml_string(value)
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, dt.date | dt.time):  # a datetime is a date
+        return value.isoformat()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    if isinstance(value, dict):
+        items = (f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items())
+        return "{" + ", ".join(items) + "}"
+    raise ValueError(f"there is no TOML for {value!r}")
+
+
+def _toml_string(text: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"{text!r} is not well-formed Unicode")
+    # A string of JSON is one of TOML but for the control character that JSON leaves as it is.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
