@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ttamer import TraceError, _database
+from ttamer import TraceError, _files
 from ttamer._files import open_database
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS t (x)"
@@ -42,6 +42,6 @@ def test_what_cannot_be_opened_is_refused_in_words(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     with pytest.raises(TraceError, match="folder: cannot be written: Is a directory"):
         open_database(tmp_path / "folder", SCHEMA)
-    monkeypatch.setattr(_database, "_file_system", lambda _: "nfs4")
+    monkeypatch.setattr(_files, "_file_system", lambda _: "nfs4")
     with pytest.raises(TraceError, match=r"is on a network disk \(nfs4\); give a path on a local"):
         open_database(tmp_path / "b.db", SCHEMA)

@@ -99,7 +99,7 @@ _NAMES = {
     "runtime.reply": "CascadeFailed Outcome",
     "solvers": "solve solve_ladder",
     "theory.optimal_values": "Optima offline_optimum optima",
-    "trace.spec": "CascadeSpec",
+    "cascade": "CascadeSpec",
     "trace.trace": "Trace",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -39,14 +39,6 @@ def test_chain_leaves_out_a_model_that_does_not_help():
     assert points(settings, trace) == [(1.0, 0.5), ((1 + 1 + 4 + 4) / 4, 0.0)]
 
 
-def test_chain_goes_as_the_models_stand_where_the_order_is_skip():
-    said = [[0.5, 0.9], [0.5, 0.1]]
-    right = [[1, 1], [1, 0]]
-    free, bound = (make(said, right, costs=[5, 1], kind=k) for k in ("models", "exits"))
-    assert points(fit("chain", free), free) == [(1.0, 0.5), (3.5, 0.0)]
-    assert points(fit("chain", bound), bound) == [(1.0, 0.5), (5.0, 0.0)]
-
-
 def every_chain(trace: Trace, *, common: bool) -> list[tuple[float, float]]:
     """All subsets, all thresholds (one for all, or one each), row by row."""
     wrong, costs = trace.wrong(), trace.costs
@@ -153,16 +145,6 @@ def test_frugalml_takes_the_largest_confidences_there_are():
     wide = dataclasses.replace(trace, confidence=np.where(trace.confidence > 1, 1.7e308, -1.7e308))
     narrow = dataclasses.replace(trace, confidence=np.sign(wide.confidence))
     assert points(fit("frugalml", wide), wide) == points(fit("frugalml", narrow), narrow)
-
-
-def test_frugalml_keeps_to_the_order_where_it_is_skip():
-    trace = random_trace(4, nodes=3, rows=60, kind="exits")
-    for setting in fit("frugalml", trace):
-        played = setting.rule.play(trace)
-        assert (played.asked.argmax(axis=1) <= played.answer).all()
-        base = trace.names.index(setting.knob["base"])
-        assert played.asked[:, base].all()
-        assert not played.asked[:, :base].any()
 
 
 def test_frugalml_matches_a_label_by_its_text_not_by_its_code():

@@ -287,7 +287,7 @@ def test_progress():
         ({"costs": "guessed"}, ArgumentError, "costs is 'guessed'"),
         ({"costs": {"short": 1}}, ArgumentError, "only one of them has 'full'"),
         ({"costs": {"short": 1, "full": -1}}, CascadeError, "cost is -1"),
-        ({"order": "random"}, CascadeError, "order is 'random'"),
+        ({"kind": "random"}, CascadeError, "kind is 'random'"),
         ({"labels": ["a"]}, TraceError, "1 label and more inputs are given"),
         ({"labels": ["a"] * 3}, TraceError, "2 inputs and more labels are given"),
         ({"labels": ["a", [1]]}, TraceError, "label 1 .* a class must be"),

@@ -106,6 +106,7 @@ def test_the_table_of_a_cascade_has_what_its_nodes_have():
     assert "after" not in plain
     exits = tt.CascadeSpec.of({"a": 1.0, "b": 2.5}, kind="exits", reach={"a": 0.75})
     assert ">0.75<" in exits._repr_html_()
+    assert "costs in ms" in tt.CascadeSpec.of({"a": 1.0}, unit="ms")._repr_html_()
     text = "[[node]]\nname = 'a'\ncost = 1\n[[node]]\nname = 'b'\ncost = 2\nafter = 'a'"
     assert ">after<" in tt.CascadeSpec.from_toml(text)._repr_html_()
 
