@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 
 from support.examples import examples
 from ttamer.artefact import file
+from ttamer.cascade import from_tables
 from ttamer.fitting.fits import fit
-from ttamer.trace.spec import CascadeSpec
 from ttamer.trace.trace import Trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::ttamer.errors.TraceWarning")
@@ -47,7 +47,7 @@ def rows_of(kind: str, count: int, seed: int, absent: float = 0.0) -> Trace:
     if kind == "graded":
         facts["max_loss"] = 2.0
     nodes = [{"name": name, "cost": cost, **after.get(name, {})} for name, cost in COSTS.items()]
-    spec = CascadeSpec.from_dict({"cascade": facts, "node": nodes})
+    spec = from_tables({"cascade": facts, "node": nodes})
     more = {"prediction": prediction, "label": label.astype(str)}
     if kind == "graded":
         more = {"loss": loss}
