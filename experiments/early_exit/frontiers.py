@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer.cli.output import table
+from ttamer.show.tables import table
 from ttamer.evaluation.frontiers import Resampled
 from ttamer.evaluation.results import interval
 from ttamer.fitting.fits import fit

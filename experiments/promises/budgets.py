@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import ttamer as tt
-from ttamer.cli.output import table
+from ttamer.show.tables import table
 from ttamer.fitting.replay import paid
 
 if TYPE_CHECKING:

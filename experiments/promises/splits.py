@@ -52,7 +52,7 @@ import ttamer as tt
 from ttamer.baselines.rules import StopRule, walk_of
 from ttamer.baselines.single import AlwaysLast
 from ttamer.baselines.threshold import Confidence, common_thresholds
-from ttamer.cli.output import table
+from ttamer.show.tables import table
 from ttamer.fitting.ladder import Mixture
 from ttamer.fitting.replay import full_cost, paid
 from ttamer.stats.bounds import binomial_upper

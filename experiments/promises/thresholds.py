@@ -18,7 +18,7 @@ import numpy as np
 from ttamer.fitted.promise import HeldOut, count_pairs, make_promise, pairs_of_corners
 
 import ttamer as tt
-from ttamer.cli.output import table
+from ttamer.show.tables import table
 from ttamer.stats.bounds import binomial_upper
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -711,8 +711,8 @@ def test_certify_refuses_options_that_do_nothing_and_rows_that_show_nothing_new(
     for arguments, said in (
         ([policy, rows, "--error", "0.3", "--against", "large"], "--against is for --drop"),
         ([promised, rows, "--confidence", "0.99"], "has its own confidence"),
-        ([promised, rows, "-o", promised], "-o is for a new promise"),
-        ([promised, rows], "the rows that a promise in"),
+        ([promised, rows, "-o", promised], "-o is for a new certificate"),
+        ([promised, rows], "the rows that a certificate in"),
     ):
         assert main(["certify", *arguments]) == 2
         assert said in capsys.readouterr().err
@@ -731,7 +731,7 @@ def test_collect_skips_inputs_on_which_a_callable_fails(tmp_path, capsys):
     command = ["collect", "a=json:loads", "b=json:loads", "-o", str(tmp_path / "trace.npz")]
     command += ["--inputs", str(tmp_path / "inputs.txt")]
     assert main(command) == 2
-    assert "skip these rows with --skip-bad" in capsys.readouterr().err
+    assert "leave a gap there with --skip-bad" in capsys.readouterr().err
     assert main([*command, "--skip-bad"]) == 0
     assert "1 input left out" in capsys.readouterr().out
 

@@ -16,17 +16,18 @@ from typing import Any
 import click
 
 from ttamer import __version__
-from ttamer.errors import TraceWarning, TTamerError
+from ttamer.errors import MissingExtra, TraceWarning, TTamerError
+from ttamer.show.tables import paint
 
-# By name: the module, and what --help says; a command is the module's attribute of that name.
+# By name: the module, and what --help says; the command is its attribute NAME_command.
 COMMANDS = {
     "demo": ("compare", "fit, compare and report on a real trace, in under a minute"),
-    "collect": ("collect", "ask models about inputs, and log their answers as a trace"),
-    "label": ("label", "decide on a local page which answers of a log are right"),
-    "import": ("import_trace", "make a trace from files in other formats"),
+    "collect": ("data", "ask models about inputs, and log their answers as a trace"),
+    "label": ("data", "decide on a local page which answers of a log are right"),
+    "import": ("data", "make a trace from files in other formats"),
     "fit": ("fit", "fit policies to a trace, and save them"),
     "evaluate": ("evaluate", "measure a saved policy on other rows"),
-    "certify": ("certify", "promise an error or a drop with a stated confidence"),
+    "certify": ("evaluate", "certify an error, a drop or a budget, with a stated confidence"),
     "frontier": ("compare", "compare ttamer with other rules, and recommend one"),
     "report": ("compare", "write the comparison as one page with figures"),
     "serve": ("serve", "serve a cascade behind one URL"),
@@ -35,8 +36,10 @@ COMMANDS = {
     "solve": ("solve", "solve a problem.json exactly"),
     "theory": ("theory", "run the paper's demonstrations"),
 }
-# What remedies of the library are called on the command line.
-SPELLINGS = {'on_bad="skip"': "--skip-bad", 'on_error="skip"': "--skip-bad"}
+# The extra that installs a library, where it has another name.
+EXTRAS = {"aiohttp": "serve", "starlette": "serve", "uvicorn": "serve", "h11": "serve",
+          "granian": "serve", "prometheus_client": "serve", "pyarrow": "io", "pandas": "frames",
+          "matplotlib": "report", "jinja2": "report", "torch": "torch"}  # fmt: skip
 
 
 class _Commands(click.Group):
@@ -53,10 +56,6 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"ttamer.cli.{COMMANDS[cmd_name][0]}")
-        if hasattr(module, "add_to"):
-            from ttamer.cli._argparse import adapted
-
-            return adapted(cmd_name, module, COMMANDS[cmd_name][1])
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
@@ -88,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; by default those of the process.
 
     Returns:
-        0 if all is well, 1 if a promise is not certified, 2 after an error.
+        0 if all is well, 1 if a certificate fails, 2 after an error.
 
     >>> main(["theory", "no-recall", "--alpha", "0.5"])
     2
@@ -115,18 +114,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.UsageError as error:
         path = "ttamer" if error.ctx is None else error.ctx.command_path
         return _failed(f"{path}: error:", f"{_usage(error)} (see {path} --help)")
-    except click.ClickException as error:
-        return _failed("ttamer: error:", error.format_message())
     except Exception as error:
         if os.environ.get("TTAMER_TRACEBACK"):
             raise
-        return _failed("ttamer: error:", _one_line(error, words))
+        return _failed("ttamer: error:", _one_line(error))
 
 
 def _failed(head: str, text: str) -> int:
     """Print an error as one line, and return the exit code."""
-    from ttamer.cli.tables import paint
-
     line = " ".join(text.split())
     print(f"{_cleared()}{paint(head, 'red', sys.stderr)} {line}", file=sys.stderr)
     return 2
@@ -140,32 +135,20 @@ def _usage(error: click.UsageError) -> str:
     return text
 
 
-def _one_line(error: Exception, words: list[str]) -> str:
-    text = str(error)
+def _one_line(error: Exception) -> str:
+    if isinstance(error, click.ClickException):
+        return error.format_message()
     if isinstance(error, TTamerError):
-        return _with_flag(text, error.param, words)
+        return str(error)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    library = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if library in EXTRAS:
+        return str(MissingExtra(library, EXTRAS[library]))
     return (
-        f"unexpected {type(error).__name__}: {text}; this is a bug, please report it with the "
+        f"unexpected {type(error).__name__}: {error}; this is a bug, please report it with the "
         "output of the same command under TTAMER_TRACEBACK=1"
     )
-
-
-def _with_flag(text: str, param: str | None, words: list[str]) -> str:
-    """Return an error of the library with the command's flag in place of a Python argument."""
-    for python, flag in SPELLINGS.items():
-        text = text.replace(python, flag)
-    command = app.get_command(click.Context(app), words[0])
-    if param is None or command is None:
-        return text
-    options = [option for option in command.params if isinstance(option, click.Option)]
-    flag = next((option.opts[-1] for option in options if option.name == param), "")
-    if not flag or flag in text:
-        return text
-    if text.startswith(f"{param} "):
-        return flag + text.removeprefix(param)
-    return f"{flag}: {text}"
 
 
 def _show_warning(otherwise: Callable[..., None]) -> Callable[..., None]:
@@ -186,8 +169,6 @@ def _show_warning(otherwise: Callable[..., None]) -> Callable[..., None]:
 
 def warn(text: str) -> None:
     """Print a warning as one line on stderr."""
-    from ttamer.cli.tables import paint
-
     print(f"{_cleared()}{paint('Warning:', 'bold', sys.stderr)} {text}", file=sys.stderr)
 
 

@@ -13,12 +13,21 @@ import click
 from ttamer import datasets
 from ttamer._checks import require_whole
 from ttamer.baselines import FAMILIES
-from ttamer.cli.options import Command, Reading, json_option, output_option, reading_options
-from ttamer.cli.tables import as_json as to_json, paint, progress_line
+from ttamer.cli.options import (
+    Function,
+    Output,
+    Reading,
+    command,
+    json_option,
+    output_option,
+    reading_options,
+)
+from ttamer.cli.printing import progress_line, to_json
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import MORE_ERROR, OURS, Frontier, family_names, frontier
 from ttamer.reporting.page import require_page, write_report
 from ttamer.reporting.recommendation import budget_of, points_in_words, recommend
+from ttamer.show.tables import paint
 from ttamer.trace.trace import Trace
 
 
@@ -32,7 +41,7 @@ def _resamples(_: click.Context, __: click.Parameter, value: int) -> int:
     return value
 
 
-def comparison_options(command: Command) -> Command:
+def comparison_options(function: Function) -> Function:
     """Add the options of a comparison, as ``traces``, ``names`` and ``resamples``."""
 
     @click.argument("trace", required=False)
@@ -44,7 +53,7 @@ def comparison_options(command: Command) -> Command:
     @click.option("--resamples", type=int, default=1000, metavar="N", callback=_resamples,
                   help="Bootstrap resamples for the intervals (default 1000).")  # fmt: skip
     @json_option
-    @functools.wraps(command)
+    @functools.wraps(function)
     def compared(
         *, trace: str | None, fit: str | None, test: str | None, reading: Reading, **options: Any
     ) -> Any:
@@ -53,7 +62,7 @@ def comparison_options(command: Command) -> Command:
                 "give one TRACE, which is halved at random, or --fit TRACE and --test TRACE"
             )
         said = f"{trace or fit}{reading.words}"
-        return command(
+        return function(
             read=lambda: (
                 reading.read(trace).split(0.5, seed=0)
                 if trace
@@ -66,7 +75,7 @@ def comparison_options(command: Command) -> Command:
     return compared
 
 
-@click.command("frontier")
+@command("frontier")
 @comparison_options
 @output_option(text="Write the comparison as JSON here.")
 def frontier_command(
@@ -94,9 +103,10 @@ def frontier_command(
         print(f"\n  written to {output}")
 
 
-@click.command("report")
+@command("report")
 @comparison_options
-@output_option("report.html", text="Where to write the page.", makes_folders=True)
+@output_option("report.html", text="Where to write the page.",
+               kind=Output(makes_folders=True))  # fmt: skip
 @click.option("--title", help="The title of the page.")
 def report_command(
     read: Any,
@@ -145,10 +155,11 @@ def advice_text(result: Frontier, said: str | None = None) -> str:
     return "\n".join(lines)
 
 
-@click.command("demo")
+@command("demo")
 @click.option("--trace", default="langid", metavar="NAME", show_default=True,
               help=f"Which trace: {', '.join(datasets.names())}.")  # fmt: skip
-@output_option("out", text="The folder for the report.", makes_folders=True, writes_folder=True)
+@output_option("out", text="The folder for the report.",
+               kind=Output("folder", makes_folders=True))  # fmt: skip
 def demo_command(trace: str, output: str) -> None:
     """Fit, compare and report on a real trace that comes with the package.
 

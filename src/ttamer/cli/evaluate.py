@@ -1,17 +1,26 @@
-"""``ttamer evaluate``: how a saved policy does on other rows, alone or against another."""
+"""``ttamer evaluate`` and ``certify``: what a saved policy does on other rows."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from ttamer._checks import counted, number
-from ttamer.artefact.file import load
+from ttamer.artefact.file import load, save
 from ttamer.cascade import Target
 from ttamer.cli import warn
-from ttamer.cli.options import Reading, at_most_one, json_option, refuse_trace
-from ttamer.cli.tables import as_json as to_json, table
+from ttamer.cli.options import (
+    Reading,
+    at_most_one,
+    command,
+    json_option,
+    output_option,
+    refuse_trace,
+    skip_option,
+)
+from ttamer.cli.printing import to_json
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.results import Difference, Result, compare, evaluate, known_losses
+from ttamer.evaluation.results import Result, compare, evaluate, known_losses
 from ttamer.fitting.ladder import (
     FittedLadder,
     FittedPolicy,
@@ -19,12 +28,15 @@ from ttamer.fitting.ladder import (
     shown_error,
     were_fitted_to,
 )
+from ttamer.fitting.promises import Promise, check_promise
+from ttamer.show.tables import table
 from ttamer.trace.trace import Trace
 
 Loaded = FittedLadder | FittedPolicy | Mixture
+Choice = FittedPolicy | Mixture
 
 
-@click.command("evaluate")
+@command("evaluate")
 @click.argument("policy")
 @click.argument("trace")
 @click.option("--tradeoff", type=float, metavar="L", help="One policy of the ladder (default: "
@@ -39,7 +51,7 @@ Loaded = FittedLadder | FittedPolicy | Mixture
               "two differ, and what that changes.")  # fmt: skip
 @click.option("--target", type=click.Choice(["label", "last"]),
               help="Which answers are right (default: the cascade's).")  # fmt: skip
-@click.option("--skip-bad", is_flag=True, help="Skip rows that cannot be used, and count them.")
+@skip_option
 @json_option
 def evaluate_command(
     policy: str,
@@ -50,44 +62,52 @@ def evaluate_command(
     as_json: bool,
     **point: float | None,
 ) -> None:
-    """Replay a fitted policy on TRACE.
+    """Replay POLICY, a file of ttamer fit, on TRACE.
 
     Prints error and cost with intervals, which nodes answered, and what each node does alone.
     """
     at_most_one(**point)
     loaded = _loaded(policy, "evaluate POLICY TRACE")
-    chosen = _point(loaded, policy, **point)
+    chosen = _chosen(loaded, policy, **point)
     rows = Reading(skip_bad=skip_bad).read(trace, loaded.spec)
     _warn_of_same_rows(loaded, rows)
     if against is not None:
         other = _loaded(against, "evaluate POLICY TRACE --against POLICY")
-        mine, theirs = _one(loaded, chosen), _one(other, _point(other, against, **point))
-        print(_compared(compare(mine, theirs, rows, target=target), as_json))
+        baseline = _chosen(other, against, **point) or _default(other)
+        difference = compare(chosen or _default(loaded), baseline, rows, target=target)
+        print(to_json(difference.to_dict()) if as_json else difference)
         return
-    policies = _every(loaded, as_json) if chosen is None else [chosen]
-    default = None
+    policies: Sequence[Choice] = [chosen] if chosen is not None else []
+    usual: Choice | None = None
     if chosen is None and isinstance(loaded, FittedLadder):
-        default = loaded.default()
-    results = [evaluate(rule, rows, target=target) for rule in policies]
-    usual = None if default is None else evaluate(default, rows, target=target)
-    alone = _alone(rows, target)
+        usual, points = loaded.default(), loaded.points
+        policies = list(loaded) if as_json else [loaded.point(k) for k in points.corners]
+    results = [evaluate(choice, rows, target=target) for choice in policies]
+    by_default = None if usual is None else evaluate(usual, rows, target=target)
+    costs = rows.spec.answer_costs(rows.costs.mean(axis=0)).tolist()
+    errors = known_losses(rows, target).mean(axis=0).tolist()
+    alone = dict(zip(rows.names, zip(costs, errors, strict=True), strict=True))
     if as_json:
-        pairs = zip(policies, results, strict=True)
+        both = zip(policies, results, strict=True)
         facts: dict[str, Any] = {
             "rows": len(rows),
-            "policies": [{**_named(rule), **result.to_dict()} for rule, result in pairs],
+            "policies": [{**_identity(choice), **result.to_dict()} for choice, result in both],
         }
-        if default is not None and usual is not None:
-            facts["default"] = {**_named(default), **usual.to_dict()}
-        print(to_json({**facts, "alone": alone}))
+        if usual is not None and by_default is not None:
+            facts["default"] = {**_identity(usual), **by_default.to_dict()}
+        facts["alone"] = {name: {"cost": c, "error": e} for name, (c, e) in alone.items()}
+        print(to_json(facts))
         return
-    _show(policies, results, alone)
-    if default is not None and usual is not None:
-        low, high = (shown_error(end, usual.measure) for end in usual.error_interval)
+    print(f"{counted(len(rows), 'row')}\n\n{_results_table(policies, results)}")
+    print("\nof full: as a share of the full model's cost, or of the most expensive model's;")
+    print("recalled: an earlier answer was returned; helped, hurt: that was better, worse.\n")
+    print(_nodes_table(alone, results))
+    if usual is not None and by_default is not None:
+        low, high = (shown_error(end, by_default.measure) for end in by_default.error_interval)
+        error = shown_error(by_default.error, by_default.measure)
         print(
-            f"\nThe default of serving: cost {number(usual.cost)} per input, {usual.measure} "
-            f"{shown_error(usual.error, usual.measure)} ({low} to {high}); expected: "
-            f"{default.described}"
+            f"\nThe default of serving: cost {number(by_default.cost)} per input, "
+            f"{by_default.measure} {error} ({low} to {high}); expected: {usual.described}"
         )
 
 
@@ -102,7 +122,11 @@ def _loaded(path: str, usage: str) -> Loaded:
     return loaded
 
 
-def _point(
+def _default(loaded: Loaded) -> Choice:
+    return loaded.default() if isinstance(loaded, FittedLadder) else loaded
+
+
+def _chosen(
     loaded: Loaded,
     path: str,
     *,
@@ -110,7 +134,7 @@ def _point(
     budget: float | None,
     mistake_cost: float | None,
     p95: float | None,
-) -> FittedPolicy | Mixture | None:
+) -> Choice | None:
     """Return the policy that the options choose; ``None`` for all of a ladder."""
     if not isinstance(loaded, FittedLadder):
         if {tradeoff, budget, mistake_cost, p95} != {None}:
@@ -128,71 +152,43 @@ def _point(
     return None if tradeoff is None else loaded.at(tradeoff)
 
 
-def _one(loaded: Loaded, chosen: FittedPolicy | Mixture | None) -> FittedPolicy | Mixture:
-    if chosen is not None:
-        return chosen
-    return loaded.default() if isinstance(loaded, FittedLadder) else loaded
+def _results_table(policies: Sequence[Choice], results: Sequence[Result]) -> str:
+    """Return a row for each policy; several policies may decide alike, which is one row."""
+    measure, timed = results[0].measure, results[0].latency is not None
+    rows = {}
+    for policy, result in zip(policies, results, strict=True):
+        ends = [shown_error(end, measure) for end in result.error_interval]
+        times = [number(t) for t in (result.latency, result.latency_p95) if t is not None]
+        shares = (result.recalled, result.recall_helped, result.recall_hurt)
+        cells = [
+            number(result.cost),
+            f"{result.relative_cost:.1%}",
+            *times,
+            shown_error(result.error, measure),
+            " to ".join(ends),
+            *(f"{share:.1%}" for share in shares),
+        ]
+        rows[tuple(cells)] = [*cells, _setting(policy)]
+    latency = ["latency", "95% within"] if timed else []
+    head = ["cost", "of full", *latency, measure, "95%", "recalled", "helped", "hurt", "policy"]
+    return table(head, list(rows.values()))
 
 
-def _every(loaded: Loaded, as_json: bool) -> list[FittedPolicy | Mixture]:
-    """Return the policies of a ladder: those on its frontier, or all for programs."""
-    assert isinstance(loaded, FittedLadder)  # noqa: S101 - the others are one policy
-    if as_json:
-        return list(loaded)
-    return [loaded.point(number) for number in loaded.points.corners]
-
-
-def _compared(difference: Difference, as_json: bool) -> str:
-    return to_json(difference.to_dict()) if as_json else str(difference)
-
-
-def _show(
-    policies: list[FittedPolicy | Mixture],
-    results: list[Result],
-    alone: dict[str, dict[str, float]],
-) -> None:
-    print(f"{counted(results[0].rows, 'row')}\n")
-    timed = ["latency", "95% within"] if results[0].latency is not None else []
+def _nodes_table(alone: dict[str, tuple[float, float]], results: Sequence[Result]) -> str:
+    """Return what each node does alone, and of one policy how often it was asked and answered."""
     measure = results[0].measure
-    head = ["cost", "of full", *timed, measure, "95%", "recalled", "helped", "hurt"]
-    rows = [_cells(rule, result) for rule, result in zip(policies, results, strict=True)]
-    unlike = {tuple(row[:-1]): row for row in rows}  # several policies may decide alike
-    print(table([*head, "policy"], list(unlike.values())))
-    print("\nof full: as a share of the full model's cost, or of the most expensive model's;")
-    print("recalled: an earlier answer was returned; helped, hurt: that was better, worse.")
-    shares = results[0] if len(results) == 1 else None
-    print("\nEach node, and its answers alone:\n" if shares else "\nEach node alone:\n")
-    print(table(["node", *(["asked", "answered"] if shares else []), "cost", measure], [
-        [name,
-         *([f"{shares.asked[name]:.1%}", f"{shares.answered[name]:.1%}"] if shares else []),
-         number(facts["cost"]), shown_error(facts["error"], measure)]
-        for name, facts in alone.items()
-    ]))  # fmt: skip
-
-
-def _cells(policy: FittedPolicy | Mixture, result: Result) -> list[str]:
-    """Return the row of a policy in the table."""
-    return [
-        number(result.cost),
-        f"{result.relative_cost:.1%}",
-        *(number(t) for t in (result.latency, result.latency_p95) if t is not None),
-        shown_error(result.error, result.measure),
-        " to ".join(shown_error(end, result.measure) for end in result.error_interval),
-        f"{result.recalled:.1%}",
-        f"{result.recall_helped:.1%}",
-        f"{result.recall_hurt:.1%}",
-        _short(policy),
-    ]
-
-
-def _alone(trace: Trace, target: Target | None) -> dict[str, dict[str, float]]:
-    """Return what each node's answer costs by itself, and its error."""
-    costs = trace.spec.answer_costs(trace.costs.mean(axis=0))
-    errors = known_losses(trace, target).mean(axis=0).tolist()
-    return {
-        name: {"cost": float(cost), "error": error}
-        for name, cost, error in zip(trace.names, costs, errors, strict=True)
+    cells = {
+        name: [number(cost), shown_error(error, measure)] for name, (cost, error) in alone.items()
     }
+    if len(results) > 1:
+        rows = [[name, *both] for name, both in cells.items()]
+        return "Each node alone:\n\n" + table(["node", "cost", measure], rows)
+    rows = [
+        [name, f"{results[0].asked[name]:.1%}", f"{results[0].answered[name]:.1%}", *both]
+        for name, both in cells.items()
+    ]
+    head = ["node", "asked", "answered", "cost", measure]
+    return "Each node, and its answers alone:\n\n" + table(head, rows)
 
 
 def _warn_of_same_rows(loaded: Loaded, trace: Trace) -> None:
@@ -206,7 +202,7 @@ def _warn_of_same_rows(loaded: Loaded, trace: Trace) -> None:
         )
 
 
-def _named(policy: FittedPolicy | Mixture) -> dict[str, Any]:
+def _identity(policy: Choice) -> dict[str, Any]:
     """Return which policy it is, in plain values."""
     if not isinstance(policy, Mixture):
         return {"tradeoff": policy.tradeoff}
@@ -214,8 +210,114 @@ def _named(policy: FittedPolicy | Mixture) -> dict[str, Any]:
     return {"mixed": mixed, "share": policy.share, "expected_cost": policy.cost}
 
 
-def _short(policy: FittedPolicy | Mixture) -> str:
+def _setting(policy: Choice) -> str:
     if not isinstance(policy, Mixture):
         return policy.setting
     low, high = policy.cheap.setting, policy.expensive.setting
     return high if low == high else f"{low} or {high} ({policy.share:.0%})"
+
+
+@command("certify")
+@click.argument("policy")
+@click.argument("trace", required=False)
+@click.option("--error", type=float, metavar="E", help="Certify an error of at most E.")
+@click.option("--drop", type=float, metavar="D",
+              help="Certify an error at most D above that of --against.")  # fmt: skip
+@click.option("--against", metavar="NODE",
+              help="What a drop is measured from: a node, last (the default) or best.")  # fmt: skip
+@click.option("--budget", type=float, metavar="C",
+              help="Certify that few inputs cost more than C.")  # fmt: skip
+@click.option("--exceeded-at-most", type=float, metavar="P",
+              help="With --budget: the share of inputs that may (default 0.05).")  # fmt: skip
+@click.option("--confidence", type=float, metavar="C",
+              help="The confidence of the certificate (default 0.95).")  # fmt: skip
+@skip_option
+@output_option(text="Write the policies with the certificate in them.")
+@json_option
+def certify_command(
+    policy: str,
+    trace: str | None,
+    error: float | None,
+    drop: float | None,
+    against: str | None,
+    budget: float | None,
+    exceeded_at_most: float | None,
+    confidence: float | None,
+    skip_bad: bool,
+    output: str | None,
+    as_json: bool,
+) -> int:
+    """Certify an error, a drop against a node, or a budget, with a stated confidence.
+
+    The cheapest such policy of POLICY is found on rows that it was not fitted to: those of TRACE,
+    or those that the fit held out. Without --error, --drop or --budget, the certificates in the
+    file are checked on new rows. Exit code 1: not certified, or broken.
+    """
+    at_most_one(error=error, drop=drop, budget=budget)
+    is_new = (error, drop, budget) != (None, None, None)
+    if against is not None and drop is None:
+        raise ArgumentError("--against is for --drop: leave it out, or give --drop in its place")
+    if exceeded_at_most is not None and budget is None:
+        raise ArgumentError("--exceeded-at-most is for --budget: give --budget C, or leave it out")
+    if confidence is not None and not is_new:
+        raise ArgumentError(
+            "a certificate in the file has its own confidence: leave out --confidence, or make a "
+            "new one with --error, --drop or --budget"
+        )
+    if output and not is_new:
+        raise ArgumentError(
+            "-o is for a new certificate: leave it out, or give --error, --drop or --budget"
+        )
+    refuse_trace(policy, "certify POLICY TRACE")
+    ladder = load(policy)
+    if not isinstance(ladder, FittedLadder):
+        raise ArgumentError(f"{policy} is no ladder made by ttamer fit: nothing to certify")
+    rows = Reading(skip_bad=skip_bad).read(trace, ladder.spec) if trace else None
+    if is_new:
+        level: dict[str, Any] = {"on": rows}
+        level["confidence"] = 0.95 if confidence is None else confidence
+        if error is not None:
+            certified = ladder.for_error(error, **level)
+        elif budget is not None:
+            share = 0.05 if exceeded_at_most is None else exceeded_at_most
+            certified = ladder.for_budget(budget, exceeded_at_most=share, **level)
+        else:
+            certified = ladder.for_drop(drop or 0.0, against=against or "last", **level)
+        assert certified.promise is not None  # noqa: S101 - each of them makes one
+        ladder = (ladder if rows is None else ladder.with_holdout(rows)).with_promise(certified)
+        promises = [certified.promise]
+    else:
+        promises = _checked(ladder, rows, policy)
+    if output:
+        save(ladder, output)
+    if as_json:
+        print(to_json({"promises": [promise.to_dict() for promise in promises], "output": output}))
+    else:
+        for promise in promises:
+            print(promise)
+            expected = ladder.mixture_for(promise).described
+            print(f"  its policy, as the fit expects: {expected}")
+        if output:
+            print(f"  written to {output}")
+        elif is_new and promises[0].certified:
+            print("  -o FILE writes the policies with this certificate")
+    return 0 if all(promise.certified for promise in promises) else 1
+
+
+def _checked(ladder: FittedLadder, trace: Trace | None, name: str) -> list[Promise]:
+    """Return the certificates of a ladder, checked on new rows where there are some."""
+    if not ladder.promises:
+        raise ArgumentError(
+            f"{name} holds no certificate: make one with --error, --drop or --budget, and -o"
+        )
+    if trace is None:
+        return list(ladder.promises)
+    if any(promise.trace_digest == trace.digest for promise in ladder.promises):
+        raise ArgumentError(
+            f"these are the rows that a certificate in {name} was made with: they show nothing "
+            "new; give rows recorded since"
+        )
+    held = ladder.held_rows(trace)
+    return [
+        check_promise(promise, held, len(ladder), ladder.spec.names) for promise in ladder.promises
+    ]

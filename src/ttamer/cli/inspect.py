@@ -1,57 +1,58 @@
 """``ttamer inspect``: what a .ttamer file holds."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from ttamer._checks import number
 from ttamer.artefact import open_artefact
-from ttamer.cli.options import json_option
-from ttamer.cli.tables import as_json as to_json, sparkline, table
+from ttamer.cli.options import command, json_option
+from ttamer.cli.printing import to_json
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
 from ttamer.policy import Ladder
+from ttamer.show.tables import table
 from ttamer.stats import lower_envelope
 
-# Facts about the problem that a fit solves, over states of its own; --json has them.
+# Facts about the problem that a fit solves, over its own states; --json has them.
 INNER = ("moves", "recall", "nodes", "states", "edges", "tradeoffs", "values", "points")
 # The most policies in the table of a frontier.
 MAX_ROWS = 9
 
 
-@click.command("inspect")
+@command("inspect")
 @click.argument("file")
 @json_option
 def inspect_command(file: str, as_json: bool) -> None:
     """Check a .ttamer FILE completely, and print what it holds."""
     artefact = open_artefact(file)
-    facts = artefact.facts
     if as_json:
-        print(to_json(facts))
+        print(to_json(artefact.facts))
         return
-    facts = {**_fitted(artefact.policy), **facts}
-    rows = [
-        [name.replace("_", " "), _cell(value) or "-"]
+    facts = {**_fitted(artefact.policy), **artefact.facts}
+    rows = {
+        name.replace("_", " "): _cell(value) or "-"
         for name, value in facts.items()
         if not ("cascade" in facts and name in INNER)
-    ]
-    width = max(len(name) for name, _ in rows)
+    }
+    width = max(map(len, rows))
     print(f"{file}: OK\n")
-    print("\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows))
+    print("\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows.items()))
     print(_frontier(artefact.policy), end="")
 
 
 def _fitted(policy: Any) -> dict[str, Any]:
     """Return what a fit is for: its nodes with their costs, and what serves by default."""
-    if not isinstance(policy, FittedLadder | FittedPolicy | Mixture):
-        return {}
-    alone = {node.name: number(node.cost) for node in policy.spec.nodes}
-    facts: dict[str, Any] = {"cascade": alone}
-    if not isinstance(policy, FittedLadder):
-        return facts
-    facts["policies"] = len(policy)
-    facts["default"] = policy.default().described
-    facts["cascade"] = {name: policy.alone(name).described for name in alone}
-    return facts
+    if isinstance(policy, FittedLadder):
+        nodes = {name: policy.alone(name).described for name in policy.spec.names}
+        return {
+            "cascade": nodes,
+            "policies": len(policy),
+            "default": policy.default().described,
+        }
+    if isinstance(policy, FittedPolicy | Mixture):
+        return {"cascade": {node.name: number(node.cost) for node in policy.spec.nodes}}
+    return {}
 
 
 def _frontier(policy: Any) -> str:
@@ -59,24 +60,24 @@ def _frontier(policy: Any) -> str:
     if isinstance(policy, FittedLadder):
         points, loss = policy.points, str(policy.fitted.measure)
         costs, errors = points.costs.tolist(), (policy.fitted.unit * points.errors).tolist()
-        shown = "{:.2%}" if loss == "error" else "{:.4g}"
+        form = "{:.2%}" if loss == "error" else "{:.4g}"
         head = f"Expected on new rows, as the cost grows from {{}} to {{}} per input: {loss}"
         corners = list(points.corners)  # as ttamer fit prints them
         settings = [policy.point(corner).setting for corner in corners]
     elif isinstance(policy, Ladder):
         costs, errors = [p.expected_cost for p in policy], [p.expected_loss for p in policy]
-        loss, shown = "loss", "{:.4g}"
+        loss, form = "loss", "{:.4g}"
         head = f"As the expected cost grows from {{}} to {{}}: {loss}"
         corners = lower_envelope(costs, errors).tolist()
         settings = [f"tradeoff {policy[corner].tradeoff:.4g}" for corner in corners]
     else:
         return ""
     last = len(corners) - 1
-    some = list(range(len(corners)))
+    shown = range(len(corners))
     if last >= MAX_ROWS:
-        some = [round(k * last / (MAX_ROWS - 1)) for k in range(MAX_ROWS)]
+        shown = [round(k * last / (MAX_ROWS - 1)) for k in range(MAX_ROWS)]  # type: ignore[assignment]
     rows = [
-        [number(costs[corners[k]]), shown.format(errors[corners[k]]), settings[k]] for k in some
+        [number(costs[corners[k]]), form.format(errors[corners[k]]), settings[k]] for k in shown
     ]
     ends = head.format(number(costs[corners[0]]), number(costs[corners[-1]]))
     return (
@@ -85,8 +86,21 @@ def _frontier(policy: Any) -> str:
     )
 
 
-def _cell(value: Any) -> str:
+def sparkline(values: Sequence[float]) -> str:
+    """Return a line of bars, the largest value the highest.
 
+    >>> sparkline([0.3, 0.1, 0.05, 0.0])
+    '█▃▂▁'
+    >>> sparkline([1.0, 1.0])
+    '▁▁'
+    """
+    bars = "▁▂▃▄▅▆▇█"
+    low, high = min(values), max(values)
+    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
+    return "".join(bars[round((value - low) * scale)] for value in values)
+
+
+def _cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):

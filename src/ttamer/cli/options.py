@@ -1,86 +1,121 @@
-"""Options that commands share, what they write, and how they read a trace."""
+"""What commands share: options, outputs that are checked before the work, and reading a trace."""
 
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
-from ttamer._checks import counted
+from ttamer._checks import counted, number
 from ttamer.cascade import CascadeSpec, join_verified
 from ttamer.cli import warn
-from ttamer.errors import ArgumentError
+from ttamer.errors import ArgumentError, TraceError, TTamerError
+from ttamer.fitting.ladder import shown_error
+from ttamer.show.tables import table
 from ttamer.trace.columns import infer_spec
 from ttamer.trace.files import SUFFIXES, open_source, suffix_of
 from ttamer.trace.trace import Trace
 
-Command = Callable[..., Any]
+Function = Callable[..., Any]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+skip_option = click.option(
+    "--skip-bad", is_flag=True, help="Skip rows that cannot be used, and count them."
+)
+
+
+class Output(click.ParamType[str]):
+    """A path to write to: a file, or a folder."""
+
+    def __init__(self, name: str = "file", *, makes_folders: bool = False) -> None:
+        self.name = name
+        self.makes_folders = makes_folders
+
+    def check(self, output: str, reads: Iterable[Any]) -> None:
+        """Refuse what cannot be written, or what the command reads: one of ``reads``."""
+        path, reason = Path(output), ""
+        folder, is_folder = path.parent, self.name == "folder"
+        while self.makes_folders and not folder.exists():
+            folder = folder.parent
+        files = [value for value in reads if isinstance(value, str) and Path(value).is_file()]
+        if not folder.is_dir():
+            reason = f"there is no folder {folder}"
+        elif path.exists() and path.is_dir() != is_folder:
+            reason = "it is a file, and a folder is written" if is_folder else "it is a folder"
+        elif not os.access(path if path.exists() else folder, os.W_OK):
+            reason = "it is not writable"
+        elif path.is_file() and any(path.samefile(file) for file in files):
+            reason = "the command reads it, and would replace it"
+        if reason:
+            raise ArgumentError(f"{output}: {reason}; choose another")
+
+
+class Command(click.Command):
+    """A command whose outputs are checked first, and whose errors name its flags."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        outputs = [param for param in self.params if isinstance(param.type, Output)]
+        reads = [
+            ctx.params[param.name or ""]
+            for param in self.params
+            if param not in outputs and param.name != "policy"  # which may be written again
+        ]
+        for param in outputs:
+            if path := ctx.params[param.name or ""]:
+                assert isinstance(param.type, Output)  # noqa: S101 - for the type checker
+                try:
+                    param.type.check(path, reads)
+                except ArgumentError as error:
+                    raise click.ClickException(f"{param.opts[0]} {error}") from error
+        with self._naming_flags():
+            return super().invoke(ctx)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options."""
+        with self._naming_flags():
+            return super().parse_args(ctx, args)
+
+    @contextmanager
+    def _naming_flags(self) -> Iterator[None]:
+        try:
+            yield
+        except TTamerError as error:
+            raise click.ClickException(self._with_flag(error)) from error
+
+    def _with_flag(self, error: TTamerError) -> str:
+        """Return an error of the library with the flag in place of a Python argument."""
+        text = str(error)
+        for python in ('on_bad="skip"', 'on_error="skip"'):  # the remedy of a bad row
+            text = text.replace(python, "--skip-bad")
+        options = [option for option in self.params if isinstance(option, click.Option)]
+        flag = next((o.opts[-1] for o in options if o.name == error.param), "")
+        if not flag or flag in text:
+            return text
+        if text.startswith(f"{error.param} "):
+            return flag + text.removeprefix(error.param or "")
+        return f"{flag}: {text}"
+
+
+command = functools.partial(click.command, cls=Command)
 
 
 def output_option(
-    default: str | None = None,
-    *,
-    text: str,
-    makes_folders: bool = False,
-    writes_folder: bool = False,
-) -> Callable[[Command], Command]:
-    """Return ``-o``; a file that cannot be written is refused before the work."""
-    option = click.option(
-        "-o",
-        "--output",
-        metavar="FOLDER" if writes_folder else "FILE",
-        default=default,
-        show_default=default is not None,
-        help=text,
-    )
-
-    def decorate(command: Command) -> Command:
-        @option
-        @functools.wraps(command)
-        def checked(*args: Any, output: str | None, **options: Any) -> Any:
-            if output:
-                params = click.get_current_context().params
-                reads = [v for name, v in params.items() if name not in ("output", "policy")]
-                check_output(
-                    "-o", output, reads, makes_folders=makes_folders, writes_folder=writes_folder
-                )
-            return command(*args, output=output, **options)
-
-        return checked
-
-    return decorate
-
-
-def check_output(
-    flag: str,
-    output: str,
-    values: Iterable[Any] = (),
-    *,
-    makes_folders: bool = False,
-    writes_folder: bool = False,
-) -> None:
-    """Refuse an output that cannot be written, or that is read: one of ``values``."""
-    path = Path(output)
-    folder, reason = path.parent, None
-    while makes_folders and not folder.exists():
-        folder = folder.parent
-    files = [value for value in values if isinstance(value, str) and Path(value).is_file()]
-    if not folder.is_dir():
-        reason = f"there is no folder {folder}"
-    elif path.exists() and path.is_dir() != writes_folder:
-        reason = "it is a file, and a folder is written" if writes_folder else "it is a folder"
-    elif not os.access(path if path.exists() else folder, os.W_OK):
-        reason = "it is not writable"
-    elif path.is_file() and any(path.samefile(file) for file in files):
-        reason = "the command reads it, and would replace it"
-    if reason:
-        raise ArgumentError(f"{flag} {output}: {reason}; choose another")
+    default: str | None = None, *, text: str, kind: Output | None = None
+) -> Callable[[Function], Function]:
+    """Return ``-o``."""
+    kind = kind or Output()
+    return click.option(
+        "-o", "--output", type=kind, metavar=kind.name.upper(), default=default,
+        show_default=default is not None, help=text,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,7 +129,7 @@ class Reading:
 
     @property
     def spec(self) -> CascadeSpec | str | None:
-        """The cascade that is given, if one is."""
+        """The cascade of the options, if there is one."""
         if self.costs and self.cascade:
             raise ArgumentError("--cost is in place of --cascade: give one of them")
         return CascadeSpec.of(dict(self.costs)) if self.costs else self.cascade
@@ -103,74 +138,78 @@ class Reading:
     def words(self) -> str:
         """The options again, for a command to type next."""
         costs = "".join(f" --cost {name}={cost:g}" for name, cost in self.costs)
-        return costs + (f" --cascade {self.cascade}" if self.cascade else "")
+        cascade = f" --cascade {self.cascade}" if self.cascade else ""
+        return costs + cascade + " --prices" * self.prices
 
     def read(self, path: str, cascade: CascadeSpec | None = None) -> Trace:
-        """Read a trace; print on stderr what was left out or decided.
+        """Read a trace, and print on stderr what was left out or decided.
 
         ``cascade`` is a policy's own: its log has one column per node.
         """
         spec = self.spec if cascade is None else join_verified(cascade)
         if spec is None:
             require_costs(path)
-        trace = Trace.read(path, spec, on_bad="skip" if self.skip_bad else "refuse")
-        for reason, count in trace.left_out.items():
-            print(f"{path}: {counted(count, 'row')} left out: {reason}", file=sys.stderr)
-        for note in trace.notes:
-            print(f"{Path(path).name}: {note}", file=sys.stderr)
-        if self.prices:
-            if spec is None:
+            if self.prices:
                 raise ArgumentError("--prices takes the costs of --cascade or --cost: give one")
+        trace = Trace.read(path, spec, on_bad="skip" if self.skip_bad else "refuse")
+        print_notes(trace, path)
+        if self.prices:
             trace = replace(trace, cost=trace.spec.costs)
         elif self.spec is not None:
             _warn_of_prices(trace)
         return trace.with_verification()
 
 
+def print_notes(trace: Trace, path: str) -> None:
+    """Print on stderr what was left out of a trace, or decided, when it was read."""
+    for reason, count in trace.left_out.items():
+        print(f"{path}: {counted(count, 'row')} left out: {reason}", file=sys.stderr)
+    for note in trace.notes:
+        print(f"{Path(path).name}: {note}", file=sys.stderr)
+
+
 def _warn_of_prices(trace: Trace) -> None:
     """Warn where the cascade and the log's cost columns differ."""
     if trace.cost.ndim == 1:
         return
-    logged = dict(zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True))
-    for name, stated in zip(trace.names, trace.spec.costs.tolist(), strict=True):
-        low, high = sorted((stated, logged[name]))
-        if high > 1.25 * low:
+    means = trace.costs.mean(axis=0).tolist()
+    for name, stated, logged in zip(trace.names, trace.spec.costs.tolist(), means, strict=True):
+        if max(stated, logged) > 1.25 * min(stated, logged):
             warn(
-                f"the cascade says that {name} costs {stated:g}, and the log {logged[name]:.4g} in "
-                "the mean: the log is used; --prices uses the cascade"
+                f"the cascade says that {name} costs {stated:g}, and the log {logged:.4g} in the "
+                "mean: the log is used; --prices uses the cascade"
             )
 
 
-def _cost(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> Any:
+def _costs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> Any:
     """Read NAME=COST."""
     costs = {}
     for text in values:
-        name, equals, number = text.rpartition("=")
+        name, _equals, cost = text.rpartition("=")
         try:
-            costs[name] = float(number)
+            costs[name] = float(cost)
         except ValueError:
-            equals = ""
-        if not equals or not name:
+            name = ""
+        if not name:
             raise click.BadParameter(f"{text!r} is not NAME=COST, such as small=1")
     return tuple(costs.items())
 
 
-def reading_options(command: Command) -> Command:
+def reading_options(function: Function) -> Function:
     """Add the options for reading a trace, as ``reading``."""
 
     @click.option("--cascade", metavar="FILE", help="The cascade.toml that names the nodes and "
                   "their costs (default: the one kept in a Parquet or NPZ file).")  # fmt: skip
-    @click.option("--cost", "costs", metavar="NAME=COST", multiple=True, callback=_cost,
+    @click.option("--cost", "costs", metavar="NAME=COST", multiple=True, callback=_costs,
                   help="What a call of a node costs, for each node, in place of "
                   "--cascade.")  # fmt: skip
     @click.option("--prices", is_flag=True, help="Use these costs, not those in the log.")
-    @click.option("--skip-bad", is_flag=True, help="Skip rows that cannot be used, and count them "
-                  "(default: refuse the trace).")  # fmt: skip
-    @functools.wraps(command)
+    @skip_option
+    @functools.wraps(function)
     def read(
         *args: Any, cascade: str | None, costs: Any, prices: bool, skip_bad: bool, **options: Any
     ) -> Any:
-        return command(*args, reading=Reading(cascade, costs, prices, skip_bad), **options)
+        return function(*args, reading=Reading(cascade, costs, prices, skip_bad), **options)
 
     return read
 
@@ -207,3 +246,44 @@ def require_costs(path: str) -> None:
             f"{path}: keeps no cascade: give what a call of each node costs ({costs}), or "
             "--cascade FILE, a cascade.toml"
         )
+
+
+def load_function(reference: str) -> Function:
+    """Return the function that ``MODULE:FUNCTION`` names; modules of the current folder count.
+
+    >>> load_function("math:floor")(2.5)
+    2
+    """
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    module, _, name = reference.partition(":")
+    if not module or not name:
+        raise ArgumentError(f"a function is named as MODULE:FUNCTION, not {reference!r}")
+    try:
+        function: Function = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ArgumentError(f"{reference} cannot be imported: {error}") from None
+    return function
+
+
+def errors_of(trace: Trace) -> dict[str, float]:
+    """Return the error of each node, where it is known which answers are right."""
+    try:
+        errors = np.nanmean(trace.loss, axis=0) * trace.unit
+    except TraceError:
+        return {}
+    return dict(zip(trace.names, errors.tolist(), strict=True))
+
+
+def node_table(trace: Trace) -> str:
+    """Return the mean cost of each node, and its error where that is known."""
+    errors, costs = errors_of(trace), trace.costs.mean(axis=0).tolist()
+    rows = [[name, number(cost)] for name, cost in zip(trace.names, costs, strict=True)]
+    if not errors:
+        return table(["node", "mean cost"], rows)
+    for row in rows:
+        row.append(shown_error(errors[row[0]], trace.measure))
+    text = table(["node", "mean cost", trace.measure], rows)
+    if trace.spec.target == "last":
+        text += f"\n\n  {trace.measure}: against {trace.names[-1]}, which is right by definition"
+    return text

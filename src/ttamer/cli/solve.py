@@ -1,94 +1,88 @@
 """``ttamer solve``: the optimal policy of a problem."""
 
-from __future__ import annotations
-
-import argparse
 import math
 from typing import Any
 
+import click
+
 from ttamer._checks import counted, number
-from ttamer.cli.tables import as_json, table
+from ttamer.artefact.file import save
+from ttamer.cli.options import Output, command, json_option, output_option
+from ttamer.cli.printing import to_json
 from ttamer.errors import ArgumentError
 from ttamer.policy import IndexPolicy, JointPolicy, Ladder, Policy, WalkPolicy
 from ttamer.problem.problem import Problem
-from ttamer.theory.optimal_values import Optima
+from ttamer.show.tables import table
+from ttamer.solvers import solve, solve_ladder
+from ttamer.theory.optimal_values import Optima, optima
 
 # The most states of a node that the table shows.
 MAX_STATES_SHOWN = 8
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "solve",
-        help="compute the optimal policy of a problem.json",
-        description="Solve a problem.json: when to stop, which node to ask next, and the value.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("problem", help="a problem.json")
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument(
-        "--tradeoff", type=float, metavar="L", help="0: only cost counts; 1: only loss counts"
-    )
-    which.add_argument(
-        "--ladder", type=int, metavar="N", help="solve N tradeoffs from 0 to 1: the frontier"
-    )
-    parser.add_argument(
-        "--no-recall", action="store_true", help="the last node asked must answer (a walk or line)"
-    )
-    parser.add_argument(
-        "--max-cost", type=float, metavar="C", help="the most that one input may cost: exact"
-    )
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the policy as FILE.ttamer")
-    parser.add_argument("--draw", metavar="FILE", help="draw the policy as FILE.svg")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+@command("solve")
+@click.argument("problem")
+@click.option("--tradeoff", type=float, metavar="L",
+              help="0: only cost counts; 1: only loss counts.")  # fmt: skip
+@click.option("--ladder", type=int, metavar="N", help="Solve N tradeoffs from 0 to 1.")
+@click.option("--no-recall", is_flag=True,
+              help="The last node asked must answer (a walk or line).")  # fmt: skip
+@click.option("--max-cost", type=float, metavar="C", help="The most that one input may cost.")
+@output_option(text="Write the policy as FILE.ttamer.")
+@click.option("--draw", type=Output(), metavar="FILE", help="Draw the policy as FILE.svg.")
+@json_option
+def solve_command(
+    problem: str,
+    tradeoff: float | None,
+    ladder: int | None,
+    no_recall: bool,
+    max_cost: float | None,
+    output: str | None,
+    draw: str | None,
+    as_json: bool,
+) -> None:
+    """Compute the optimal policy of PROBLEM, a problem.json.
 
-
-def run(args: argparse.Namespace) -> None:
-    """Solve and print."""
-    from ttamer import save, solve, solve_ladder
-    from ttamer.theory.optimal_values import optima
-
-    if args.draw and args.ladder is not None:
+    Prints when to stop, which node to ask next, and the value; with --ladder, the frontier.
+    """
+    if (tradeoff is None) == (ladder is None):
+        raise click.UsageError("give one of --tradeoff L, for one policy, and --ladder N")
+    if draw and ladder is not None:
         raise ArgumentError("--draw needs --tradeoff: a ladder has many policies")
-    problem = Problem.from_file(args.problem)
-    recall = not args.no_recall
-    if args.output:
-        _check_file(problem, args)
-    if args.ladder is not None:
-        if args.ladder < 2:
-            raise ArgumentError(f"--ladder needs at least 2 tradeoffs, not {args.ladder}")
-        rungs = [i / (args.ladder - 1) for i in range(args.ladder)]
-        ladder = solve_ladder(problem, rungs, recall=recall, max_cost=args.max_cost)
-        print(as_json(_ladder_facts(ladder)) if args.json else _ladder_text(ladder))
-        solved: Policy | Ladder = ladder
+    stated, recall = Problem.from_file(problem), not no_recall
+    if output:
+        _check_file(stated, is_ladder=ladder is not None, is_capped=max_cost is not None)
+    solved: Policy | Ladder
+    if tradeoff is not None:
+        solved = solve(stated, tradeoff, recall=recall, max_cost=max_cost)
+        best = optima(stated, solved.tradeoff)
+        print(to_json(_facts(solved, best)) if as_json else _text(solved, best))
+        if draw:
+            solved.plot(draw)
     else:
-        policy = solve(problem, args.tradeoff, recall=recall, max_cost=args.max_cost)
-        best = optima(problem, policy.tradeoff)
-        print(as_json(_facts(policy, best)) if args.json else _text(policy, best))
-        solved = policy
-        if args.draw:
-            policy.plot(args.draw)
-            if not args.json:
-                print(f"\n  drawn in {args.draw}")
-    if args.output:
-        save(solved, args.output)
-        if not args.json:
-            print(f"\n  written to {args.output}")
+        if ladder is None or ladder < 2:
+            raise ArgumentError(f"--ladder needs at least 2 tradeoffs, not {ladder}")
+        tradeoffs = [i / (ladder - 1) for i in range(ladder)]
+        solved = solve_ladder(stated, tradeoffs, recall=recall, max_cost=max_cost)
+        print(to_json(_ladder_facts(solved)) if as_json else _ladder_text(solved))
+    if output:
+        save(solved, output)
+    for verb, path in (("drawn in", draw), ("written to", output)):
+        if path and not as_json:
+            print(f"\n  {verb} {path}")
 
 
-def _check_file(problem: Problem, args: argparse.Namespace) -> None:
+def _check_file(problem: Problem, *, is_ladder: bool, is_capped: bool) -> None:
     """Refuse, before the work, what a file does not hold."""
-    why = None
+    reason = None
     if problem.has_joint_edges:
-        why = "whose nodes have several parents"
-    elif args.max_cost is not None:
-        why = "under a cap"
-    elif args.ladder is not None and problem.has_unseen_answers and problem.moves != "walk":
-        why = "of several tradeoffs with verify_cost on a forest"
-    if why is not None:
-        raise ArgumentError(f"policies {why} cannot be saved: leave out -o", param="output")
+        reason = "whose nodes have several parents"
+    elif is_capped:
+        reason = "under a cap"
+    elif is_ladder and problem.has_unseen_answers and problem.moves != "walk":
+        reason = "of several tradeoffs with verify_cost on a forest"
+    if reason is not None:
+        raise ArgumentError(f"policies {reason} cannot be saved: leave out -o", param="output")
 
 
 def _facts(policy: Policy, best: Optima) -> dict[str, Any]:

@@ -1,135 +1,44 @@
 """``ttamer theory``: the paper's demonstrations, and its Alg. 3 step by step."""
 
-from __future__ import annotations
+from pathlib import Path
 
-import argparse
-from typing import Any
+import click
 
-# The values of alpha in the table.
-GROWTH = (2.0, 10.0, 100.0, 1000.0)
-# The numbers of nodes in the second table.
-HAYSTACKS = (10, 100, 1000)
-
-
-def add_to(commands: Any) -> None:
-    """Add the commands to the parser."""
-    parser = commands.add_parser(
-        "theory",
-        help="run the paper's demonstrations",
-        description="Run the paper's demonstrations.",
-        allow_abbrev=False,
-    )
-    which = parser.add_subparsers(title="demonstrations", metavar="NAME", required=True)
-
-    gap = which.add_parser(
-        "no-recall",
-        help="without recall there is no bound on the loss",
-        description="The paper's two-node example: without recall the ratio to a prophet, which "
-        "sees every loss beforehand, is alpha.",
-        allow_abbrev=False,
-    )
-    gap.add_argument("--alpha", type=float, default=10.0, help="any number above 1 (default 10)")
-    gap.add_argument("--json", action="store_true", help="print JSON")
-    gap.set_defaults(run=run_no_recall)
-
-    stop = which.add_parser(
-        "if-stop",
-        help="when fixed thresholds are optimal, and when they are not",
-        description="The paper's synthetic experiments: if-stop matrices, and fixed thresholds.",
-        allow_abbrev=False,
-    )
-    stop.add_argument(
-        "-o",
-        "--output",
-        default="if_stop.png",
-        metavar="FILE",
-        help="where to draw; PNG and SVG are both written (default if_stop.png)",
-    )
-    stop.add_argument("--nodes", type=int, default=6, help="nodes on the line (default 6)")
-    stop.add_argument("--states", type=int, default=40, help="losses per node (default 40)")
-    stop.add_argument("--cost", type=float, default=0.1, help="cost per node (default 0.1)")
-    stop.add_argument(
-        "--tradeoff", type=float, default=0.5, help="the weight of the loss (default 0.5)"
-    )
-    stop.add_argument("--no-figure", action="store_true", help="numbers only")
-    stop.add_argument("--json", action="store_true", help="print JSON")
-    stop.set_defaults(run=run_if_stop, makes_folders=True)
-
-    steps = which.add_parser(
-        "contract",
-        help="Alg. 3 step by step: subtrees become single nodes",
-        description="Contract a forest as the paper's Alg. 3 does, and show each step.",
-        allow_abbrev=False,
-    )
-    steps.add_argument("problem", help="a problem.json: a line, multi-line, tree or forest")
-    steps.add_argument(
-        "--tradeoff", type=float, default=0.5, help="the weight of the loss (default 0.5)"
-    )
-    steps.add_argument("--draw", metavar="FILE", help="draw the steps as FILE.svg")
-    steps.add_argument("--json", action="store_true", help="print JSON")
-    steps.set_defaults(run=run_contract)
+from ttamer._checks import number
+from ttamer.cli.options import Command, Output, json_option, output_option
+from ttamer.cli.printing import to_json
+from ttamer.problem.problem import Problem
+from ttamer.show.tables import table
+from ttamer.theory import contract, draw_contraction, if_stop_experiments
+from ttamer.theory.no_recall import impossibility, needle
 
 
-def run_contract(args: argparse.Namespace) -> None:
-    """Contract a forest and show each step."""
-    from pathlib import Path
-
-    from ttamer import Problem
-    from ttamer._checks import number
-    from ttamer.cli.output import as_json, table
-    from ttamer.theory import contract, draw_contraction
-
-    problem = Problem.from_file(args.problem)
-    steps = contract(problem, args.tradeoff)
-    if args.draw:
-        Path(args.draw).write_text(draw_contraction(problem, steps), "utf-8")
-    if args.json:
-        facts = [
-            {
-                "node": step.node,
-                "members": step.members,
-                "index": step.index,
-                "laws": [
-                    {"losses": law.losses, "costs": law.costs, "probabilities": law.probabilities}
-                    for law in step.laws
-                ],
-            }
-            for step in steps
-        ]
-        print(as_json({"tradeoff": args.tradeoff, "steps": facts}))
-        return
-    rows = []
-    for count, step in enumerate(steps, start=1):
-        for state, (index, law) in enumerate(zip(step.index, step.laws, strict=True)):
-            head = [str(count), " + ".join(step.members)] if state == 0 else ["", ""]
-            rows.append([*head, str(state), number(index), number(law.mean_cost),
-                         str(len(law.costs))])  # fmt: skip
-    print(f"Alg. 3 on {args.problem}, tradeoff {args.tradeoff:g}: one node for each subtree.\n")
-    print(table(["step", "one node for", "parent state", "index", "mean cost", "atoms"], rows))
-    print("\nThe law of the one node is the law with its own index in hand. Another fallback has")
-    print("another law, since other nodes are asked: one law for all fallbacks is not enough.")
-    if args.draw:
-        print(f"\n  drawn in {args.draw}")
+@click.group("theory", no_args_is_help=False)
+def theory_command() -> None:
+    """Run the paper's demonstrations."""
 
 
-def run_no_recall(args: argparse.Namespace) -> None:
-    """Show the ratio growing without bound."""
-    from ttamer._checks import number
-    from ttamer.cli.output import as_json, table
-    from ttamer.theory.no_recall import impossibility, needle
+@theory_command.command("no-recall", cls=Command)
+@click.option("--alpha", type=float, default=10.0, show_default=True, help="Any number above 1.")
+@json_option
+def no_recall_command(alpha: float, as_json: bool) -> None:
+    """Without recall there is no bound on the loss.
 
-    main = impossibility(args.alpha)
-    growth = [impossibility(alpha) for alpha in sorted({*GROWTH, args.alpha})]
-    haystacks = [needle(branches) for branches in HAYSTACKS]
-    if args.json:
+    The paper's two-node example: without recall the ratio to a prophet, which sees every loss
+    beforehand, is alpha.
+    """
+    example = impossibility(alpha)
+    growth = [impossibility(other) for other in sorted({2.0, 10.0, 100.0, 1000.0, alpha})]
+    haystacks = [needle(branches) for branches in (10, 100, 1000)]
+    if as_json:
         facts = {
-            **vars(main),
-            "ratio": main.ratio,
-            "ratio_with_recall": main.ratio_with_recall,
+            **vars(example),
+            "ratio": example.ratio,
+            "ratio_with_recall": example.ratio_with_recall,
             "growth": [{"alpha": e.alpha, "ratio": e.ratio} for e in growth],
             "haystacks": [{**vars(e), "ratio": e.ratio} for e in haystacks],
         }
-        print(as_json(facts))
+        print(to_json(facts))
         return
     rows = [
         [f"{e.alpha:g}", number(e.no_recall), number(e.with_recall), number(e.offline),
@@ -139,35 +48,49 @@ def run_no_recall(args: argparse.Namespace) -> None:
     print("Two nodes, asking is free. The first loses 1/alpha^2; the second loses 1/alpha with")
     print("probability 1/alpha, else nothing. Expected losses:\n")
     print(table(["alpha", "no recall", "recall", "prophet", "ratio", "with recall"], rows))
-    print(
-        f"\nWithout recall the ratio to the prophet is alpha ({number(main.ratio)} here): no bound."
-    )
+    ratio = number(example.ratio)
+    print(f"\nWithout recall the ratio to the prophet is alpha ({ratio} here): no bound.")
     print("With recall both nodes are asked, the better answer kept, and the gap is gone.\n")
     print("What recall does not change: a prophet also sees which node to ask. Many equal nodes,")
     print("each perfect with a small probability and worth exactly its cost:\n")
-    hay = [
+    rows = [
         [str(e.branches), number(e.with_recall), number(e.offline), number(e.ratio)]
         for e in haystacks
     ]
-    print(table(["nodes", "recall", "prophet", "ratio"], hay))
+    print(table(["nodes", "recall", "prophet", "ratio"], rows))
     print("\nSo policies with recall are measured against the online optimum, and reach it.")
 
 
-def run_if_stop(args: argparse.Namespace) -> None:
-    """Solve the synthetic problems, draw their if-stop matrices, and compare thresholds."""
-    from ttamer._checks import number
-    from ttamer.cli.output import as_json, table
-    from ttamer.theory.synthetic import if_stop_experiments
+@theory_command.command("if-stop", cls=Command)
+@output_option("if_stop.png", text="Where to draw; PNG and SVG are both written.",
+               kind=Output(makes_folders=True))  # fmt: skip
+@click.option("--nodes", type=int, default=6, show_default=True, help="Nodes on the line.")
+@click.option("--states", type=int, default=40, show_default=True, help="Losses per node.")
+@click.option("--cost", type=float, default=0.1, show_default=True, help="The cost of a node.")
+@click.option("--tradeoff", type=float, default=0.5, show_default=True,
+              help="The weight of the loss.")  # fmt: skip
+@click.option("--no-figure", is_flag=True, help="Numbers only.")
+@json_option
+def if_stop_command(
+    output: str,
+    nodes: int,
+    states: int,
+    cost: float,
+    tradeoff: float,
+    no_figure: bool,
+    as_json: bool,
+) -> None:
+    """When fixed thresholds are optimal, and when they are not.
 
-    experiments = if_stop_experiments(
-        nodes=args.nodes, states=args.states, cost=args.cost, tradeoff=args.tradeoff
-    )
+    The paper's synthetic experiments: if-stop matrices, and fixed thresholds.
+    """
+    experiments = if_stop_experiments(nodes=nodes, states=states, cost=cost, tradeoff=tradeoff)
     paths = []
-    if not args.no_figure:
-        from ttamer.reporting import draw_if_stop, save_figure
+    if not no_figure:
+        from ttamer.reporting import draw_if_stop, save_figure  # which load matplotlib
 
-        paths = [str(path) for path in save_figure(draw_if_stop(experiments), args.output)]
-    if args.json:
+        paths = [str(path) for path in save_figure(draw_if_stop(experiments), output)]
+    if as_json:
         facts = [
             {
                 "losses": e.name,
@@ -180,7 +103,7 @@ def run_if_stop(args: argparse.Namespace) -> None:
             }
             for e in experiments
         ]
-        print(as_json({"experiments": facts, "figures": paths}))
+        print(to_json({"experiments": facts, "figures": paths}))
         return
     rows = []
     for e in experiments:
@@ -188,7 +111,7 @@ def run_if_stop(args: argparse.Namespace) -> None:
         index = number(low) if high - low < 1e-12 else f"{number(low)} to {number(high)}"
         rows.append([e.name, number(e.policy.value), index, f"{abs(e.excess_with_recall):.2%}",
                      f"{e.excess_without_recall:.2%}"])  # fmt: skip
-    print(f"{args.nodes} nodes on a line, cost {args.cost:g} each, tradeoff {args.tradeoff:g}.")
+    print(f"{nodes} nodes on a line, cost {cost:g} each, tradeoff {tradeoff:g}.")
     print("How far the best fixed threshold lies above the optimum:\n")
     print(table(["losses", "optimum", "index", "recall at the end", "no recall"], rows))
     print(
@@ -198,3 +121,47 @@ def run_if_stop(args: argparse.Namespace) -> None:
     print("depend on the current state.")
     if paths:
         print(f"\n  drawn in {' and '.join(paths)}")
+
+
+@theory_command.command("contract", cls=Command)
+@click.argument("problem")
+@click.option("--tradeoff", type=float, default=0.5, show_default=True,
+              help="The weight of the loss.")  # fmt: skip
+@click.option("--draw", type=Output(), metavar="FILE", help="Draw the steps as FILE.svg.")
+@json_option
+def contract_command(problem: str, tradeoff: float, draw: str | None, as_json: bool) -> None:
+    """Contract a forest as the paper's Alg. 3 does: subtrees become single nodes.
+
+    PROBLEM is a problem.json: a line, multi-line, tree or forest.
+    """
+    stated = Problem.from_file(problem)
+    steps = contract(stated, tradeoff)
+    if draw:
+        Path(draw).write_text(draw_contraction(stated, steps), "utf-8")
+    if as_json:
+        facts = [
+            {
+                "node": step.node,
+                "members": step.members,
+                "index": step.index,
+                "laws": [
+                    {"losses": law.losses, "costs": law.costs, "probabilities": law.probabilities}
+                    for law in step.laws
+                ],
+            }
+            for step in steps
+        ]
+        print(to_json({"tradeoff": tradeoff, "steps": facts}))
+        return
+    rows = []
+    for count, step in enumerate(steps, start=1):
+        for state, (index, law) in enumerate(zip(step.index, step.laws, strict=True)):
+            head = [str(count), " + ".join(step.members)] if state == 0 else ["", ""]
+            rows.append([*head, str(state), number(index), number(law.mean_cost),
+                         str(len(law.costs))])  # fmt: skip
+    print(f"Alg. 3 on {problem}, tradeoff {tradeoff:g}: one node for each subtree.\n")
+    print(table(["step", "one node for", "parent state", "index", "mean cost", "atoms"], rows))
+    print("\nThe law of the one node is the law with its own index in hand. Another fallback has")
+    print("another law, since other nodes are asked: one law for all fallbacks is not enough.")
+    if draw:
+        print(f"\n  drawn in {draw}")

@@ -1,108 +1,103 @@
 """``ttamer torch``: what the parts of an early-exit network cost on this machine."""
 
-from __future__ import annotations
-
-import argparse
+from dataclasses import asdict
 from typing import Any
 
+import click
 
-def add_to(commands: Any) -> None:
-    """Add the commands to the parser."""
-    parser = commands.add_parser(
-        "torch",
-        help="time the parts of an early-exit network on this machine",
-        description="Early-exit networks in PyTorch (extra [torch]).",
-        allow_abbrev=False,
-    )
-    which = parser.add_subparsers(title="commands", metavar="NAME", required=True)
-    profile = which.add_parser(
-        "profile",
-        help="time every segment of a network, and what each exit adds",
-        description="Time every segment of a network, what asking each exit adds (its ramp, the "
-        "decision, and the wait for it), and what a call with exits adds once. The cascade written "
-        "with --cascade has the costs of segments and exits, so that a policy fitted to it asks an "
-        "exit only where that pays on this machine.",
-        allow_abbrev=False,
-    )
-    profile.add_argument(
-        "network",
-        metavar="MODULE:FUNCTION",
-        help="a function of yours that returns (network, example inputs)",
-    )
-    profile.add_argument("--batch", type=int, nargs="+", default=[1, 32], metavar="N",
-                         help="batch sizes (default 1 32)")  # fmt: skip
-    profile.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
-    profile.add_argument("--precision", default="fp32", choices=("fp32", "bf16"),
-                         help="the precision of the network (default fp32)")  # fmt: skip
-    profile.add_argument("--graphs", action="store_true", help="run parts as CUDA graphs")
-    profile.add_argument(
-        "--threads", type=int, metavar="N", help="CPU threads (default: PyTorch's)"
-    )
-    profile.add_argument("-o", "--output", metavar="FILE", help="write the profile as JSON")
-    profile.add_argument("--cascade", metavar="FILE",
-                         help="write cascade.toml with the costs at the largest batch")  # fmt: skip
-    profile.add_argument("--json", action="store_true", help="print JSON")
-    profile.set_defaults(run=run_profile)
+from ttamer._checks import number
+from ttamer._extras import require
+from ttamer.cli.options import Command, Output, json_option, load_function, output_option
+from ttamer.cli.printing import progress_line, to_json
+from ttamer.errors import ArgumentError
+from ttamer.show.tables import table
 
 
-def run_profile(args: argparse.Namespace) -> None:
-    """Measure and print."""
-    from dataclasses import asdict
-
-    from ttamer.cli.output import as_json, progress_line
-    from ttamer.errors import ArgumentError, MissingExtra
-
+def _sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
     try:
-        import torch
-    except ModuleNotFoundError:
-        raise MissingExtra("torch", "torch") from None
+        return tuple(int(size) for size in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of batch sizes, such as 1,32") from None
+
+
+@click.group("torch", no_args_is_help=False)
+def torch_command() -> None:
+    """Early-exit networks in PyTorch (extra [torch])."""
+
+
+@torch_command.command("profile", cls=Command)
+@click.argument("network", metavar="MODULE:FUNCTION")
+@click.option("--batch", default="1,32", metavar="N,M", callback=_sizes, show_default=True,
+              help="Batch sizes.")  # fmt: skip
+@click.option("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")
+@click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32",
+              show_default=True, help="The precision of the network.")  # fmt: skip
+@click.option("--graphs", is_flag=True, help="Run parts as CUDA graphs.")
+@click.option("--threads", type=click.IntRange(1), metavar="N",
+              help="CPU threads (default: PyTorch's).")  # fmt: skip
+@output_option(text="Write the profile as JSON.")
+@click.option("--cascade", type=Output(), metavar="FILE",
+              help="Write a cascade.toml with the costs at the largest batch.")  # fmt: skip
+@json_option
+def profile_command(
+    network: str,
+    batch: tuple[int, ...],
+    device: str | None,
+    precision: Any,
+    graphs: bool,
+    threads: int | None,
+    output: str | None,
+    cascade: str | None,
+    as_json: bool,
+) -> None:
+    """Time the segments of a network, and what asking its exits adds.
+
+    MODULE:FUNCTION is a function of yours that returns (network, example inputs). An exit adds its
+    ramp, the decision, and the wait for it; a call with exits adds something once. The cascade has
+    the costs of segments and exits, so that a policy fitted to it asks an exit only where that pays
+    on this machine.
+    """
+    torch = require("torch", "torch")
     from ttamer.torch.profiling import profile
 
-    if args.threads is not None:
-        if args.threads < 1:
-            raise ArgumentError(f"--threads is {args.threads}; at least 1 is needed")
-        torch.set_num_threads(args.threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
     try:
-        device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=device)
+        target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=target)
     except (RuntimeError, AssertionError) as error:  # no such device
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ArgumentError(f"--device {args.device}: cannot be used: {first}") from None
-    network, example = _network(args.network)
-    network = network.to(device)
-    progress = progress_line(quiet=args.json)
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ArgumentError(f"--device {device}: cannot be used: {reason}") from None
+    model, example = _network(network)
+    progress = progress_line(quiet=as_json)
     measured = profile(
-        network,
+        model.to(target),
         example,
-        sizes=args.batch,
-        precision=args.precision,
-        graphs=args.graphs,
+        sizes=batch,
+        precision=precision,
+        graphs=graphs,
         progress=progress,
     )
     progress("")
-    if args.output:
-        measured.save(args.output)
-    if args.cascade:
-        measured.costs(max(measured.sizes)).spec(skip=True).to_file(args.cascade)
-    print(as_json(asdict(measured)) if args.json else _text(args.network, measured))
+    if output:
+        measured.save(output)
+    if cascade:
+        measured.costs(max(measured.sizes)).spec(skip=True).to_file(cascade)
+    print(to_json(asdict(measured)) if as_json else _text(network, measured))
 
 
 def _text(name: str, measured: Any) -> str:
-    from ttamer._checks import number
-    from ttamer.cli.output import table
-
-    head = ["milliseconds"]
-    for size in measured.sizes:
+    """Return the times as a table: a row for each exit, two columns for each batch size."""
+    head, sizes = ["milliseconds"], measured.sizes
+    for size in sizes:
         head += [f"reach, {size}", f"ask, {size}"]
+    groups = [measured.groups.index(size) for size in sizes]
     rows = []
-    groups = [measured.groups.index(size) for size in measured.sizes]
-    for exit_, reach, ask in zip(measured.names, measured.segments, measured.asking, strict=True):
-        cells = [exit_]
-        for k, group in enumerate(groups):
-            cells += [number(1e3 * reach[group]), number(1e3 * ask[k])]
-        rows.append(cells)
+    for name_, reach, ask in zip(measured.names, measured.segments, measured.asking, strict=True):
+        times = [t for k, group in enumerate(groups) for t in (reach[group], ask[k])]
+        rows.append([name_, *(number(1e3 * seconds) for seconds in times)])
     total, once = ["the network, no ramps"], ["once per call with exits"]
-    for size, seconds in zip(measured.sizes, measured.per_call, strict=True):
+    for size, seconds in zip(sizes, measured.per_call, strict=True):
         total += [number(1e3 * size * measured.costs(size).full), ""]
         once += ["", number(1e3 * seconds)]
     how = f"{measured.device}, {measured.precision}{', CUDA graphs' if measured.graphs else ''}"
@@ -115,8 +110,6 @@ def _text(name: str, measured: Any) -> str:
 
 def _network(name: str) -> tuple[Any, Any]:
     """Return what a function of the user's returns: a network, and an example of its inputs."""
-    from ttamer.cli.modules import load_function
-    from ttamer.errors import ArgumentError
     from ttamer.torch import EarlyExit
 
     if ":" not in name:

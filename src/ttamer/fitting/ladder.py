@@ -40,6 +40,7 @@ from ttamer.problem.tradeoff import check_tradeoff
 from ttamer.show import card
 from ttamer.show.curves import draw_curves
 from ttamer.show.graph import Drawing
+from ttamer.show.tables import table
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Trace
@@ -592,39 +593,37 @@ class FittedLadder:
         return card(repr(self), head=head, rows=rows, drawing=self.plot())
 
     def _cells(self, most: int) -> list[list[str]]:
+        """Return a head, and a row for each policy of the frontier."""
         corners = self.points.corners
-        shown = corners[:: -(-len(corners) // most)]
-        measure, unit = self.fitted.measure, self.fitted.unit
-        rows = [["cost per input", measure, "standard error", "policy"]]
-        for k in shown:
-            spread = (
-                ""
-                if k >= len(self)
-                else shown_error(unit * float(self.points.standard_error[k]), measure)
-            )
-            policy = self.point(k)
+        fitted, measure, times = self.fitted, self.fitted.measure, self.points.latency
+        latency = [] if times is None else ["latency", "95% within"]
+        rows = [["cost", "of full", measure, "std. error", *latency, "policy"]]
+        for k in corners[:: -(-len(corners) // most)]:
+            policy, spread = self.point(k), ""
+            if k < len(self):  # nodes alone are counted, not estimated
+                spread = shown_error(fitted.unit * float(self.points.standard_error[k]), measure)
             cost, error = policy.cost or 0.0, policy.error or 0.0
-            rows.append([number(cost), shown_error(error, measure), spread, policy.setting])
+            seconds = [] if times is None else [number(t) for t in times[k, :2].tolist()]
+            rows.append([
+                number(cost), f"{cost / fitted.full_cost:.1%}", shown_error(error, measure),
+                spread, *seconds, policy.setting,
+            ])  # fmt: skip
         return rows
 
     def table(self) -> str:
-        """Return what the policies of the frontier cost and lose, as text.
+        """Return what the policies of the frontier cost per input and how they err, as text.
 
         Returns:
-            A table with one line for each policy, the cheapest first.
+            A table with one line for each policy, the cheapest first; "of full" is the share of the
+            full model's cost, or of the most expensive model's.
 
         >>> from ttamer import datasets, fit
         >>> ladder = fit(datasets.load("minilm-imdb").take(slice(500)), belief="threshold")
         >>> print(ladder.table().splitlines()[0])
-        cost per input   error  standard error  policy
+          cost  of full   error  std. error  policy
         """
-        rows = self._cells(len(self) + len(self.spec))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = []
-        for row in rows:
-            cells = [text.rjust(width) for text, width in zip(row[:-1], widths, strict=False)]
-            lines.append("  ".join([*cells, row[-1]]).rstrip())
-        return "\n".join(lines)
+        head, *rows = self._cells(len(self) + len(self.spec))
+        return table(head, rows)
 
     def to_frame(self) -> Any:
         """Return every policy and every node alone, with cost, error and tradeoff.

@@ -1,32 +1,17 @@
-"""How commands print: JSON for programs, bars, progress on stderr."""
+"""How commands print: JSON for programs, progress on stderr."""
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ttamer.show import ProgressReport
-from ttamer.show.tables import paint as paint, table as table
 
 
-def sparkline(values: Sequence[float]) -> str:
-    """Return a line of bars, the largest value the highest.
-
-    >>> sparkline([0.3, 0.1, 0.05, 0.0])
-    '█▃▂▁'
-    >>> sparkline([1.0, 1.0])
-    '▁▁'
-    """
-    bars = "▁▂▃▄▅▆▇█"
-    low, high = min(values), max(values)
-    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
-    return "".join(bars[round((value - low) * scale)] for value in values)
-
-
-def as_json(data: Any) -> str:
+def to_json(data: Any) -> str:
     """Return JSON; infinities as ``"inf"`` and ``"-inf"``, as in problem.json, and NaN as null.
 
-    >>> print(as_json({"losses": [0.5, float("inf"), float("nan")]}))
+    >>> print(to_json({"losses": [0.5, float("inf"), float("nan")]}))
     {
      "losses": [
       0.5,
