@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ttamer.show.tables import table
 from ttamer.evaluation.frontiers import Resampled
 from ttamer.evaluation.results import interval
 from ttamer.fitting.fits import fit
@@ -36,6 +35,7 @@ from ttamer.reporting.figures import (
     plain_axes,
     style,
 )
+from ttamer.show.tables import table
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.trace import Trace
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import ttamer as tt
-from ttamer.show.tables import table
 from ttamer.fitting.replay import paid
+from ttamer.show.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

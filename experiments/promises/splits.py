@@ -52,9 +52,9 @@ import ttamer as tt
 from ttamer.baselines.rules import StopRule, walk_of
 from ttamer.baselines.single import AlwaysLast
 from ttamer.baselines.threshold import Confidence, common_thresholds
-from ttamer.show.tables import table
 from ttamer.fitting.ladder import Mixture
 from ttamer.fitting.replay import full_cost, paid
+from ttamer.show.tables import table
 from ttamer.stats.bounds import binomial_upper
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
