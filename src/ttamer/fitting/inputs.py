@@ -71,11 +71,13 @@ def prompt_numbers(text: str) -> list[float]:
     """Return numbers of a prompt: length, lines, shares of kinds of characters, questions."""
     read = _ends_of(text)
     count = max(len(read), 1)
-    shares = (str.isdigit, str.isupper, lambda c: not (c.isalnum() or c.isspace()))
+    kinds = (str.isdigit, str.isupper, str.isalnum, str.isspace)
+    digits, capitals, alphanumeric, spaces = (sum(map(kind, read)) for kind in kinds)
+    marks = len(read) - alphanumeric - spaces
     return [
         math.log1p(len(text)),
         math.log1p(text.count("\n")),
-        *(sum(map(kind, read)) / count for kind in shares),
+        *(number / count for number in (digits, capitals, marks)),
         math.log1p(read.count("?")),
     ]
 
