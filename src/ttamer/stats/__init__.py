@@ -1,4 +1,4 @@
-"""Statistics that fits and tests share: regressions, envelopes, confidence bounds."""
+"""Statistics that fits and tests share: isotonic regression, envelopes, confidence bounds."""
 
 from ttamer.stats.bounds import (
     betting_p as betting_p,
@@ -13,8 +13,7 @@ from ttamer.stats.envelope import (
     lower_envelope as lower_envelope,
 )
 from ttamer.stats.gap import Gap as Gap, paired_gap as paired_gap
-from ttamer.stats.isotonic import falling as falling, rising as rising
-from ttamer.stats.logistic import fit_logistic as fit_logistic, logit as logit, sigmoid as sigmoid
+from ttamer.stats.isotonic import rising as rising
 from ttamer.stats.markov import (
     MarkovCost as MarkovCost,
     MarkovTest as MarkovTest,

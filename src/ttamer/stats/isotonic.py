@@ -1,4 +1,4 @@
-"""Isotonic regression: the nearest sequence that never rises (or never falls)."""
+"""Isotonic regression: the nearest sequence that never falls."""
 
 from __future__ import annotations
 
@@ -59,18 +59,3 @@ def rising_columns(
         np.maximum(result[first:], least, out=result[first:])
     return result
 
-
-def falling(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the nonincreasing sequence nearest to ``values`` in weighted squares.
-
-    Args:
-        values: Shape (k,): the sequence.
-        weights: Shape (k,): the positive weight of each value.
-
-    Returns:
-        Shape (k,): the nonincreasing sequence.
-
-    >>> falling(np.array([3.0, 1.0, 2.0]), np.ones(3)).tolist()
-    [3.0, 1.5, 1.5]
-    """
-    return rising(values[::-1], weights[::-1])[::-1]
