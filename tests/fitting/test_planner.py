@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from ttamer.fitting.belief import Belief, Seen, by_pattern
 from ttamer.fitting.crossfit import CrossFit
-from ttamer.fitting.planner import Log, PlanOptions, Topology, raked
+from ttamer.fitting.planner import Log, PlanOptions, Topology, folds_of, raked
 from ttamer.fitting.regression import BeliefOptions, Curve, Offsets, log_loss, logistic, sigmoid
 
 
@@ -189,7 +189,7 @@ def test_a_row_is_never_seen_by_what_it_is_judged_by():
 
 def test_groups_are_never_split():
     log = Log(np.zeros((100, 1)), np.ones((100, 1)), np.ones((100, 1)), groups=np.arange(100) // 7)
-    fold = log.folds(5, 0)
+    fold = folds_of(log.groups, 5, 0)
     assert all(len(set(fold[log.groups == g])) == 1 for g in range(15))
 
 

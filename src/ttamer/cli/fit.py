@@ -32,6 +32,10 @@ from ttamer.fitting.stream import fit_file
               default="answers", help="What all answers and the input say (default); markov: the "
               "paper as written; threshold: one for all nodes, certified on all rows.")  # fmt: skip
 @click.option("--without", multiple=True, metavar="NODE", help="Leave out a node.")
+@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give a node another name.")
+@click.option("--max-nodes", type=int, metavar="N",
+              help="Ask at most N models about one input: 1 is a router, 2 the best pairs "
+              "(default 4).")  # fmt: skip
 @click.option("--states", type=int, metavar="N",
               help="With markov: states per node (default: by the number of rows).")  # fmt: skip
 @click.option("--hold-out", type=float, default=0.0, metavar="SHARE",
@@ -52,12 +56,17 @@ def fit_command(
     mistake_cost: float | None,
     stream: bool,
     as_json: bool,
+    rename: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Fit a ladder of policies to TRACE (Parquet, CSV, NPZ), and save it."""
     if mistake_cost is not None and not 0 < mistake_cost < math.inf:
         raise ArgumentError(f"--mistake-cost is {mistake_cost:g}; it must be above 0")
     options["progress"] = progress = progress_line(quiet=as_json)
+    pairs = [text.partition("=")[::2] for text in rename]
+    if not all(old and new for old, new in pairs):
+        raise ArgumentError(f"--rename takes OLD=NEW, not {' '.join(rename)}")
+    options["rename"] = dict(pairs)
     if not stream:
         ladder = fit(reading.read(trace), **options)
     else:
@@ -126,7 +135,10 @@ def _show(ladder: FittedLadder, held: int | None) -> None:
             "raked": "weighted to look like all rows; that they differ in nothing else is assumed",
             "chance": "weighted by the chances in the log",
         }[record.weighting]
-        print(f"{record.complete} rows are complete: policies are found on them, {how}.\n")
+        print(
+            f"{record.complete} rows are complete: policies are found on them, {how}. They say as "
+            f"much as {record.effective:.0f} rows of equal weight.\n"
+        )
     if record.markov is not None:
         print(f"{record.markov}.\n")
     if record.inputs:

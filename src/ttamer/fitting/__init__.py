@@ -10,3 +10,4 @@ from ttamer.fitting.ladder import (
 from ttamer.fitting.promises import Promise as Promise
 from ttamer.fitting.replay import Family as Family, Played as Played, Rule as Rule
 from ttamer.fitting.stream import fit_batches as fit_batches, fit_file as fit_file
+from ttamer.fitting.worth import CallPlan as CallPlan, plan_calls as plan_calls

@@ -30,6 +30,7 @@ from ttamer.fitting.planner import (
     Topology,
     Values,
     filled,
+    folds_of,
     prices_of,
     raked,
 )
@@ -103,7 +104,8 @@ class CrossFit:
     @cached_property
     def fold(self) -> Ints:
         """Shape (T,): the fold of each row."""
-        return self.log.folds(self.options.folds, self.options.seed)
+        groups = np.arange(len(self.log)) if self.log.groups is None else self.log.groups
+        return folds_of(groups, self.options.folds, self.options.seed)
 
     @cached_property
     def cost(self) -> Floats:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from ttamer._checks import counted, is_number, require_number, require_whole
 from ttamer.cascade import answer_rules
 from ttamer.errors import ArgumentError
-from ttamer.fitting.belief import Bools, Floats, Ints
+from ttamer.fitting.belief import Bools, Floats, Ints, Seen
 from ttamer.fitting.crossfit import fit_steps
 from ttamer.fitting.inputs import FeatureSpec
 from ttamer.fitting.ladder import (
@@ -31,8 +31,8 @@ from ttamer.fitting.ladder import (
     first_parents,
     rows_split,
 )
-from ttamer.fitting.markov import check_markov, estimate_states, fit_states
-from ttamer.fitting.planner import Log, PlanOptions
+from ttamer.fitting.markov import check_markov, fit_states
+from ttamer.fitting.planner import Log, PlanOptions, folds_of
 from ttamer.fitting.points import OperatingPoints
 from ttamer.fitting.policy import Estimates, StepTables
 from ttamer.fitting.promises import CAP
@@ -47,7 +47,6 @@ from ttamer.trace.trace import Trace, require_rows
 MIN_ROWS = 10  # a fit needs at least so many complete rows
 MAX_ROWS = 400_000  # policies are found on at most so many: a uniform sample of more
 MAX_HOLD_OUT = 0.9
-FOLDS = 5
 BOOKKEEPING = ("audit_number", "audit_time", "audit_chance")  # they describe an audit, no input
 
 
@@ -58,6 +57,8 @@ def fit(
     inputs: bool | Iterable[str] = True,
     embedders: Mapping[str, str] | None = None,
     without: str | Iterable[str] = (),
+    rename: Mapping[str, str] | None = None,
+    max_nodes: int | None = None,
     hold_out: float = 0.0,
     seed: int = 0,
     latency_weight: float | None = None,
@@ -79,6 +80,9 @@ def fit(
         embedders: By name of an input that is a vector: the name and version of what made it. It is
             kept in the policy, and others are refused.
         without: Nodes to leave out.
+        rename: New names of nodes, by the old ones: ``{"gpt-4": "gpt-4o"}``.
+        max_nodes: The most models that one input asks: 1 is a router, 2 the best pairs. 4 by
+            default.
         hold_out: The share of rows held out to test promises on (``ladder.for_error``,
             ``ladder.for_drop``), at most 0.9; groups are not split.
         seed: Of the folds, and of the choice of rows held out.
@@ -100,42 +104,48 @@ def fit(
     >>> ladder.record.belief, ladder.record.rows
     ('answers', 500)
     """
-    check_options(belief, hold_out, seed, latency_weight, states, tradeoffs)
+    _check_options(belief, hold_out, seed, latency_weight, states, tradeoffs, max_nodes)
     require_trace(trace, "a fit")
-    left_out = (without,) if isinstance(without, str) else tuple(without)
-    for name in left_out:
-        trace.spec.index_of(name)  # refuses a name that no node has
-    if left_out:
-        trace = trace.restrict(name for name in trace.names if name not in left_out)
-    trace = trace.with_verification()
+    trace = _with_nodes(trace, (without,) if isinstance(without, str) else without, rename or {})
     check_for_fit(trace)
     held: Trace | None = None
     if hold_out:
         trace, held = rows_split(trace, max(1, round(hold_out * len(trace))), seed)
-    complete = np.asarray(~np.isnan(trace.loss).any(axis=1))
-    _require_complete(trace, complete)
+    complete = _complete_rows(trace)
+    weighting: Literal["raked", "chance"] = "raked" if trace.chance is None else "chance"
     record = FitRecord(
         belief=belief,
         rows=len(trace),
-        complete=int(complete.sum()),
+        complete=len(complete),
         trace_digest=trace.digest,
         seed=seed,
-        folds=FOLDS,
+        folds=PlanOptions.folds,
         held_out=0 if held is None else len(held),
         sampled=MAX_ROWS if len(trace) > MAX_ROWS else None,
-        weighting=_weighting(trace, complete),
+        weighting="none" if len(complete) == len(trace) else weighting,
         latency_weight=trace.spec.latency_weight if latency_weight is None else latency_weight,
-        without=left_out,
+        without=(without,) if isinstance(without, str) else tuple(without),
     )
     if len(trace) > MAX_ROWS:
         generator = np.random.default_rng([len(trace), 2])
         trace = trace.take(np.sort(generator.permutation(len(trace))[:MAX_ROWS]))
+    if record.latency_weight:
+        _require_latency(trace, record.latency_weight)
     with shown(progress) as report:
         if callable(report):
             report(f"fitting belief {belief} to {counted(len(trace), 'row')}")
-        core = _Core(trace, record, states, tradeoffs, inputs, embedders or {})
-        parts = {"answers": _answers, "markov": _states, "threshold": _thresholds}[belief](core)
-        ladder = build(core, *parts)
+        chosen = None if tradeoffs is None else check_tradeoffs(tradeoffs)
+        if belief == "answers":
+            features = _feature_spec(trace, inputs, embedders or {})
+            fitted = _answers(trace, record, features, max_nodes)
+        else:  # only complete rows say how states or thresholds do
+            rows = _complete_rows(trace)
+            own = trace.take(rows)
+            if belief == "markov":
+                fitted = _states(own, rows, record, chosen, states)
+            else:
+                fitted = _thresholds(own, rows, record, chosen)
+        ladder = _ladder(trace, record, *fitted)
         if held is not None:
             ladder = ladder.with_holdout(held)
         elif belief == "threshold" and not (trace.is_graded and trace.spec.loss_bound is None):
@@ -143,28 +153,158 @@ def fit(
     return ladder
 
 
-class _Core(NamedTuple):
-    """What the three kinds of fit are given."""
-
-    trace: Trace
-    record: FitRecord
-    states: int | None
-    tradeoffs: Iterable[float] | None
-    inputs: bool | Iterable[str]
-    embedders: Mapping[str, str]
+Fit = tuple[Tables, Floats, Estimates]
+"""Policies, their tradeoffs in rising order, and what they do on rows not fitted to."""
 
 
-def build(core: _Core, tables: Tables, tradeoffs: Floats, estimates: Estimates) -> FittedLadder:
+def _with_nodes(trace: Trace, without: Iterable[str], rename: Mapping[str, str]) -> Trace:
+    """Return the trace of the nodes to fit to, by their new names."""
+    without = tuple(without)
+    for name in (*without, *rename):
+        trace.spec.index_of(name)  # refuses a name that no node has
+    if without:
+        trace = trace.restrict(name for name in trace.names if name not in without)
+    if rename:
+        nodes = []
+        for node in trace.spec.nodes:
+            parents = tuple(rename.get(parent, parent) for parent in node.parents)
+            after = parents if isinstance(node.after, tuple) else next(iter(parents), None)
+            nodes.append(replace(node, name=rename.get(node.name, node.name), after=after))
+        trace = replace(trace, spec=replace(trace.spec, nodes=tuple(nodes)))
+    return trace.with_verification()
+
+
+def _complete_rows(trace: Trace) -> Ints:
+    """Return the rows on which every node answered and every loss is known; refuse too few."""
+    require_rows(trace, MIN_ROWS, "fitting")
+    rows = np.flatnonzero(~np.isnan(trace.loss).any(axis=1))
+    if len(rows) < MIN_ROWS:
+        raise ArgumentError(
+            f"fitting needs at least {MIN_ROWS} rows on which every node answered and every loss "
+            f"is known, and there are {len(rows)} ({trace.coverage}): ask all nodes on some of the "
+            "inputs (ttamer collect), or leave nodes out (without=...; --without)"
+        )
+    return rows
+
+
+def _answers(
+    trace: Trace, record: FitRecord, features: FeatureSpec | None, max_nodes: int | None
+) -> Fit:
+    """Fit policies on what answers and inputs say."""
+    spec, inputs = trace.spec, None
+    if features is not None:
+        prompts = trace.prompt.tolist() if trace.prompt is not None else None
+        inputs = features.rows(prompts, {name: list(v) for name, v in trace.inputs.items()})
+    log = Log(
+        losses=np.asarray(trace.loss),
+        cost=np.asarray(trace.costs, float),
+        confidence=np.asarray(trace.confidence),
+        codes=None if trace.prediction is None else trace.prediction.astype(np.intp),
+        classes=trace.classes if trace.prediction is not None else (),
+        features=inputs,
+        near=None if features is None else features.near,
+        spec=features,
+        latency=trace.latency,
+        groups=None if trace.group is None else _groups(trace),
+        weight=_chance_weights(trace) if record.weighting == "chance" else None,
+    )
+    parents = first_parents(spec)
+    options = PlanOptions(seed=record.seed, most=max_nodes or PlanOptions.most)
+    fitted = fit_steps(
+        spec.names,
+        log,
+        kind=spec.kind,
+        parents=parents or None,
+        latency_weight=record.latency_weight,
+        options=options,
+    )
+    price = fitted.tables.prices[::-1] * full_cost(spec, trace)
+    return replace(fitted.tables, parents=parents), 1 / (1 + price), fitted.estimates
+
+
+def _states(
+    trace: Trace, rows: Ints, record: FitRecord, tradeoffs: Floats | None, states: int | None
+) -> Fit:
+    """Fit the paper's learner; what it does is estimated by folds."""
+    spec = trace.spec
+    if any(len(parents) > 1 for parents in spec.parents):
+        raise ArgumentError(
+            'belief="markov" counts how one node follows another, and a node of this cascade is '
+            'asked after several: use belief="answers"',
+            param="belief",
+        )
+    cost, full = np.asarray(trace.costs, float), full_cost(spec, trace)
+    if record.latency_weight and trace.latency is not None:
+        cost = cost + record.latency_weight * trace.latency
+
+    def learn(rows: Ints | slice, tradeoffs: Floats | None) -> StateTables:
+        return fit_states(
+            spec.names,
+            trace.confidence[rows],
+            cost[rows].mean(axis=0),
+            full,
+            tradeoffs=tradeoffs,
+            after=[own[0] if own else -1 for own in spec.parents],
+            kind=spec.kind,
+            states=states,
+        )
+
+    tables = learn(slice(None), tradeoffs)
+    solved = np.array(tables.ladder.tradeoffs)
+    fold = folds_of(_groups(trace), record.folds, record.seed)
+    asked = np.zeros((len(tables), *trace.confidence.shape), bool)
+    answer = np.zeros(asked.shape[:2], np.intp)
+    for part in (np.flatnonzero(fold == k) for k in np.unique(fold)):
+        others = learn(np.setdiff1d(np.arange(len(trace)), part), solved)
+        for number in range(len(tables)):
+            done = others.policy(number).play(Seen(trace.confidence[part]))
+            asked[number, part], answer[number, part] = done.asked, done.answer
+    return tables, solved, _estimates(trace, rows, asked, answer)
+
+
+def _thresholds(trace: Trace, rows: Ints, record: FitRecord, thresholds: Floats | None) -> Fit:
+    """Set thresholds, and measure them."""
+    thresholds = default_thresholds() if thresholds is None else thresholds
+    tables = threshold_tables(trace, thresholds)
+    replay = Fitted(trace.spec, tables, thresholds, 1.0, record, thresholds=True).read(trace)
+    played = [replay.play(tables.policy(number)) for number in range(len(thresholds))]
+    asked, answer = np.stack([p.asked for p in played]), np.stack([p.answer for p in played])
+    return tables, thresholds, _estimates(trace, rows, asked, answer)
+
+
+def _estimates(trace: Trace, rows: Ints, asked: Bools, answer: Ints) -> Estimates:
+    """Return what policies did on complete rows, given whom they asked and whose answer it was."""
+    alone = [np.broadcast_to(nodes, trace.confidence.shape) for nodes in trace.spec.required]
+    waited = [latency_of(nodes, trace) for nodes in (*asked, *alone)]
+    known = [wait for wait in waited if wait is not None]
+    timed = len(known) == len(waited)
+    return Estimates(
+        rows,
+        np.ones(len(trace)),
+        trace.loss[np.arange(len(trace)), answer],
+        np.stack([paid(nodes, trace) for nodes in asked]),
+        np.stack(known[: len(asked)]) if timed else None,
+        np.asarray(trace.loss),
+        alone_paid(trace),
+        np.stack(known[len(asked) :], axis=1) if timed else None,
+    )
+
+
+def _ladder(
+    trace: Trace, record: FitRecord, tables: Tables, tradeoffs: Floats, estimates: Estimates
+) -> FittedLadder:
     """Make a ladder of tables and estimates."""
-    trace, record = core.trace, core.record
     prior = tables.prior if isinstance(tables, StepTables) else None
     if prior is not None and prior.spec is not None:
         names = tuple(dict.fromkeys(feature.name for feature in prior.spec.features))
         record = msgspec.structs.replace(record, inputs=names)
+    if record.weighting != "none":
+        weight = estimates.weight
+        effective = float(weight.sum() ** 2 / (weight @ weight))
+        record = msgspec.structs.replace(record, effective=effective)
     if isinstance(tables, StateTables):
         markov = check_markov(tables, np.asarray(trace.confidence)[estimates.rows], record.seed)
         record = msgspec.structs.replace(record, markov=markov)
-    group = None if trace.group is None else _groups(trace)[estimates.rows]
     fitted = Fitted(
         spec=trace.spec,
         tables=tables,
@@ -176,139 +316,55 @@ def build(core: _Core, tables: Tables, tradeoffs: Floats, estimates: Estimates) 
         thresholds=record.belief == "threshold",
         compare=answer_rules(trace.spec),
     )
+    group = None if trace.group is None else _groups(trace)[estimates.rows]
     return FittedLadder(fitted, OperatingPoints.of(estimates, group))
 
 
 def _groups(trace: Trace) -> Ints:
     """Return the group of each row; rows without one stand alone."""
-    every = np.arange(len(trace))
+    rows = np.arange(len(trace))
     if trace.group is None:
-        return every
-    return np.where(trace.group < 0, trace.group.max() + 1 + every, trace.group).astype(np.intp)
+        return rows
+    return np.where(trace.group < 0, trace.group.max() + 1 + rows, trace.group).astype(np.intp)
 
 
-def _answers(core: _Core) -> tuple[Tables, Floats, Estimates]:
-    """Fit policies on what answers and inputs say."""
-    trace, record = core.trace, core.record
-    spec, latency = trace.spec, trace.latency
-    if record.latency_weight:
-        _require_latency(trace, record.latency_weight)
-    features = _features(trace, core.inputs, core.embedders)
-    weight = None
-    if record.weighting == "chance":
-        weight = _chance_weights(trace)
-    log = Log(
-        losses=np.asarray(trace.loss),
-        cost=np.asarray(trace.costs, float),
-        confidence=np.asarray(trace.confidence),
-        codes=None if trace.prediction is None else trace.prediction.astype(np.intp),
-        classes=trace.classes if trace.prediction is not None else (),
-        features=None if features is None else features.rows(*_read(trace, features)),
-        near=None if features is None else features.near,
-        spec=features,
-        latency=latency,
-        groups=None if trace.group is None else _groups(trace),
-        weight=weight,
-    )
-    fitted = fit_steps(
-        spec.names,
-        log,
-        kind=spec.kind,
-        parents=first_parents(spec) or None,
-        latency_weight=record.latency_weight,
-        options=PlanOptions(seed=record.seed),
-    )
-    price = fitted.tables.prices[::-1] * full_cost(spec, trace)
-    return replace(fitted.tables, parents=first_parents(spec)), 1 / (1 + price), fitted.estimates
+def _chance_weights(trace: Trace) -> Floats:
+    """Return one over the least chance of the nodes that answered on each row, clipped; mean 1."""
+    assert trace.chance is not None  # noqa: S101 - the caller has looked
+    chance = np.where(trace.answered & ~np.isnan(trace.chance), trace.chance, 1.0).min(axis=1)
+    weight = np.minimum(1 / np.maximum(chance, 1 / CAP), CAP)
+    return np.asarray(weight / weight.mean())
 
 
-def _states(core: _Core) -> tuple[Tables, Floats, Estimates]:
-    """Fit the paper's learner to the complete rows."""
-    record, spec = core.record, core.trace.spec
-    rows = np.flatnonzero(~np.isnan(core.trace.loss).any(axis=1))
-    trace = core.trace.take(rows)
-    if any(len(parents) > 1 for parents in spec.parents):
-        raise ArgumentError(
-            'belief="markov" counts how one node follows another, and a node of this cascade is '
-            'asked after several: use belief="answers"',
-            param="belief",
-        )
-    cost = np.asarray(trace.costs, float)
-    full = full_cost(spec, trace)
-    weighed = cost
-    if record.latency_weight:
-        weighed = cost + record.latency_weight * _require_latency(trace, record.latency_weight)
-    tradeoffs = None if core.tradeoffs is None else check_tradeoffs(core.tradeoffs)
-    options = {
-        "after": [own[0] if own else -1 for own in spec.parents],
-        "kind": spec.kind,
-        "states": core.states,
-    }
-    tables = fit_states(
-        spec.names,
-        trace.confidence,
-        weighed.mean(axis=0),
-        full,
-        tradeoffs=tradeoffs,
-        **options,  # type: ignore[arg-type]
-    )
-    folds = Log(np.asarray(trace.loss), cost, trace.confidence, groups=_groups(trace)).folds(
-        FOLDS, record.seed
-    )
-    estimates = estimate_states(
-        tables,
-        trace.confidence,
-        np.asarray(trace.loss),
-        cost,
-        full,
-        alone_cost=alone_paid(trace),
-        latency=trace.latency,
-        folds=folds,
-        **options,
-    )
-    estimates = Estimates(rows, *list(vars(estimates).values())[1:])
-    return tables, np.array(tables.ladder.tradeoffs), estimates
+def _feature_spec(
+    trace: Trace, inputs: bool | Iterable[str], embedders: Mapping[str, str]
+) -> FeatureSpec | None:
+    """Return how inputs become features; ``None`` where there are none to use."""
+    present = [*(["prompt"] if trace.prompt is not None else []), *trace.inputs]
+    present = [name for name in present if name not in BOOKKEEPING]
+    if isinstance(inputs, bool):
+        names = present if inputs else []
+    else:
+        names = [inputs] if isinstance(inputs, str) else list(inputs)
+    for name in names:
+        if name not in present:
+            have = f"it has {', '.join(present)}" if present else "it has none"
+            raise ArgumentError(f"the trace has no input {name!r}: {have}", param="inputs")
+    if not names:
+        return None
+    prompts = trace.prompt.tolist() if "prompt" in names and trace.prompt is not None else None
+    values = {name: list(trace.inputs[name]) for name in names if name != "prompt"}
+    return FeatureSpec.of(prompts, values, embedders=embedders)
 
 
-def _thresholds(core: _Core) -> tuple[Tables, Floats, Estimates]:
-    """Set thresholds, and measure them on the complete rows."""
-    spec = core.trace.spec
-    rows = np.flatnonzero(~np.isnan(core.trace.loss).any(axis=1))
-    trace = core.trace.take(rows)
-    given = core.tradeoffs
-    thresholds = default_thresholds() if given is None else check_tradeoffs(given)
-    tables = threshold_tables(trace, thresholds)
-    lost, costs, waited = [], [], []
-    fitted = Fitted(spec, tables, thresholds, 1.0, core.record, thresholds=True)
-    seen, every = fitted.read(trace), np.arange(len(trace))
-    for number in range(len(thresholds)):
-        played = seen.play(tables.policy(number))
-        lost.append(trace.loss[every, played.answer])
-        costs.append(paid(played.asked, trace))
-        waited.append(latency_of(played.asked, trace))
-    alone = [np.broadcast_to(asked, trace.confidence.shape) for asked in spec.required]
-    alone_waited = [latency_of(asked, trace) for asked in alone]
-    has_latency = all(wait is not None for wait in (*waited, *alone_waited))
-    estimates = Estimates(
-        rows,
-        np.ones(len(trace)),
-        np.stack(lost),
-        np.stack(costs),
-        np.stack(waited) if has_latency else None,  # type: ignore[arg-type]
-        np.asarray(trace.loss),
-        alone_paid(trace),
-        np.stack(alone_waited, axis=1) if has_latency else None,  # type: ignore[arg-type]
-    )
-    return tables, thresholds, estimates
-
-
-def check_options(
+def _check_options(
     belief: object,
     hold_out: float,
     seed: int,
     latency_weight: float | None,
     states: int | None,
     tradeoffs: Iterable[float] | None,
+    max_nodes: int | None,
 ) -> None:
     """Refuse options that are out of range, or do not go together."""
     if belief not in get_args(BeliefKind):
@@ -325,8 +381,12 @@ def check_options(
         )
     if states is not None:
         require_whole(states, "states", least=1)
-    if states is not None and belief != "markov":
-        raise ArgumentError('states are those of belief="markov"', param="states")
+        if belief != "markov":
+            raise ArgumentError('states are those of belief="markov"', param="states")
+    if max_nodes is not None:
+        require_whole(max_nodes, "max_nodes", least=1)
+        if belief != "answers":
+            raise ArgumentError('max_nodes is of belief="answers"', param="max_nodes")
     if tradeoffs is not None and belief == "answers":
         raise ArgumentError(
             'belief="answers" finds policies for all tradeoffs at once: leave tradeoffs out, and '
@@ -341,18 +401,8 @@ def check_options(
         )
 
 
-def _require_complete(trace: Trace, complete: Bools) -> None:
-    require_rows(trace, MIN_ROWS, "fitting")
-    if int(complete.sum()) < MIN_ROWS:
-        raise ArgumentError(
-            f"fitting needs at least {MIN_ROWS} rows on which every node answered and every loss "
-            f"is known, and there are {int(complete.sum())} ({trace.coverage}): ask all nodes on "
-            "some of the inputs (ttamer collect), or leave nodes out (without=...; --without)"
-        )
-
-
-def _require_latency(trace: Trace, weight: float) -> Floats:
-    """Return the latencies, or refuse a trace that lacks one."""
+def _require_latency(trace: Trace, weight: float) -> None:
+    """Refuse a trace that lacks a latency."""
     latency = trace.latency
     lacking = [
         name
@@ -365,50 +415,3 @@ def _require_latency(trace: Trace, weight: float) -> Floats:
             "add columns <node>.latency, or remove the weight",
             param="latency_weight",
         )
-    return np.asarray(latency)
-
-
-def _weighting(trace: Trace, complete: Bools) -> Literal["none", "raked", "chance"]:
-    if complete.all():
-        return "none"
-    return "raked" if trace.chance is None else "chance"
-
-
-def _chance_weights(trace: Trace) -> Floats:
-    """Return one over the least chance of the nodes that answered on each row, clipped; mean 1."""
-    assert trace.chance is not None  # noqa: S101 - the caller has looked
-    known = trace.answered & ~np.isnan(trace.chance)
-    least = np.where(known, trace.chance, 1.0).min(axis=1)
-    weight = np.minimum(1 / np.maximum(least, 1 / CAP), CAP)
-    return np.asarray(weight / weight.mean())
-
-
-def _features(
-    trace: Trace, inputs: bool | Iterable[str], embedders: Mapping[str, str]
-) -> FeatureSpec | None:
-    """Return how inputs become features; ``None`` where there are none to use."""
-    known = [*(["prompt"] if trace.prompt is not None else []), *trace.inputs]
-    known = [name for name in known if name not in BOOKKEEPING]
-    if isinstance(inputs, bool):
-        names = known if inputs else []
-    else:
-        names = [inputs] if isinstance(inputs, str) else list(inputs)
-        for name in names:
-            if name not in known:
-                have = f"it has {', '.join(known)}" if known else "it has none"
-                raise ArgumentError(f"the trace has no input {name!r}: {have}", param="inputs")
-    if not names:
-        return None
-    prompts = trace.prompt.tolist() if "prompt" in names and trace.prompt is not None else None
-    values = {name: list(trace.inputs[name]) for name in names if name != "prompt"}
-    return FeatureSpec.of(prompts, values, embedders=embedders)
-
-
-def _read(
-    trace: Trace, features: FeatureSpec
-) -> tuple[list[str | None] | None, dict[str, list[object]]]:
-    return trace.prompt.tolist() if trace.prompt is not None else None, {
-        feature.name: list(trace.inputs[feature.name])
-        for feature in features.features
-        if feature.name in trace.inputs
-    }

@@ -91,6 +91,8 @@ class FitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The rows that policies were found on, where there were more than fit into memory."""
     weighting: Literal["none", "raked", "chance"] = "none"
     """How complete rows stand for all rows."""
+    effective: float | None = None
+    """So many rows of equal weight say as much as the weighted complete ones."""
     latency_weight: float = 0.0
     without: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()

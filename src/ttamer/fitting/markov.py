@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
-from ttamer.fitting.belief import Floats, Seen
+from ttamer.fitting.belief import Floats
 from ttamer.fitting.ladder import MarkovRecord
-from ttamer.fitting.policy import Estimates
 from ttamer.fitting.states import MAX_STATES, StateTables
 from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.solvers import solve_ladder
@@ -26,7 +25,6 @@ from ttamer.stats.markov import markov_cost, markov_test
 SMOOTHING = 1.0  # rows of a node's own law that are added to each row of transitions
 ROWS_PER_PAIR = 8  # of states: so many rows for each on the mean give the number of states
 RUNGS = 48  # policies of a ladder
-FOLDS = 5
 CHECKED_ROWS = 4000  # of the Markov test: it takes a tenth of a second
 
 
@@ -172,59 +170,3 @@ def check_markov(tables: StateTables, confidence: Floats, seed: int) -> MarkovRe
     # One node that is not Markov can reach p = 0.025, however many are tested.
     test = markov_test(states, permutations=40 * max(states.shape[1] - 2, 2), seed=seed)
     return MarkovRecord(test.p_value, cost.mean, cost.standard_error, policy.tradeoff)
-
-
-def estimate_states(
-    tables: StateTables,
-    confidence: Floats,
-    loss: Floats,
-    cost: Floats,
-    full_cost: float,
-    *,
-    alone_cost: Floats,
-    latency: Floats | None = None,
-    folds: NDArray[np.intp],
-    **options: object,
-) -> Estimates:
-    """Return what the policies of the same learner do on rows they were not fitted to.
-
-    Args:
-        tables: Of the fit to all rows.
-        confidence: Shape (T, n).
-        loss: Shape (T, n).
-        cost: Shape (T, n).
-        full_cost: The unit of cost.
-        alone_cost: Shape (T, n): what each node's answer costs by itself.
-        latency: Shape (T, n).
-        folds: Shape (T,): the fold of each row.
-        **options: As for :func:`fit_states`.
-    """
-    count, rows = len(tables), np.arange(len(loss))
-    lost, paid, waited = np.empty((3, count, len(loss)))
-    options["tradeoffs"] = np.array(tables.ladder.tradeoffs)
-    for fold in range(int(folds.max()) + 1):
-        part = rows[folds == fold]
-        others = rows[folds != fold]
-        fitted = fit_states(
-            tables.names,
-            confidence[others],
-            cost[others].mean(axis=0),
-            full_cost,
-            **options,  # type: ignore[arg-type]
-        )
-        for number in range(count):
-            done = fitted.policy(number).play(Seen(confidence[part]))
-            lost[number, part] = loss[part, done.answer]
-            paid[number, part] = (done.asked * cost[part]).sum(axis=1)
-            if latency is not None:
-                waited[number, part] = (done.asked * latency[part]).sum(axis=1)
-    return Estimates(
-        rows,
-        np.ones(len(rows)),
-        lost,
-        paid,
-        None if latency is None else waited,
-        loss,
-        alone_cost,
-        latency,
-    )

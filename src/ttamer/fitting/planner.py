@@ -117,12 +117,12 @@ class Log:
         common = tuple(classes[k] for k in order[: int((most >= rows).sum())])
         return replace(self, codes=number[np.maximum(self.codes, -1)], classes=common)
 
-    def folds(self, count: int, seed: int) -> Ints:
-        """Return the fold of each row, shape (T,)."""
-        groups = np.arange(len(self)) if self.groups is None else self.groups
-        which = np.unique(groups, return_inverse=True)[1].reshape(-1)
-        order = np.random.default_rng([seed, count]).permutation(int(which.max()) + 1)
-        return np.asarray(order[which] % count)
+
+def folds_of(groups: Ints, count: int, seed: int) -> Ints:
+    """Return the fold of each row, shape (T,); rows of one group are in one fold."""
+    number = np.unique(groups, return_inverse=True)[1].reshape(-1)
+    order = np.random.default_rng([seed, count]).permutation(int(number.max()) + 1)
+    return np.asarray(order[number] % count)
 
 
 def filled(values: Floats) -> Floats:
