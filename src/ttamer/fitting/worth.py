@@ -64,7 +64,7 @@ def plan_calls(ladder: FittedLadder, trace: Trace, budget: float, *, steps: int 
     mean = np.nanmean(trace.costs, axis=0)
     # One row of all nodes, or of one of them: exits are never asked without those before them.
     ways = [np.ones(len(mean), np.intp)]
-    if trace.spec.kind == "models" and not trace.spec.is_tree:
+    if trace.spec.kind == "models" and not any(trace.spec.parents):
         ways += [*np.eye(len(mean), dtype=np.intp)]
     price = np.array([max(float(way @ mean), 1e-12) for way in ways])
     rows, complete = asked.astype(float), float((~np.isnan(trace.loss).any(axis=1)).sum())

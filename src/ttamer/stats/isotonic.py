@@ -58,4 +58,3 @@ def rising_columns(
         least = np.minimum.accumulate(means[::-1], axis=0)[::-1]
         np.maximum(result[first:], least, out=result[first:])
     return result
-
