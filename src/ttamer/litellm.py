@@ -19,22 +19,20 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
-from functools import partial
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from ttamer._extras import require
 from ttamer.llm.client import CHAT, NEVER, Body, Deadline, Kind, Response, UpstreamFailed
-from ttamer.llm.node import Node, Usage, Verification, Work, open_nodes
+from ttamer.llm.node import Usage
 from ttamer.llm.settings import NodeSettings
-from ttamer.runtime.reply import CascadeFailed, NodeCall, Outcome, Reply
-from ttamer.serve.answering import path_of, run
-from ttamer.serve.policies import PolicyStore
+from ttamer.runtime.reply import Outcome
+from ttamer.serve.answering import path_of
+from ttamer.serve.app import Service
+from ttamer.serve.chat import Job
 from ttamer.serve.refusals import Refused
 from ttamer.serve.settings import read_settings
-from ttamer.serve.sinks import DecisionLog
-
-OWN = ("stream", "stream_options", "model", "messages", "extra_body", "max_retries")
 
 
 class Deployment:
@@ -55,10 +53,10 @@ class Deployment:
         del path, headers
         import litellm
 
-        start, wanted = time.monotonic(), {**body, **self.settings.params}
-        wanted = {key: value for key, value in wanted.items() if value is not False}
+        start, fields = time.monotonic(), {**body, **self.settings.params}
+        fields = {name: value for name, value in fields.items() if value is not False}
         options = {
-            **wanted, "model": self.settings.model, "num_retries": self.settings.retries,
+            **fields, "model": self.settings.model, "num_retries": self.settings.retries,
             "timeout": min(self.settings.timeout, deadline.left), "no-log": True, "max_retries": 0,
         }  # fmt: skip
         router = _router()
@@ -101,96 +99,78 @@ def _dollars(answer: Any) -> float:
     return float(cost)
 
 
-class Loaded:
-    """One cascade with its nodes and its policy."""
-
-    def __init__(self, name: str) -> None:
-        folder = Path(os.environ.get("TTAMER_CASCADES", "."))
-        settings = read_settings(folder / f"{name}.toml")
-        self.settings = settings
-        self.nodes: dict[str, Node | Verification] = open_nodes(
-            settings.source, settings.nodes, Deployment, settings.compare
-        )
-        asks = {node: partial(self._ask, node) for node in self.nodes}
-        policy = "" if settings.serve.mode == "shadow" else str(folder / f"{name}.ttamer")
-        self.policies = PolicyStore(policy, settings, asks)
-        self.log = DecisionLog(settings.serve.log, settings.spec.names)
-        self.log.start()
-        self.watcher = asyncio.get_running_loop().create_task(self.policies.watch())
-
-    async def _ask(self, name: str, work: Work) -> Reply:
-        return await self.nodes[name].ask(work)
-
-
 class Provider:
     """LiteLLM's provider ``ttamer``; with LiteLLM's class of providers below it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._loaded: dict[str, Loaded] = {}
+        self._services: dict[str, Service] = {}
+        self._opening, self._stack = asyncio.Lock(), AsyncExitStack()
 
     async def acompletion(self, *args: Any, **options: Any) -> Any:
         """Answer a request."""
         from litellm import ModelResponse
 
         del args
-        work, outcome = await self._outcome(**options)
+        job, outcome = await self._outcome(**options)
         answer = ModelResponse(**{**outcome.answer.response, "model": outcome.by, "usage": None})
-        answer.usage = _usage(work.usage)
+        answer.usage = _usage(job.work.usage)
         answer._hidden_params["response_cost"] = outcome.cost
-        answer._hidden_params["additional_headers"] = {"x-ttamer-path": _path(outcome.asked)}
+        path = ",".join(path_of(outcome.asked))
+        answer._hidden_params["additional_headers"] = {"x-ttamer-path": path}
         return answer
 
     async def astreaming(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
         """Answer a request in a stream, once the answer is chosen."""
         del args
-        work, outcome = await self._outcome(**options)
+        job, outcome = await self._outcome(**options)
         choice = outcome.answer.response["choices"][0]
         yield _chunk(outcome.by, {key: value for key, value in choice["message"].items() if value})
         # LiteLLM drops the usage of a chunk that ends the stream.
-        usage = _usage(work.usage, cost=outcome.cost)
+        usage = _usage(job.work.usage, cost=outcome.cost)
         yield _chunk(outcome.by, {}, usage=usage)
         yield _chunk(outcome.by, {}, choice.get("finish_reason") or "stop")
 
     async def _outcome(
         self, model: str, messages: list[Any], optional_params: dict[str, Any],
         timeout: Any = None, logging_obj: Any = None, **_: Any,
-    ) -> tuple[Work, Outcome]:  # fmt: skip
+    ) -> tuple[Job, Outcome]:  # fmt: skip
         from litellm.llms.custom_llm import CustomLLMError
 
-        loaded = self._cascade(model.removeprefix("ttamer/"))
+        service = await self._service(model.removeprefix("ttamer/"))
+        dropped = ("stream", "stream_options", "model", "messages", "extra_body", "max_retries")
+        body = {name: value for name, value in optional_params.items() if name not in dropped}
+        body |= {**(optional_params.get("extra_body") or {}), "messages": messages}
         seconds = timeout if isinstance(timeout, int | float) else getattr(timeout, "read", None)
-        limit = loaded.settings.serve.timeout
-        body = {key: value for key, value in optional_params.items() if key not in OWN}
-        body |= optional_params.get("extra_body") or {}
-        work = Work({**body, "messages": messages}, Deadline.after(min(seconds or limit, limit)))
         key = str(getattr(logging_obj, "litellm_call_id", "") or time.time_ns())
-        active = loaded.policies.active
         try:
-            outcome = await run(active.cascade(), work, key, None)
-        except CascadeFailed as error:
-            refused = Refused.of(error, work.failures)
-            raise CustomLLMError(refused.status, str(refused)) from None
-        assert isinstance(outcome, Outcome)  # noqa: S101 - nothing was relayed
-        loaded.log.write(
-            key, active.version, work.body, outcome.asked, by=outcome.by, cost=outcome.cost,
-            asked=outcome.path, classes=active.classes,
-        )  # fmt: skip
-        return work, outcome
+            job = await service.chat.job(body, key, {})
+            limit = Deadline.after(seconds or service.settings.serve.timeout)
+            job.work.deadline = min(job.work.deadline, limit)
+            return job, await service.chat.outcome(job)
+        except Refused as error:
+            raise CustomLLMError(error.status, str(error)) from None
 
-    def _cascade(self, name: str) -> Loaded:
-        if name not in self._loaded:
-            try:
-                self._loaded[name] = Loaded(name)
-            except Exception as error:
-                from litellm.llms.custom_llm import CustomLLMError
+    async def _service(self, name: str) -> Service:
+        """Return the cascade of a name, opened where it is used first."""
+        async with self._opening:
+            if name not in self._services:
+                try:
+                    self._services[name] = await self._opened(name)
+                except Exception as error:
+                    from litellm.llms.custom_llm import CustomLLMError
 
-                raise CustomLLMError(500, f"ttamer/{name}: {error}") from None
-        return self._loaded[name]
+                    raise CustomLLMError(500, f"ttamer/{name}: {error}") from None
+            return self._services[name]
 
-
-def _path(calls: tuple[NodeCall, ...]) -> str:
-    return ",".join(path_of(calls))
+    async def _opened(self, name: str) -> Service:
+        folder = Path(os.environ.get("TTAMER_CASCADES", "."))
+        settings = read_settings(folder / f"{name}.toml")
+        policy = "" if settings.serve.mode == "shadow" else str(folder / f"{name}.ttamer")
+        service = Service(settings, policy, connect=lambda node, _: Deployment(node))
+        # It stays open until the process ends: LiteLLM does not say when that is.
+        await self._stack.enter_async_context(service.opened())
+        return service
 
 
 def _usage(usage: Usage, **more: float) -> Any:

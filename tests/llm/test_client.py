@@ -292,7 +292,7 @@ def test_calls_at_once_are_limited_and_wait_until_their_deadline():
 class TestTimeLimit:
     def test_it_is_the_ceiling_until_enough_calls_were_seen(self):
         limit = TimeLimit(30.0)
-        for _ in range(TimeLimit.least - 1):
+        for _ in range(TimeLimit.min_calls - 1):
             limit.took(0.1)
         assert limit.seconds == 30.0
 

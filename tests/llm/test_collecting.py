@@ -115,7 +115,7 @@ def test_another_confidence_of_the_same_tokens_asks_nothing_again(make_served):
     small.answer = lambda *_: ("B it is", 0.5)
     assert collected(served).confidence[:, 0].tolist() == pytest.approx([0.5] * 30)
     text = served.cascade.read_text("utf-8")
-    for source, confidence in (("product", 0.125), ("min", 0.5), ("logprobs", 0.5)):
+    for source, confidence in (("product", 0.125), ("logprobs", 0.5)):
         served.cascade.write_text(
             text.replace("cost = 1.0", f'cost = 1.0\nconfidence = "{source}"')
         )

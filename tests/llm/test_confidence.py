@@ -10,11 +10,8 @@ from ttamer.llm.confidence import (
     Unreadable,
     agreement,
     answer_text,
-    entropy_of_tokens,
     field_value,
     is_plain_text,
-    lowest_probability,
-    margin_of_tokens,
     probability_of_answer,
     probability_of_choice,
     probability_of_yes,
@@ -106,45 +103,6 @@ CALL = {"function": {"name": "f", "arguments": '{"a": 1}'}}
 def test_every_kind_of_answer_is_an_answer(fields, text, plain):
     assert answer_text(message(**fields)) == text
     assert is_plain_text(message(**fields)) is plain
-
-
-def test_margin_entropy_and_minimum_of_tokens():
-    top = [("a", 0.5), ("b", 0.25), ("c", 0.125)]
-    response = chat(("a", 0.5), ("b", 0.25), top=top)
-    assert lowest_probability(response) == pytest.approx(0.25)
-    assert margin_of_tokens(response) == pytest.approx(0.25)
-    chances = (0.5, 0.25, 0.125, 0.125)
-    entropy = -sum(p * math.log(p) for p in chances)
-    assert entropy_of_tokens(response) == pytest.approx(entropy)
-    assert margin_of_tokens(chat(("a", 1.0), top=[("a", 1.0)])) == 1.0
-    for measure in (margin_of_tokens, entropy_of_tokens):
-        with pytest.raises(Unreadable, match="top_logprobs"):
-            measure(chat(("a", 0.5)))
-
-
-@given(st.lists(st.lists(st.floats(0.01, 0.2), min_size=1, max_size=5), min_size=1, max_size=4))
-def test_measures_are_within_their_bounds(rows):
-    tokens = [
-        {
-            "token": "x",
-            "logprob": math.log(row[0]),
-            "top_logprobs": [{"token": "x", "logprob": math.log(p)} for p in row],
-        }
-        for row in rows
-    ]
-    response = {"choices": [{"logprobs": {"content": tokens}}]}
-    assert 0 <= margin_of_tokens(response) <= 1
-    assert 0 <= entropy_of_tokens(response) <= math.log(6) + 1e-9
-    assert lowest_probability(response) == pytest.approx(min(row[0] for row in rows))
-
-
-def test_likely_tokens_of_text_completions_are_read():
-    logprobs = {
-        "tokens": ["a"],
-        "token_logprobs": [math.log(0.5)],
-        "top_logprobs": [{"a": math.log(0.5), "b": math.log(0.25)}],
-    }
-    assert margin_of_tokens({"choices": [{"logprobs": logprobs}]}) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("path", ["gone", "label.x", "list.7", "list.-1", "list.x", "flag", "nest"])

@@ -11,7 +11,7 @@ from ttamer.cascade import from_tables, split_nodes
 from ttamer.errors import CascadeError
 from ttamer.llm.client import Response, UpstreamFailed
 from ttamer.llm.compare import Comparison
-from ttamer.llm.node import Node, Usage, Work, call_cost, ineligible, open_nodes
+from ttamer.llm.node import ModelNode, Usage, Work, call_cost, ineligible, open_nodes
 from ttamer.llm.settings import NodeSettings, TokenCost, comparison_of, read_nodes
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 4}
@@ -44,7 +44,7 @@ def settings(**options):
 
 
 def ask(fake, compare=None, body=None, verifier=None, work=None, **options):
-    own = Node(settings(**options), fake, compare, verifier=verifier)
+    own = ModelNode(settings(**options), fake, compare, verifier=verifier)
     work = work or Work(body or {"messages": [{"role": "user", "content": "2 + 2?"}]})
     return asyncio.run(own.ask(work)), work
 
@@ -53,8 +53,7 @@ def ask(fake, compare=None, body=None, verifier=None, work=None, **options):
     ("options", "sent", "confidence"),
     [
         ({}, {"logprobs": True}, math.exp(-0.5)),
-        ({"confidence": "min"}, {"logprobs": True}, math.exp(-0.5)),
-        ({"confidence": "margin"}, {"top_logprobs": 5}, math.exp(-0.5) - math.exp(-2.0)),
+        ({"confidence": "product"}, {"logprobs": True}, math.exp(-0.5)),
         ({"confidence": "none"}, {}, 0.0),
         ({"confidence": "field", "field": "score"}, {}, 0.7),
     ],
@@ -73,7 +72,7 @@ def test_log_probabilities_that_the_client_did_not_ask_for_are_not_shown():
     assert reply.answer.response["choices"][0]["logprobs"] is None
     assert reply.answer.received["choices"][0]["logprobs"] is not None
     body = {"messages": [], "logprobs": True, "top_logprobs": 1}
-    reply, _ = ask(Fake(completion()), body=body, confidence="margin")
+    reply, _ = ask(Fake(completion()), body=body)
     (entry,) = reply.answer.response["choices"][0]["logprobs"]["content"]
     assert len(entry["top_logprobs"]) == 1
 
@@ -91,10 +90,10 @@ def test_a_self_report_is_a_second_call_and_never_costs_the_answer():
 def test_a_verifier_judges_the_answer_at_its_own_price():
     verdict = completion("yes", -0.1)
     verdict["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = []
-    judge = Node(NodeSettings(name="big", cost=5.0, upstream="http://h/v1"), Fake(verdict))
+    judge = ModelNode(NodeSettings(name="big", cost=5.0, upstream="http://h/v1"), Fake(verdict))
     reply, _ = ask(Fake(completion()), confidence="verifier", verifier=judge)
     assert (reply.confidence, reply.cost) == (1.0, 6.0)
-    broken = Node(judge.settings, Fake(UpstreamFailed("big", "busy", "no")))
+    broken = ModelNode(judge.settings, Fake(UpstreamFailed("big", "busy", "no")))
     with pytest.raises(UpstreamFailed, match="its verifier failed") as error:
         ask(Fake(completion()), confidence="verifier", verifier=broken)
     assert error.value.node == "small"
@@ -157,7 +156,7 @@ ANYTHING = st.recursive(
 @given(ANYTHING)
 def test_whatever_a_response_holds_it_is_a_reply_or_a_failure(value):
     response = {"choices": [value], "usage": value} if not isinstance(value, dict) else value
-    for source in ("logprobs", "margin", "entropy", "none"):
+    for source in ("logprobs", "product", "none"):
         try:
             reply, work = ask(Fake(response), confidence=source)
         except UpstreamFailed as error:
@@ -175,8 +174,8 @@ def test_tokens_are_added_up():
 def test_predictions_that_are_equal_within_a_tolerance_become_the_first():
     compare = Comparison("numeric", tolerance=0.5)
     work = Work({"messages": []})
-    first = Node(settings(), Fake(completion("1.2")), compare)
-    second = Node(
+    first = ModelNode(settings(), Fake(completion("1.2")), compare)
+    second = ModelNode(
         NodeSettings(name="big", cost=1, upstream="http://h/v1"), Fake(completion("1.5")), compare
     )
 
@@ -202,6 +201,8 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
         ({"context": 100}, {"messages": [{"content": "\u6f22" * 101}]}, "has a context"),
         ({"context": 100}, {"messages": [{"content": [IMAGE]}]}, "has a context"),
         ({"accepts": ()}, {"messages": [{"content": [IMAGE]}]}, "does not take images"),
+        ({"context": 100}, {"tools": [{"function": {"name": "x" * 300}}]}, "has a context"),
+        ({"context": 100}, {"messages": [{"tool_calls": ["x" * 300]}]}, "has a context"),
         ({"accepts": ()}, {"tools": [{}]}, "does not take tools"),
         (
             {"accepts": ()},

@@ -131,7 +131,7 @@ def test_a_budget_ends_audits_and_not_answers(logged):
 
 
 def test_audits_that_would_pile_up_are_left_out(logged, monkeypatch):
-    monkeypatch.setattr(auditing.Audits, "most_waiting", 2)
+    monkeypatch.setattr(auditing.Audits, "max_waiting", 2)
     served = logged(share=1.0, serve={"tradeoff": 0.0})
     served.models["large"].delay = 0.3
 
@@ -220,7 +220,7 @@ class TestLog:
         log.path = str(tmp_path)  # a folder cannot be written
         log.flush()
         assert log.lost == 1
-        log.most_waiting = 0
+        log.max_rows = 0
         log.write("r", "v", {"messages": []}, [], by="small", cost=1.0)
         assert log.lost == 2
 

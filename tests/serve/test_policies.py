@@ -6,7 +6,7 @@ import math
 import pytest
 
 import ttamer as tt
-from ttamer.serve.policies import KEPT_POINTS, PolicyStore
+from ttamer.serve.policies import Active, PolicyStore
 
 
 @pytest.fixture(autouse=True)
@@ -99,9 +99,9 @@ def test_a_hangup_reloads_at_once(serve):
 
 def test_the_policies_that_requests_choose_are_bounded(serve):
     active = serve(serve={"allow": ["tradeoff"]}).service.policies.active
-    for number in range(3 * KEPT_POINTS):
+    for number in range(3 * Active.max_points):
         active.cascade(("tradeoff", number / 1000))
-    assert len(active._kept) == KEPT_POINTS
+    assert len(active._points) == Active.max_points
     assert active.cascade(None, math.inf).max_cost == math.inf
     assert active.cascade() is active.cascade()
 

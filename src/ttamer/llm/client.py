@@ -30,15 +30,7 @@ Kind = Literal[
     "queue", "ineligible",
 ]  # fmt: skip
 CHAT = "/chat/completions"
-MAX_RESPONSE = 8 * 2**20
-MAX_LINE = 2**20  # of a stream; a line holds one event
-# Completions have no side effects; a call that ran out of time would take as long once more.
-RETRIED = frozenset({"connect", "busy", "error", "cut"})
-UNPAID = frozenset({"connect", "refused", "busy", "error", "open", "queue", "ineligible"})
-BREAKING = frozenset({"connect", "busy", "error", "cut", "timeout"})
-FIRST_PAUSE, MAX_PAUSE = 0.05, 10.0  # seconds between attempts; the first is doubled each time
-REFUSED_REQUEST = (400, 413, 422)  # the statuses that say that the request is wrong
-KEPT_CODES = {  # the error codes of upstreams that clients receive, in words of our own
+KNOWN_CODES = {  # the error codes of upstreams that clients receive, in words of our own
     "context_length_exceeded": "the prompt and the answer are longer than the model's context",
     "content_policy_violation": "the model's provider refused the content of the request",
     "content_filter": "the model's provider refused the content of the request",
@@ -53,7 +45,6 @@ REMEDIES = {
     "temperature": "set its params = {temperature = false}",
 }
 _NOT_TAKEN = re.compile(r"support|unknown|unrecogni|unexpected|not permitted|not allowed|deprecat")
-_encode, _decode = msgspec.json.Encoder().encode, msgspec.json.Decoder().decode
 
 
 class Deadline(NamedTuple):
@@ -92,17 +83,12 @@ class UpstreamFailed(TTamerError):
     """
 
     retry = False  # the client did, as far as it is of use
+    unpaid = frozenset({"connect", "refused", "busy", "error", "open", "queue", "ineligible"})
 
     def __init__(
-        self,
-        node: str,
-        kind: Kind,
-        detail: str,
-        *,
-        status: int = 0,
-        retry_after: float = 0.0,
+        self, node: str, kind: Kind, detail: str, *, status: int = 0, retry_after: float = 0.0,
         text: str = "",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(f"node {node!r}: {detail}")
         self.node, self.kind, self.status, self.retry_after = node, kind, status, retry_after
         self.upstream_text = text
@@ -111,28 +97,26 @@ class UpstreamFailed(TTamerError):
     @property
     def paid(self) -> bool:
         """Whether the call may have cost something all the same."""
-        return self.kind not in UNPAID
+        return self.kind not in self.unpaid
 
     @property
     def refuses_request(self) -> bool:
         """Whether the server says that the request is wrong."""
-        return self.status in REFUSED_REQUEST
+        return self.status in (400, 413, 422)
 
     @property
     def code(self) -> str:
-        """The server's error code, where it is one of ``KEPT_CODES``."""
-        return next((code for code in KEPT_CODES if code in self.upstream_text), "")
+        """The server's error code, where it is one of ``KNOWN_CODES``."""
+        return next((code for code in KNOWN_CODES if code in self.upstream_text), "")
 
     @property
     def remedy(self) -> str:
         """The setting to change where the address, the model or a field is refused."""
         text = self.upstream_text.casefold()
+        if self.status == 404 and "model" in text:
+            return "set its model to one that the server has"
         if self.status == 404:
-            return (
-                "set its model to one that the server has"
-                if "model" in text
-                else "check its upstream: most base URLs end in /v1"
-            )
+            return "check its upstream: most base URLs end in /v1"
         if self.status not in (400, 422) or not _NOT_TAKEN.search(text):
             return ""
         return next((remedy for name, remedy in REMEDIES.items() if name in text), "")
@@ -154,7 +138,7 @@ class TimeLimit:
 
     floor = 1.5
     factor = 5.0  # of the 95th percentile: answers differ in length
-    least = 16  # calls seen before the limit is below the ceiling
+    min_calls = 16  # seen before the limit is below the ceiling
 
     def __init__(self, ceiling: float) -> None:
         self._ceiling, self._growth = ceiling, 1.0
@@ -174,10 +158,10 @@ class TimeLimit:
         self._set()
 
     def _set(self) -> None:
-        if len(self._recent) < self.least:
+        if len(self._recent) < self.min_calls:
             return
-        usual = sorted(self._recent)[int(0.95 * len(self._recent))]
-        limit = max(self.floor, self.factor * usual) * self._growth
+        quantile = sorted(self._recent)[int(0.95 * len(self._recent))]
+        limit = max(self.floor, self.factor * quantile) * self._growth
         self.seconds = min(limit, self._ceiling)
 
 
@@ -249,7 +233,7 @@ async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(
         connector=connector,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
-        read_bufsize=MAX_LINE // 2,  # aiohttp refuses a line of more than twice as many bytes
+        read_bufsize=2**19,  # aiohttp refuses a line of more than twice as many bytes
         # An answer is short; a compressed one could grow to any size.
         headers={"accept-encoding": "identity"},
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -268,12 +252,20 @@ class Client:
             response = await client.complete({"messages": messages}, Deadline.after(5))
     """
 
+    max_response = 8 * 2**20
+    first_pause, max_pause = 0.05, 10.0  # seconds between attempts; the first is doubled each time
+    # Completions have no side effects; a call that ran out of time would take as long once more.
+    retried = frozenset({"connect", "busy", "error", "cut"})
+    breaking = retried | {"timeout"}
+
     def __init__(
         self, settings: NodeSettings, session: aiohttp.ClientSession, *, read_errors: bool = False
     ) -> None:
         self.settings = settings
         self._session, self._read_errors = session, read_errors
         self.breaker, self.limit = Breaker(), TimeLimit(settings.timeout)
+        # The first chunk of a stream comes sooner than a whole answer.
+        self._first_chunk = TimeLimit(settings.timeout)
         count = settings.max_concurrent
         self._slots = None if count is None else asyncio.Semaphore(count)
         self._headers = {"content-type": "application/json"}
@@ -315,15 +307,15 @@ class Client:
         Raises:
             UpstreamFailed: If there is no such response in time.
         """
-        content = _encode(self.adapted(body))
+        content = msgspec.json.encode(self.adapted(body))
         for attempt in range(1 + self.settings.retries):
             try:
                 return await self._attempt(path, content, deadline, headers or {})
             except UpstreamFailed as error:
-                pause = FIRST_PAUSE * 2**attempt * random.uniform(0.5, 1.5)  # noqa: S311
+                pause = self.first_pause * 2**attempt * random.uniform(0.5, 1.5)  # noqa: S311
                 pause = max(pause, error.retry_after)
-                is_last = attempt == self.settings.retries or error.kind not in RETRIED
-                if is_last or pause >= min(deadline.left, MAX_PAUSE):
+                is_last = attempt == self.settings.retries or error.kind not in self.retried
+                if is_last or pause >= min(deadline.left, self.max_pause):
                     raise
                 await asyncio.sleep(pause)
         raise AssertionError  # unreachable: the last attempt returns or raises
@@ -332,9 +324,8 @@ class Client:
         self, path: str, content: bytes, deadline: Deadline, headers: Mapping[str, str]
     ) -> Response:
         start = time.monotonic()
-        async with self._response(path, content, deadline, headers) as (response, _):
-            received = await self._read(response)
-            decoded = _decoded(received)
+        async with self._response(path, content, deadline, headers, self.limit) as (response, _):
+            decoded = _decoded(await self._read(response))
             if decoded is None:
                 raise self._failure("garbage", "returned no JSON object")
             cost = stated_cost(response.headers.get("x-litellm-response-cost"))
@@ -354,20 +345,23 @@ class Client:
                 async for chunk in chunks: ...
         """
         wanted = {**self.adapted(body), "stream": True, "stream_options": {"include_usage": True}}
-        content = _encode(wanted)
-        async with self._response(CHAT, content, deadline, headers or {}) as (response, limit):
-            yield self._chunks(response, limit)
+        content = msgspec.json.encode(wanted)
+        start, call = time.monotonic(), (CHAT, content, deadline, headers or {}, self._first_chunk)
+        async with self._response(*call) as (response, limit):
+            yield self._chunks(response, limit, start)
 
     async def _chunks(
-        self, response: aiohttp.ClientResponse, limit: asyncio.Timeout
+        self, response: aiohttp.ClientResponse, limit: asyncio.Timeout, start: float
     ) -> AsyncIterator[dict[str, Any]]:
         size, loop = 0, asyncio.get_running_loop()
         async for line in response.content:
+            if not size:
+                self._first_chunk.took(time.monotonic() - start)
             # Once it has begun, each chunk may take as long as a whole answer.
             limit.reschedule(loop.time() + self.settings.timeout)
             size += len(line)
-            if size > MAX_RESPONSE:
-                raise self._failure("too_large", f"streams more than {MAX_RESPONSE} bytes")
+            if size > self.max_response:
+                raise self._failure("too_large", f"streams more than {self.max_response} bytes")
             if not line.startswith(b"data:"):
                 continue
             data = line[5:].strip()
@@ -381,8 +375,9 @@ class Client:
 
     @asynccontextmanager
     async def _response(
-        self, path: str, content: bytes, deadline: Deadline, headers: Mapping[str, str]
-    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:
+        self, path: str, content: bytes, deadline: Deadline, headers: Mapping[str, str],
+        time_limit: TimeLimit,
+    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:  # fmt: skip
         """Make one attempt, with its time limit and the breaker around it."""
         if not self.breaker.allows():
             left = self.breaker.seconds_left
@@ -390,7 +385,7 @@ class Client:
         await self._enter(deadline)
         try:
             async with (
-                asyncio.timeout(min(self.limit.seconds, deadline.left)) as limit,
+                asyncio.timeout(min(time_limit.seconds, deadline.left)) as limit,
                 self._session.post(
                     self.settings.upstream + path, data=content,
                     headers={**headers, **self._headers}, allow_redirects=False,
@@ -400,14 +395,14 @@ class Client:
                     raise await self._refused(response)
                 yield response, limit
         except UpstreamFailed as error:
-            self.breaker.record(failed=error.kind in BREAKING)
+            self.breaker.record(failed=error.kind in self.breaking)
             raise
         except TimeoutError:
             # A client with little time left shows nothing about the server.
             if deadline.left > 0:
                 self.breaker.record(failed=True)
             if self.breaker.is_open:
-                self.limit.grow()
+                time_limit.grow()
             raise self._failure("timeout", "did not answer in time") from None
         except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError) as error:
             self.breaker.record(failed=True)
@@ -434,13 +429,13 @@ class Client:
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         length = response.content_length
         is_plain = "content-encoding" not in response.headers
-        if is_plain and length is not None and length <= MAX_RESPONSE:
+        if is_plain and length is not None and length <= self.max_response:
             return await response.read()
         parts, size = [], 0
         async for part in response.content.iter_any():
             size += len(part)
-            if size > MAX_RESPONSE:
-                raise self._failure("too_large", f"returned more than {MAX_RESPONSE} bytes")
+            if size > self.max_response:
+                raise self._failure("too_large", f"returned more than {self.max_response} bytes")
             parts.append(part)
         return b"".join(parts)
 
@@ -450,7 +445,7 @@ class Client:
         after = response.headers.get("retry-after", "")
         wait = float(after) if after.isascii() and after.isdigit() and len(after) < 6 else 0.0
         text = ""
-        if status in (*REFUSED_REQUEST, 404) or self._read_errors:
+        if status in (400, 404, 413, 422) or self._read_errors:
             text = (await response.content.read(4096)).decode("utf-8", "replace")
         detail = f"returned status {status}"
         if self._read_errors and text:
@@ -493,7 +488,7 @@ def stated_cost(value: Any) -> float | None:
 
 def _decoded(data: bytes) -> dict[str, Any] | None:
     try:
-        decoded = _decode(data)
+        decoded = msgspec.json.decode(data)
     except (ValueError, RecursionError):  # of JSON, and of UTF-8
         return None
     return decoded if isinstance(decoded, dict) else None

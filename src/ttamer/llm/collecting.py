@@ -40,7 +40,7 @@ from ttamer.llm.likeness import (
     pairs_of,
     vectors_from,
 )
-from ttamer.llm.node import BYTES_PER_TOKEN, Node, Upstream, Usage, Work, call_cost
+from ttamer.llm.node import BYTES_PER_TOKEN, ModelNode, Upstream, Usage, Work, call_cost
 from ttamer.llm.paid import PaidCalls, PaidUpstream, key_of
 from ttamer.llm.prompts import Endpoint, Prompt
 from ttamer.llm.settings import NodeSettings, comparison_of, embeddings_of, read_nodes
@@ -283,7 +283,7 @@ class _Collection:
                             cost[verifier] += _cost_at_most(self.nodes[verifier], request)
         return CollectionPlan(calls, cost, len(self.paid))
 
-    def _node(self, name: str) -> tuple[Node, dict[str, PaidUpstream]]:
+    def _node(self, name: str) -> tuple[ModelNode, dict[str, PaidUpstream]]:
         """Return a node that is asked about one prompt, and what asks for it."""
         settings = self.nodes[name]
         upstreams = {
@@ -292,9 +292,11 @@ class _Collection:
         }
         verifier = None
         if settings.verifier:
-            verifier = Node(self.nodes[settings.verifier], upstreams[settings.verifier], self.rule)
+            verifier = ModelNode(
+                self.nodes[settings.verifier], upstreams[settings.verifier], self.rule
+            )
         comparer = None if self.vectors is None else self.vectors.comparer(self.rule)
-        node = Node(settings, upstreams[name], self.rule, comparer=comparer, verifier=verifier)
+        node = ModelNode(settings, upstreams[name], self.rule, comparer=comparer, verifier=verifier)
         return node, upstreams
 
     async def _ask_nodes(self) -> None:

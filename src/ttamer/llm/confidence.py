@@ -22,17 +22,6 @@ from ttamer._checks import is_number
 from ttamer.errors import TTamerError
 
 MIN_LOGPROB = -1e9  # its exponential is 0, and sums of many stay finite
-TOP_LOGPROBS = 20  # likely tokens asked of a verifier: the most that OpenAI returns
-ALTERNATIVES = 5  # likely tokens asked for margins and entropies
-MAX_ENTROPY = math.log(ALTERNATIVES + 1)  # of that many tokens, and the others as one
-VERDICT_TOKENS = 4  # the most of a verifier's answer
-MAX_REPORT_TOKENS = 16
-VERIFY = "Judge whether a proposed answer to a question is right."
-REPORT_RUBRIC = (
-    "You gave an answer to a question. State how likely it is that the answer is right: 0 means "
-    "certainly wrong, 100 certainly right."
-)
-REPORT_REPLY = "a number from 0 to 100"
 
 _AROUND = " \t\n()[]*.:,\"'\u2581\u0120"  # may surround a letter within its token
 _REPORTED = re.compile(
@@ -145,48 +134,11 @@ def product_of_tokens(response: Mapping[str, Any]) -> float:
     return math.exp(math.fsum(_logprobs(response) or [MIN_LOGPROB]))
 
 
-def lowest_probability(response: Mapping[str, Any]) -> float:
-    """Return the probability of the least likely token of the answer."""
-    return math.exp(min(_logprobs(response), default=MIN_LOGPROB))
-
-
 LIKELIHOODS: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "logprobs": probability_of_answer,
     "product": product_of_tokens,
-    "min": lowest_probability,
 }
 """The sources of confidence that need no more than the probabilities of an answer's tokens."""
-
-
-def margin_of_tokens(response: Mapping[str, Any]) -> float:
-    """Return the mean difference between the two likeliest tokens' probabilities.
-
-    >>> top = [{"token": "A", "logprob": 0.0}, {"token": "B", "logprob": -1e9}]
-    >>> token = {"token": "A", "logprob": 0.0, "top_logprobs": top}
-    >>> margin_of_tokens({"choices": [{"logprobs": {"content": [token]}}]})
-    1.0
-    """
-    pairs = [sorted((*chances, 0.0), reverse=True)[:2] for chances in _alternatives(response)]
-    return math.fsum(first - second for first, second in pairs) / len(pairs) if pairs else 0.0
-
-
-def entropy_of_tokens(response: Mapping[str, Any]) -> float:
-    """Return the mean entropy of the likeliest tokens, in nats; the others count as one."""
-    entropies = []
-    for chances in _alternatives(response):
-        unlisted = max(0.0, 1.0 - math.fsum(chances))
-        entropies.append(-math.fsum(p * math.log(p) for p in (*chances, unlisted) if p > 0) or 0.0)
-    return math.fsum(entropies) / len(entropies) if entropies else MAX_ENTROPY
-
-
-def _alternatives(response: Mapping[str, Any]) -> list[list[float]]:
-    """Return the probabilities of the likeliest tokens, for each token."""
-    table = []
-    for entry in _tokens(response):
-        if not (likely := _listed(entry)):
-            raise Unreadable("returned no top_logprobs: the upstream must support them")
-        table.append([math.exp(_log(token.get("logprob"))) for token in likely])
-    return table
 
 
 def _listed(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -222,15 +174,13 @@ def question_text(body: Mapping[str, Any]) -> str:
 
 def verifier_body(question: str, answer: str) -> dict[str, Any]:
     """Return the request that asks a verifier about an answer."""
-    ask = "Is the answer right? Reply yes or no."
-    reply = "one word, yes or no"
-    return {
-        "messages": delimited(question, answer, rubric=VERIFY, reply=reply, ask=ask),
-        "max_tokens": VERDICT_TOKENS,
-        "temperature": 0,
-        "logprobs": True,
-        "top_logprobs": TOP_LOGPROBS,
-    }
+    messages = delimited(
+        question, answer, rubric="Judge whether a proposed answer to a question is right.",
+        reply="one word, yes or no", ask="Is the answer right? Reply yes or no.",
+    )  # fmt: skip
+    # 20 likely tokens are the most that OpenAI returns; the verdict may come after a space.
+    options = {"max_tokens": 4, "temperature": 0, "logprobs": True, "top_logprobs": 20}
+    return {"messages": messages, **options}
 
 
 def probability_of_yes(response: Mapping[str, Any]) -> float:
@@ -305,20 +255,10 @@ def _entries(response: Mapping[str, Any]) -> list[dict[str, Any]]:
             "returned no log-probabilities: the upstream must support logprobs, or the node needs "
             'another confidence ("agreement", "verifier", "self-report", "none")'
         )
-    tokens, likely = logprobs.get("tokens"), logprobs.get("top_logprobs")
+    tokens = logprobs.get("tokens")
     texts = tokens if isinstance(tokens, list) and tokens else [None] * len(logs)
-    tops = likely if isinstance(likely, list) and len(likely) == len(logs) else [None] * len(logs)
-    return [
-        {"token": text, "logprob": log, "top_logprobs": _as_list(top)}
-        for text, log, top in zip(texts, logs, tops, strict=False)
-        if log is not None
-    ]
-
-
-def _as_list(top: Any) -> list[dict[str, Any]]:
-    """Return the likely tokens of text completions in the form of chat completions."""
-    likely = top.items() if isinstance(top, dict) else ()
-    return [{"token": token, "logprob": log} for token, log in likely]
+    pairs = zip(texts, logs, strict=False)
+    return [{"token": text, "logprob": log} for text, log in pairs if log is not None]
 
 
 def _tokens(response: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -362,12 +302,14 @@ def message_text(content: Any) -> str:
 
 def report_request(question: str, answer: str) -> dict[str, Any]:
     """Return the request for a self-report."""
-    ask = f"How likely is it that the answer is right? Reply with {REPORT_REPLY}."
-    return {
-        "messages": delimited(question, answer, rubric=REPORT_RUBRIC, reply=REPORT_REPLY, ask=ask),
-        "temperature": 0,
-        "max_tokens": MAX_REPORT_TOKENS,
-    }
+    reply = "a number from 0 to 100"
+    messages = delimited(
+        question, answer, reply=reply,
+        rubric="You gave an answer to a question. State how likely it is that the answer is right: "
+        "0 means certainly wrong, 100 certainly right.",
+        ask=f"How likely is it that the answer is right? Reply with {reply}.",
+    )  # fmt: skip
+    return {"messages": messages, "temperature": 0, "max_tokens": 16}
 
 
 def reported_confidence(response: Mapping[str, Any]) -> float:

@@ -12,22 +12,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from ttamer.cascade import SUFFIX, CascadeSpec
 from ttamer.llm.client import CHAT, NEVER, Body, Deadline, Response, UpstreamFailed
 from ttamer.llm.compare import Comparer, Comparison
 from ttamer.llm.confidence import (
-    ALTERNATIVES,
     LIKELIHOODS,
-    MAX_ENTROPY,
     Unreadable,
     agreement,
     answer_text,
-    entropy_of_tokens,
     field_value,
     is_plain_text,
-    margin_of_tokens,
     message_text,
     probability_of_choice,
     probability_of_yes,
@@ -39,23 +36,16 @@ from ttamer.llm.confidence import (
 from ttamer.llm.settings import NodeSettings
 from ttamer.runtime.reply import Reply
 
-SAMPLE_TEMPERATURE = 0.7  # of several answers, where the request sets none above 0
-MAX_TOKENS_STATED = 2**40  # a larger number of tokens is no number of tokens
 BYTES_PER_TOKEN = 3.0  # fewer than most texts have, so that a context is not overfilled
-IMAGE_TOKENS = 1000
 
 
 class Upstream(Protocol):
     """What a node asks."""
 
     async def complete(
-        self,
-        body: Body,
-        deadline: Deadline = ...,
-        *,
-        path: str = ...,
+        self, body: Body, deadline: Deadline = ..., *, path: str = ...,
         headers: Mapping[str, str] | None = ...,
-    ) -> Response:
+    ) -> Response:  # fmt: skip
         """Return the response to a request; a failure is an :class:`UpstreamFailed`."""
         ...
 
@@ -84,12 +74,8 @@ class Usage(NamedTuple):
         usage = response.get("usage")
         if not isinstance(usage, dict):
             return None
-        prompt, completion = (
-            _count(usage.get("prompt_tokens")),
-            _count(
-                usage.get("completion_tokens", 0)  # embeddings have none
-            ),
-        )
+        prompt = _count(usage.get("prompt_tokens"))
+        completion = _count(usage.get("completion_tokens", 0))  # embeddings have none
         if prompt is None or completion is None:
             return None
         cached = _detail(usage, "prompt_tokens_details", "cached_tokens")
@@ -97,12 +83,12 @@ class Usage(NamedTuple):
         return cls(prompt, completion, min(cached, prompt), min(reasoning, completion))
 
     def __add__(self, more: tuple[Any, ...]) -> Usage:
-        return Usage(*[one + two for one, two in zip(self, more, strict=True)])
+        return Usage(*map(sum, zip(self, more, strict=True)))
 
 
 def _count(value: object) -> int | None:
-    is_count = isinstance(value, int) and 0 <= value <= MAX_TOKENS_STATED
-    return value if is_count and isinstance(value, int) else None
+    # A larger number is no number of tokens.
+    return value if isinstance(value, int) and 0 <= value <= 2**40 else None
 
 
 def _detail(usage: Mapping[str, Any], table: str, name: str) -> int:
@@ -126,13 +112,9 @@ def call_cost(settings: NodeSettings, usage: Usage | None) -> float | None:
         return None
     cached = price.input if price.cached is None else price.cached
     reasoning = price.output if price.reasoning is None else price.reasoning
-    return (
-        settings.cost
-        + price.input * (usage.prompt - usage.cached)
-        + cached * usage.cached
-        + price.output * (usage.completion - usage.reasoning)
-        + reasoning * usage.reasoning
-    )
+    prompt = price.input * (usage.prompt - usage.cached) + cached * usage.cached
+    answer = price.output * (usage.completion - usage.reasoning) + reasoning * usage.reasoning
+    return settings.cost + prompt + answer
 
 
 @dataclass(slots=True)
@@ -144,7 +126,7 @@ class Work:
     headers: Mapping[str, str] = field(default_factory=dict)
     """Sent with each call."""
     path: str = CHAT
-    answers: dict[str, NodeAnswer] = field(default_factory=dict)
+    answers: dict[str, ModelAnswer] = field(default_factory=dict)
     """The nodes' answers so far."""
     failures: dict[str, UpstreamFailed] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
@@ -153,12 +135,12 @@ class Work:
 
 
 @dataclass(slots=True)
-class NodeAnswer:
+class ModelAnswer:
     """A node's answer: the ``answer`` of its reply."""
 
     text: str
     response: dict[str, Any]
-    """The server's response, without log-probabilities that nobody asked for."""
+    """The server's response, without log-probabilities that the request does not ask for."""
     prediction: str | None
     cost: float
     confidence_cost: float = 0.0
@@ -167,7 +149,7 @@ class NodeAnswer:
     """The response as it came, with log-probabilities."""
 
 
-class Node:
+class ModelNode:
     """A model with a source of confidence.
 
     Args:
@@ -179,14 +161,9 @@ class Node:
     """
 
     def __init__(
-        self,
-        settings: NodeSettings,
-        upstream: Upstream,
-        compare: Comparison | None = None,
-        *,
-        comparer: Comparer | None = None,
-        verifier: Node | None = None,
-    ) -> None:
+        self, settings: NodeSettings, upstream: Upstream, compare: Comparison | None = None, *,
+        comparer: Comparer | None = None, verifier: ModelNode | None = None,
+    ) -> None:  # fmt: skip
         self.settings, self.upstream = settings, upstream
         self.name = settings.name
         self.compare = compare or Comparison()
@@ -196,7 +173,7 @@ class Node:
         self._comparer = comparer
 
     async def ask(self, work: Work) -> Reply:
-        """Return the reply to a request; its ``answer`` is a :class:`NodeAnswer`.
+        """Return the reply to a request; its ``answer`` is a :class:`ModelAnswer`.
 
         Raises:
             UpstreamFailed: If there is none; of kind "garbage" where the response lacks the answer
@@ -217,11 +194,7 @@ class Node:
         body = work.body
         if not self.settings.needs_logprobs:
             return body
-        top = ALTERNATIVES if self.settings.needs_alternatives else 0
-        if work.path != CHAT:  # text completions
-            return {**body, "logprobs": max(body.get("logprobs") or 1, top)}
-        more = {"top_logprobs": max(body.get("top_logprobs") or 0, top)} if top else {}
-        return {**body, "logprobs": True, **more}
+        return {**body, "logprobs": True if work.path == CHAT else body.get("logprobs") or 1}
 
     async def read(self, response: dict[str, Any], cost: float, work: Work) -> Reply:
         """Return the reply in a response, with its confidence; ``cost`` is that of the call."""
@@ -239,10 +212,10 @@ class Node:
             confidence = self._of_tokens(response, prediction)
         shown = _shown(response, work.body) if self.settings.needs_logprobs else response
         return await self._reply(
-            NodeAnswer(text, shown, prediction, cost + extra, extra, response), confidence, work
+            ModelAnswer(text, shown, prediction, cost + extra, extra, response), confidence, work
         )
 
-    async def _reply(self, answer: NodeAnswer, confidence: float, work: Work) -> Reply:
+    async def _reply(self, answer: ModelAnswer, confidence: float, work: Work) -> Reply:
         if self._comparer is not None:
             earlier = [one.prediction for one in work.answers.values()]
             with suppress(UpstreamFailed):  # without embeddings, texts that differ are not equal
@@ -278,15 +251,16 @@ class Node:
 
     async def _ask_samples(self, work: Work) -> Reply:
         """Ask several times; the answer is the first of those that agree most."""
-        body, count = work.body, self.settings.samples
-        bodies: list[dict[str, Any]] = []
-        for number in range(count):
-            sample = {**body, "temperature": body.get("temperature") or SAMPLE_TEMPERATURE}
-            if isinstance(seed := body.get("seed"), int):
-                sample["seed"] = seed + number
-            bodies.append(sample)
+        # At a temperature of 0 all answers would be the same.
+        body = {**work.body, "temperature": work.body.get("temperature") or 0.7}
+        seed = body.get("seed")
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._tried(work, sample)) for sample in bodies]
+            tasks = [
+                group.create_task(
+                    self._tried(work, body | ({"seed": seed + k} if isinstance(seed, int) else {}))
+                )
+                for k in range(self.settings.samples)
+            ]
         results = [task.result() for task in tasks]
         responses = [result for result in results if isinstance(result, Response)]
         failures = [result for result in results if isinstance(result, UpstreamFailed)]
@@ -301,7 +275,7 @@ class Node:
         cost = sum(self._cost(response, work) for response in responses)
         cost += self.settings.cost * sum(error.paid for error in failures)
         response = responses[chosen].body
-        answer = NodeAnswer(texts[chosen], response, predictions[chosen], cost, 0.0, response)
+        answer = ModelAnswer(texts[chosen], response, predictions[chosen], cost, 0.0, response)
         return await self._reply(answer, confidence, work)
 
     async def _tried(self, work: Work, body: Body) -> Response | UpstreamFailed:
@@ -339,25 +313,21 @@ class Node:
         """
         source = self.settings.confidence
         try:
-            if source == "margin":
-                return margin_of_tokens(response)
-            if source == "entropy":
-                return -entropy_of_tokens(response)
             if source == "logprobs" and self.compare.kind == "choice" and prediction is not None:
                 return probability_of_choice(response, prediction)
             return LIKELIHOODS[source](response)
         except Unreadable:
             if is_plain_text(response):
                 raise
-            return -MAX_ENTROPY if source == "entropy" else 0.0
+            return 0.0
 
 
 class Verification:
     """The second node that ``verify_cost`` makes of one: the same answer, with its confidence."""
 
-    def __init__(self, node: Node, source: NodeSettings, verifier: Node | None) -> None:
+    def __init__(self, node: ModelNode, source: NodeSettings, verifier: ModelNode | None) -> None:
         self.node, self.name, self.settings = node, node.name + SUFFIX, source
-        self._judge = Node(source, node.upstream, node.compare, verifier=verifier)
+        self._judge = ModelNode(source, node.upstream, node.compare, verifier=verifier)
 
     async def ask(self, work: Work) -> Reply:
         """Return the answer that the node gave, with its confidence, at the cost of that alone."""
@@ -377,7 +347,7 @@ def open_nodes(
     upstream: Callable[[NodeSettings], Upstream],
     compare: Comparison,
     comparer: Comparer | None = None,
-) -> dict[str, Node | Verification]:
+) -> dict[str, ModelNode | Verification]:
     """Return the nodes of a cascade by name, those that ``verify_cost`` adds included.
 
     Args:
@@ -391,21 +361,21 @@ def open_nodes(
         The nodes, in the order of ``split_nodes(spec)``.
     """
     upstreams = {name: upstream(node) for name, node in settings.items()}
-    judges = {name: Node(node, upstreams[name], compare) for name, node in settings.items()}
-    nodes: dict[str, Node | Verification] = {}
-    for each in spec.nodes:
-        own = settings[each.name]
-        verifier = judges.get(own.verifier)
-        if each.verify_cost is None:
-            nodes[each.name] = Node(
-                own, upstreams[each.name], compare, comparer=comparer, verifier=verifier
+    judges = {name: ModelNode(node, upstreams[name], compare) for name, node in settings.items()}
+    nodes: dict[str, ModelNode | Verification] = {}
+    for node in spec.nodes:
+        table, upstream_of_node = settings[node.name], upstreams[node.name]
+        verifier = judges.get(table.verifier)
+        if node.verify_cost is None:
+            nodes[node.name] = ModelNode(
+                table, upstream_of_node, compare, comparer=comparer, verifier=verifier
             )
             continue
-        plain = replace(own, confidence="none", verifier="")
-        node = Node(plain, upstreams[each.name], compare, comparer=comparer)
-        nodes[each.name] = node
-        judging = replace(own, cost=each.verify_cost)
-        nodes[each.name + SUFFIX] = Verification(node, judging, verifier)
+        plain = replace(table, confidence="none", verifier="")
+        answering = ModelNode(plain, upstream_of_node, compare, comparer=comparer)
+        judging = replace(table, cost=node.verify_cost)
+        nodes[node.name] = answering
+        nodes[node.name + SUFFIX] = Verification(answering, judging, verifier)
     return nodes
 
 
@@ -426,23 +396,26 @@ def ineligible(settings: NodeSettings, body: Body) -> str:
         return "does not take a JSON schema"
     if "images" in accepts and settings.context is None:
         return ""
-    length, images = _size(body.get("messages"))
+    length, images = _size(body)
     if images and "images" not in accepts:
         return "does not take images"
     if settings.context is not None:
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or 0
-        tokens = length / BYTES_PER_TOKEN + images * IMAGE_TOKENS
+        tokens = length / BYTES_PER_TOKEN + images * 1000  # of an image: the order of size
         if tokens + (limit if isinstance(limit, int) else 0) > settings.context:
             return f"has a context of {settings.context} tokens, and the request is longer"
     return ""
 
 
-def _size(messages: Any) -> tuple[int, int]:
-    """Return the bytes of text and the number of images in messages."""
-    length = images = 0
+def _size(body: Body) -> tuple[int, int]:
+    """Return the bytes of text in a request, tools and their calls included, and its images."""
+    length, images, messages = len(_encoded(body.get("tools"))), 0, body.get("messages")
     for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(message, dict):
+            continue
+        content = message.get("content")
         length += len(message_text(content).encode("utf-8", "replace"))
+        length += len(_encoded(message.get("tool_calls")))
         if isinstance(content, list):
             images += sum(
                 isinstance(part, dict) and part.get("type") in ("image_url", "input_image")
@@ -451,13 +424,15 @@ def _size(messages: Any) -> tuple[int, int]:
     return length, images
 
 
+def _encoded(value: Any) -> bytes:
+    return b"" if value is None else msgspec.json.encode(value)
+
+
 def _shown(response: dict[str, Any], request: Body) -> dict[str, Any]:
     """Return the response without log-probabilities that the client did not request."""
     count = (request.get("top_logprobs") or 0) if request.get("logprobs") else None
-    return {
-        **response,
-        "choices": [_shown_choice(choice, count) for choice in response["choices"]],
-    }
+    choices = [_shown_choice(choice, count) for choice in response["choices"]]
+    return {**response, "choices": choices}
 
 
 def _shown_choice(choice: Any, count: int | None) -> Any:
@@ -469,10 +444,8 @@ def _shown_choice(choice: Any, count: int | None) -> Any:
     entries = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(logprobs, dict) or not isinstance(entries, list):
         return choice
-    kept = [
-        {**entry, "top_logprobs": entry["top_logprobs"][:count]}
-        if isinstance(entry, dict) and isinstance(entry.get("top_logprobs"), list)
-        else entry
-        for entry in entries
-    ]
-    return {**choice, "logprobs": {**logprobs, "content": kept}}
+    shown = []
+    for entry in entries:
+        top = entry.get("top_logprobs") if isinstance(entry, dict) else None
+        shown.append({**entry, "top_logprobs": top[:count]} if isinstance(top, list) else entry)
+    return {**choice, "logprobs": {**logprobs, "content": shown}}

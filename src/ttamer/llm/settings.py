@@ -23,10 +23,7 @@ from ttamer.llm.compare import Comparison
 Above0 = Annotated[float, Meta(gt=0)]
 AtLeast0 = Annotated[float, Meta(ge=0)]
 Url = Annotated[str, Meta(pattern=r"^https?://[^/\s]+")]
-Confidence = Literal[
-    "logprobs", "product", "min", "margin", "entropy", "agreement", "verifier", "self-report",
-    "field", "none",
-]  # fmt: skip
+Confidence = Literal["logprobs", "product", "agreement", "verifier", "self-report", "field", "none"]
 Capability = Literal["images", "tools", "json_schema"]
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -38,7 +35,7 @@ NODE_KEYS_GONE = {
     "proxy": "set HTTPS_PROXY in the environment of the server",
     "proxy_auth_env": "write it into HTTPS_PROXY in the environment of the server",
     "ca_file": "set SSL_CERT_FILE in the environment of the server",
-    "tokens": "margins and entropies are means over all tokens of an answer",
+    "tokens": "a confidence is of all tokens of an answer",
     "temperature": "write params = {temperature = 0.7}",
     "answer": "nodes return OpenAI's format; for others use ttamer.Cascade with your function",
     "fallback": "put a load balancer in front of the servers, such as LiteLLM or nginx",
@@ -47,7 +44,7 @@ NODE_KEYS_GONE = {
     "max_rate": "limits of a provider belong to the proxy in front of it, such as LiteLLM",
     "max_wait": "a request waits for max_concurrent until its own deadline",
     "max_response": "it is 8 MiB",
-    "extras": 'fits read one confidence; write confidence = "margin" or "entropy"',
+    "extras": "fits read one confidence of a node",
     "prefix": "streams of a node are relayed where its answer is returned in any case",
 }
 
@@ -127,14 +124,9 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """What a request may have for this node; the policy goes on without it for others."""
 
     @property
-    def needs_alternatives(self) -> bool:
-        """Whether the probabilities of likely tokens are needed."""
-        return self.confidence in ("margin", "entropy")
-
-    @property
     def needs_logprobs(self) -> bool:
         """Whether log-probabilities are needed."""
-        return self.needs_alternatives or self.confidence in ("logprobs", "product", "min")
+        return self.confidence in ("logprobs", "product")
 
     @property
     def answer_settings(self) -> dict[str, Any]:

@@ -6,23 +6,22 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from ttamer.errors import ArgumentError
 from ttamer.llm.client import UpstreamFailed
 from ttamer.llm.node import Work
 from ttamer.runtime.calling import Call, CallResult
 from ttamer.runtime.cascade import Cascade
 from ttamer.runtime.reply import NodeCall, Outcome
+from ttamer.serve.refusals import Refused
 
 Relay = Callable[[Call], Awaitable[NodeCall | None]]
 """Sends a node's own stream to the client where that may be; returns the call if it did."""
 
 
 async def run(
-    cascade: Cascade,
-    work: Work,
-    key: str,
-    inputs: dict[str, Any] | None,
+    cascade: Cascade, work: Work, key: str, inputs: dict[str, Any] | None,
     relay: Relay | None = None,
-) -> Outcome | tuple[NodeCall, ...]:
+) -> Outcome:  # fmt: skip
     """Ask nodes until the policy stops.
 
     Args:
@@ -33,16 +32,21 @@ async def run(
         relay: Takes the call whose answer is returned in any case.
 
     Returns:
-        The outcome; or all calls, where the last one was relayed to the client.
+        The outcome; without an answer where the last call was relayed to the client.
 
     Raises:
         CascadeFailed: If no node gave an answer.
-        UpstreamFailed: If a stream broke after it had begun.
+        Refused: If the policy cannot read an input.
     """
+    start = time.monotonic()
     steps = cascade.steps(work, key, max(work.deadline.left, 1e-3), inputs)
     try:
-        call = next(steps)
+        try:
+            call = next(steps)
+        except ArgumentError as error:
+            raise Refused(400, "bad_inputs", str(error), param="ttamer.inputs") from None
         while True:
+            relayed = None
             if relay is not None:
                 try:
                     relayed = await relay(call)
@@ -50,10 +54,15 @@ async def run(
                     work.failures[call.node] = error
                     call = steps.send(CallResult(None, error, 1, int(error.paid), 0.0))
                     continue
-                if relayed is not None:
-                    calls = (*call.asked, relayed)
-                    steps.close()
-                    return calls
+            if relayed is not None:
+                calls = (*call.asked, relayed)
+                steps.close()
+                cost = sum(made.cost for made in calls)
+                why = f"whatever it says, the answer of {call.node!r} is returned"
+                seconds = time.monotonic() - start
+                return Outcome(
+                    None, relayed.prediction, call.node, calls, cost, seconds, why, False
+                )
             call = steps.send(await answer(call))
     except StopIteration as done:
         outcome: Outcome = done.value
@@ -73,20 +82,20 @@ async def answer(call: Call) -> CallResult:
 
 async def ask_others(cascade: Cascade, work: Work, calls: Sequence[NodeCall]) -> list[NodeCall]:
     """Ask the nodes that were not asked, one after another, and return all calls."""
-    everything, done = list(calls), {call.node for call in calls if call.error is None}
+    result, answered = list(calls), {call.node for call in calls if call.error is None}
     for name, function in cascade.nodes.items():
-        if name in done:
+        if name in answered:
             continue
-        result = await answer(Call(function, work, node=name))
-        reply, error = result.returned, result.error
+        asked = await answer(Call(function, work, node=name))
+        reply, error = asked.returned, asked.error
         if reply is None:
             kind = getattr(error, "kind", "error")
-            everything.append(NodeCall(name, None, None, 0.0, result.seconds, f"{kind}: {error}"))
-            continue
-        everything.append(
-            NodeCall(name, reply.prediction, reply.confidence, reply.cost, result.seconds)
-        )
-    return everything
+            result.append(NodeCall(name, None, None, 0.0, asked.seconds, f"{kind}: {error}"))
+        else:
+            result.append(
+                NodeCall(name, reply.prediction, reply.confidence, reply.cost, asked.seconds)
+            )
+    return result
 
 
 def is_last(call: Call, *, may_differ: bool) -> bool:
@@ -97,17 +106,22 @@ def is_last(call: Call, *, may_differ: bool) -> bool:
     session = call.session
     if set(session.ahead()) != {None}:
         return False
-    if may_differ or all(done.error is not None for done in call.asked):
+    if may_differ or all(made.error is not None for made in call.asked):
         return True
     prefers: Any = getattr(session, "prefers_next", None)
     return prefers is not None and bool(prefers())
 
 
+def is_ineligible(call: NodeCall) -> bool:
+    """Return whether a node was not asked as it could not take the request."""
+    return (call.error or "").startswith("ineligible:")
+
+
 def path_of(calls: Sequence[NodeCall]) -> list[str]:
-    """Return the nodes that were asked; one that could not take the request was not.
+    """Return the nodes that were asked.
 
     >>> calls = [NodeCall("a", None, None, 0, 0, "ineligible: no"), NodeCall("b", "x", 0.5, 1, 0)]
     >>> path_of(calls)
     ['b']
     """
-    return [call.node for call in calls if not (call.error or "").startswith("ineligible:")]
+    return [call.node for call in calls if not is_ineligible(call)]

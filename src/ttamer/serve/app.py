@@ -27,28 +27,24 @@ from starlette.routing import Route
 from ttamer.llm.client import Client, open_session
 from ttamer.llm.compare import Comparer
 from ttamer.llm.likeness import cosines
-from ttamer.llm.node import Node, Upstream, Verification, Work, open_nodes
+from ttamer.llm.node import ModelNode, Upstream, Verification, Work, open_nodes
 from ttamer.llm.settings import EnvName, NodeSettings
 from ttamer.runtime.reply import Reply
 from ttamer.serve.audits import Audits
-from ttamer.serve.chat import CASCADE, Chat
-from ttamer.serve.deciding import decide
+from ttamer.serve.chat import CASCADE, Chat, decide, refused_body
+from ttamer.serve.inputs import Inputs
 from ttamer.serve.policies import PolicyStore
-from ttamer.serve.prompts import Prompts
 from ttamer.serve.refusals import Refused, json_response
 from ttamer.serve.settings import Settings, read_settings
 from ttamer.serve.sinks import DecisionLog, Metrics
 from ttamer.serve.stream import streamed
 
 log = logging.getLogger("ttamer")
-PASSED_HEADERS = ("traceparent", "tracestate")
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_BUSY = "the server is busy; try again"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of ``POST /v1/feedback``: what somebody says about an earlier answer."""
+    """The body of ``POST /v1/feedback``: a label or a score for an earlier answer."""
 
     request: str
     """The id of the request: its header ``x-request-id``."""
@@ -68,15 +64,15 @@ class Gate:
 
     def __init__(self, limit: int, max_body: int) -> None:
         self._slots = asyncio.Semaphore(limit)
-        self._most, self._max_body = 2 * limit, max_body
+        self._max_inside, self._max_body = 2 * limit, max_body
         self._max_bytes = max(64 * max_body, 256 * 2**20)
         self.inside = self.running = self.bytes = 0
 
     @asynccontextmanager
     async def admitted(self, request: Request) -> AsyncIterator[bytes]:
         """Count a request as one inside, and give its body."""
-        if self.inside >= self._most:
-            raise Refused(503, "overloaded", _BUSY, retry_after=1)
+        if self.inside >= self._max_inside:
+            raise self._busy()
         self.inside += 1
         size = 0
         try:
@@ -92,7 +88,7 @@ class Gate:
                         if size > self._max_body:
                             raise self._too_large()
                         if self.bytes > self._max_bytes:
-                            raise Refused(503, "overloaded", _BUSY, retry_after=1)
+                            raise self._busy()
                         parts.append(part)
             except TimeoutError:
                 raise Refused(408, "slow_body", "the body did not come in time") from None
@@ -100,6 +96,10 @@ class Gate:
         finally:
             self.inside -= 1
             self.bytes -= size
+
+    @staticmethod
+    def _busy() -> Refused:
+        return Refused(503, "overloaded", "the server is busy; try again", retry_after=1)
 
     def _too_large(self) -> Refused:
         return Refused(413, "too_large", f"the body has more than {self._max_body} bytes")
@@ -111,7 +111,7 @@ class Gate:
             async with asyncio.timeout(seconds):
                 await self._slots.acquire()
         except TimeoutError:
-            raise Refused(503, "overloaded", _BUSY, retry_after=1) from None
+            raise self._busy() from None
         self.running += 1
         try:
             yield
@@ -144,15 +144,15 @@ class Service:
         self.metrics = Metrics(names)
         self.gate = Gate(serve.max_concurrent, serve.max_body)
         self.is_ready = False
-        self.nodes: dict[str, Node | Verification] = {}
+        self.nodes: dict[str, ModelNode | Verification] = {}
         self.upstreams: dict[str, Upstream] = {}
         asks = {name: partial(self._ask, name) for name in names}
         self.policies = PolicyStore(policy, settings, asks, force=force)
         self.decisions = DecisionLog(serve.log, names, texts=serve.log_texts)
         self.audits = Audits(settings, self.policies, self.metrics, self.decisions)
-        self.prompts = Prompts()
+        self.inputs = Inputs()
         self.chat = Chat(
-            settings, self.policies, self.nodes, self.prompts, self.metrics, self.decisions,
+            settings, self.policies, self.nodes, self.inputs, self.metrics, self.decisions,
             self.audits,
         )  # fmt: skip
         self._gauges()
@@ -166,6 +166,7 @@ class Service:
         gauge("ttamer_waiting", "Requests waiting", lambda: gate.inside - gate.running)
         gauge("ttamer_log_rows_lost", "Rows of the log lost", lambda: self.decisions.lost)
         gauge("ttamer_policies_refused", "Files refused", lambda: self.policies.refused)
+        gauge("ttamer_embeddings_missing", "Inputs not known", lambda: self.inputs.failed)
         self.metrics.gauges(
             "ttamer_breaker_open", "Whether a node's server is left alone",
             {name: partial(self._is_open, name) for name in self.settings.nodes},
@@ -176,17 +177,16 @@ class Service:
         return float(isinstance(upstream, Client) and upstream.breaker.is_open)
 
     @asynccontextmanager
-    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+    async def opened(self) -> AsyncIterator[None]:
         """Open the connections to the nodes, the log and the audits."""
-        del app
         settings = self.settings
         async with open_session() as session:
             clients = {n: self._connect(node, session) for n, node in settings.nodes.items()}
             if settings.embeddings is not None:
-                self.prompts.embeddings = Client.of_embeddings(settings.embeddings, session)
+                self.inputs.embeddings = Client.of_embeddings(settings.embeddings, session)
             comparer = None
             if settings.compare.kind == "embedding":
-                comparer = Comparer(settings.compare, cosines(self.prompts.embed))
+                comparer = Comparer(settings.compare, cosines(self.inputs.embed))
             self.audits.comparer = comparer
             nodes = open_nodes(
                 settings.source, settings.nodes, lambda node: clients[node.name], settings.compare,
@@ -196,9 +196,6 @@ class Service:
             self.upstreams.update(clients)
             self.decisions.start()
             await self.audits.start()
-            loop = asyncio.get_running_loop()
-            with suppress(NotImplementedError, RuntimeError, ValueError, AttributeError):
-                loop.add_signal_handler(signal.SIGHUP, self.policies.hangup.set)
             watcher = asyncio.create_task(self.policies.watch())
             self.is_ready = True
             try:
@@ -211,6 +208,16 @@ class Service:
                 await self.audits.close()
                 await asyncio.to_thread(self.decisions.close)
 
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Open everything, and reload on SIGHUP, where the process is the server's own."""
+        del app
+        async with self.opened():
+            loop = asyncio.get_running_loop()
+            with suppress(NotImplementedError, RuntimeError, ValueError, AttributeError):
+                loop.add_signal_handler(signal.SIGHUP, self.policies.hangup.set)
+            yield
+
     # Requests
 
     async def completions(self, request: Request) -> Response:
@@ -220,7 +227,8 @@ class Service:
             self._check(request)
             content = await stack.enter_async_context(self.gate.admitted(request))
             await stack.enter_async_context(self.gate.slot(self.settings.serve.timeout))
-            passed = {k: v for k in PASSED_HEADERS if (v := request.headers.get(k))}
+            tracing = ("traceparent", "tracestate")
+            passed = {name: value for name in tracing if (value := request.headers.get(name))}
             job = await self.chat.read(content, request_id, passed)
             work = streamed(self.chat, job, stack) if job.chat.stream else self.chat.answer(job)
             return await _unless_gone(request, work)
@@ -237,13 +245,14 @@ class Service:
         """``POST /v1/feedback``."""
         async with self._body(request) as content:
             try:
-                given = msgspec.json.decode(content, type=Feedback)
-            except (msgspec.MsgspecError, ValueError) as error:
-                raise Refused(400, "invalid_request", str(error)[:300].replace("`", "'")) from None
-            if given.label is None and given.score is None:
+                feedback = msgspec.json.decode(content, type=Feedback)
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                raise refused_body(error) from None
+            request_id, label, score = feedback.request, feedback.label, feedback.score
+            if label is None and score is None:
                 raise Refused(400, "invalid_request", "label or score is needed")
-            self.decisions.feedback(given.request, given.label, given.score)
-            is_used = given.label is not None and self.audits.label(given.request, given.label)
+            self.decisions.feedback(request_id, label, score)
+            is_used = label is not None and self.audits.label(request_id, label)
             return json_response({"audited": is_used})
         raise AssertionError
 
@@ -283,8 +292,8 @@ class Service:
         """Refuse who has not the token; without one, what pages in a browser could send."""
         headers = request.headers
         if self.token:
-            given = headers.get("authorization", "").encode("latin-1", "replace")
-            if not hmac.compare_digest(given, b"Bearer " + self.token):
+            stated = headers.get("authorization", "").encode("latin-1", "replace")
+            if not hmac.compare_digest(stated, b"Bearer " + self.token):
                 raise Refused(401, "invalid_api_key", "the bearer token is missing or wrong")
         elif not _is_local_name(headers.get("host", "")):
             raise Refused(403, "host", "without a token, ask by an address or a local name")
@@ -317,12 +326,13 @@ class Service:
 
 def _id_of(request: Request) -> str:
     """Return the id of a request: the client's where it can be used, else a new one."""
-    kept: str | None = getattr(request.state, "id", None)
-    if kept is None:
-        given = request.headers.get("x-request-id", "")
-        kept = given if _REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
-        request.state.id = kept
-    return kept
+    known: str | None = getattr(request.state, "id", None)
+    if known is None:
+        known = request.headers.get("x-request-id", "")
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", known):
+            known = f"{random.getrandbits(128):032x}"
+        request.state.id = known
+    return known
 
 
 @lru_cache(256)

@@ -34,8 +34,8 @@ from ttamer.fitting.ladder import FittedLadder
 from ttamer.llm.client import Deadline
 from ttamer.llm.compare import Comparer
 from ttamer.llm.settings import EnvName
-from ttamer.runtime.reply import NodeCall
-from ttamer.serve.answering import ask_others
+from ttamer.runtime.reply import NodeCall, Outcome
+from ttamer.serve.answering import ask_others, is_ineligible
 from ttamer.serve.policies import PolicyStore
 from ttamer.serve.settings import AuditSettings, Settings
 from ttamer.serve.sinks import DecisionLog, Metrics, digests
@@ -45,15 +45,13 @@ if TYPE_CHECKING:
     from ttamer.serve.chat import Job  # which asks for audits
 
 log = logging.getLogger("ttamer")
-DAY = 86_400.0
-LABEL_SECONDS = 30.0  # in which a label must have been compared with the answers of its row
 
 
 class Audits:
     """Draws requests for audits, asks the other nodes, and keeps the rows."""
 
     at_once = 4
-    most_waiting = 200
+    max_waiting, max_bytes = 200, 64 * 2**20  # audits that wait, and the bytes of their requests
     close_seconds = 10.0
 
     def __init__(
@@ -62,6 +60,7 @@ class Audits:
         self._settings, self._policies = settings, policies
         self._metrics, self._decisions = metrics, decisions
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._bytes = 0
         self._slots = asyncio.Semaphore(self.at_once)
         self._stack = ExitStack()
         self._auditor: Auditor | None = None
@@ -80,7 +79,7 @@ class Audits:
             return
         audit_log = conceal = None
         if audit.log:
-            keep = Retention(seconds=30 * DAY)
+            keep = Retention(seconds=30 * 86_400.0)
             audit_log = AuditLog(audit.log, self._settings.spec, retention=keep)
             await asyncio.to_thread(self._stack.enter_context, audit_log)
             if not self._settings.serve.log_texts:
@@ -111,13 +110,11 @@ class Audits:
             await asyncio.to_thread(self._auditor.close, self.close_seconds)
         await asyncio.to_thread(self._stack.close)
 
-    def consider(
-        self, job: Job, calls: Sequence[NodeCall], *, by: str, cost: float, capped: bool
-    ) -> None:
+    def consider(self, job: Job, outcome: Outcome) -> None:
         """Keep an answered request; if it is drawn, ask the other nodes first."""
         # A request that chose its operating point shows nothing about the policy in service.
         if self._sampler is None or job.is_chosen:
-            self._write(job, calls, calls, by, cost, capped, 0.0)
+            self._write(job, outcome, outcome.asked, 0.0)
             return
         key = secrets.token_hex(8)  # clients choose the ids of requests
         if self._auditor is not None:
@@ -125,34 +122,36 @@ class Audits:
         else:
             draw, number = self._sampler.draw(key, time.time()), 0
         if not draw.audited:
-            self._write(job, calls, calls, by, cost, capped, draw.chance)
+            self._write(job, outcome, outcome.asked, draw.chance)
             return
-        if len(self._tasks) >= self.most_waiting:
+        if len(self._tasks) >= self.max_waiting or self._bytes > self.max_bytes:
             self._failed(job, 0.0)
-            self._write(job, calls, calls, by, cost, capped, None)
+            self._write(job, outcome, outcome.asked, None)
             return
-        self._spawn(self._audit(job, calls, by, cost, capped, draw.chance, number))
+        self._bytes += job.size
+        self._spawn(self._audit(job, outcome, draw.chance, number))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _audit(
-        self, job: Job, calls: Sequence[NodeCall], by: str, cost: float, capped: bool,
-        chance: float, number: int,
-    ) -> None:  # fmt: skip
-        async with self._slots:
-            job.work.deadline = Deadline.after(self._settings.serve.timeout)
-            everything = await ask_others(job.cascade, job.work, calls)
-        extra = everything[len(calls) :]
+    async def _audit(self, job: Job, outcome: Outcome, chance: float, number: int) -> None:
+        try:
+            async with self._slots:
+                job.work.deadline = Deadline.after(self._settings.serve.timeout)
+                calls = await ask_others(job.cascade, job.work, outcome.asked)
+        finally:
+            self._bytes -= job.size
+        extra = calls[len(outcome.asked) :]
         self._metrics.called(extra)
         spent = sum(call.cost for call in extra)
-        answers = {call.node: call for call in everything if call.error is None}
-        is_full = answers.keys() >= set(self._settings.spec.names)
-        is_full = is_full and all(call.confidence is not None for call in answers.values())
-        self._write(job, everything, calls, by, cost, capped, chance if is_full else None)
-        if not is_full:
+        answers = {call.node: call for call in calls if call.confidence is not None}
+        missing = set(self._settings.spec.names) - answers.keys()
+        ineligible = {call.node for call in calls if is_ineligible(call)}
+        # A node that cannot take the request would be missing on every such request.
+        self._write(job, outcome, calls, chance if missing <= ineligible else None)
+        if missing:
             self._failed(job, spent)
             return
         if self._auditor is None:
@@ -174,12 +173,12 @@ class Audits:
             self._sampler.settle(spent)
 
     def _write(
-        self, job: Job, calls: Sequence[NodeCall], asked: Sequence[NodeCall], by: str, cost: float,
-        capped: bool, chance: float | None,
-    ) -> None:  # fmt: skip
+        self, job: Job, outcome: Outcome, calls: Sequence[NodeCall], chance: float | None
+    ) -> None:
         self._decisions.write(
-            job.id, job.active.version, job.work.body, calls, by=by, cost=cost, chance=chance,
-            asked={call.node for call in asked}, classes=job.active.classes, capped=capped,
+            job.id, job.active.version, job.work.body, calls, by=outcome.by, cost=outcome.cost,
+            chance=chance, asked={call.node for call in outcome.asked}, capped=outcome.capped,
+            classes=job.active.classes,
         )  # fmt: skip
 
     def label(self, request: str, label: str) -> bool:
@@ -195,7 +194,7 @@ class Audits:
             """Return the prediction that a label states; called in a thread of the auditor."""
             comparer = self.comparer or Comparer(rule)
             work = comparer.right_prediction(rule.label(label) or label, predictions)
-            return asyncio.run_coroutine_threadsafe(work, loop).result(LABEL_SECONDS)
+            return asyncio.run_coroutine_threadsafe(work, loop).result(30.0)
 
         return match
 

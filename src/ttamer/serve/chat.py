@@ -1,8 +1,7 @@
-"""``POST /v1/chat/completions``: a policy decides whom to ask; the answer as JSON or as events."""
+"""``POST /v1/chat/completions`` and ``/v1/decide``: requests, and the policy's answers to them."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,18 +16,17 @@ from starlette.responses import Response
 from ttamer.cascade import SUFFIX
 from ttamer.errors import TTamerError
 from ttamer.llm.client import Deadline
-from ttamer.llm.node import Node, NodeAnswer, Usage, Verification, Work
+from ttamer.llm.node import ModelAnswer, ModelNode, Usage, Verification, Work
 from ttamer.runtime.cascade import Cascade
 from ttamer.runtime.reply import CascadeFailed, NodeCall, Outcome
 from ttamer.serve.answering import Relay, path_of, run
 from ttamer.serve.audits import Audits
+from ttamer.serve.inputs import Inputs
 from ttamer.serve.policies import Active, Point, PolicyStore
-from ttamer.serve.prompts import Prompts
 from ttamer.serve.refusals import Refused, json_response
 from ttamer.serve.settings import POINTS, Settings
 from ttamer.serve.sinks import DecisionLog, Metrics
 
-log = logging.getLogger("ttamer")
 CASCADE = "ttamer"
 Above0 = Annotated[float, Meta(gt=0)]
 
@@ -43,6 +41,8 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_cost: Above0 | None = None
     timeout: Above0 | None = None
     """Seconds; that of the server holds where it is shorter."""
+    inputs: dict[str, str | float | list[float]] | None = None
+    """What is known of the request, by name, where the policy reads it."""
     explain: bool = False
 
     def point(self, allowed: Sequence[str]) -> Point | None:
@@ -94,6 +94,8 @@ class Job:
     inputs: dict[str, Any] | None = None
     is_chosen: bool = False
     """Whether the request chose its operating point or its cap on the cost."""
+    size: int = 0
+    """The bytes of the request."""
     created: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -104,14 +106,14 @@ class Chat:
         self,
         settings: Settings,
         policies: PolicyStore,
-        nodes: Mapping[str, Node | Verification],
-        prompts: Prompts,
+        nodes: Mapping[str, ModelNode | Verification],
+        inputs: Inputs,
         metrics: Metrics,
         decisions: DecisionLog,
         audits: Audits,
     ) -> None:
         self._settings, self._policies, self.nodes = settings, policies, nodes
-        self._prompts, self._metrics = prompts, metrics
+        self._inputs, self._metrics = inputs, metrics
         self._decisions, self._audits = decisions, audits
         self.may_differ = settings.serve.stream == "last"
 
@@ -129,9 +131,18 @@ class Chat:
         """
         try:
             body = msgspec.json.decode(content)
-            chat = msgspec.convert(body, ChatRequest)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-            raise _invalid(error) from None
+            raise refused_body(error) from None
+        return await self.job(body, request_id, headers, size=len(content))
+
+    async def job(
+        self, body: Any, request_id: str, headers: Mapping[str, str], *, size: int = 0
+    ) -> Job:
+        """Return the work for a request that is decoded."""
+        try:
+            chat = msgspec.convert(body, ChatRequest)
+        except msgspec.ValidationError as error:
+            raise refused_body(error) from None
         if (chat.n or 1) != 1:
             raise Refused(400, "unsupported", "n must be 1: there is one answer", param="n")
         if chat.model not in self.models:
@@ -149,17 +160,16 @@ class Chat:
             raise Refused(400, "bad_choice", str(error), param="ttamer") from None
         seconds = min(serve.timeout, choice.timeout or serve.timeout)
         work = Work(body, Deadline.after(seconds), {"x-request-id": request_id, **headers})
-        inputs = self._prompts.inputs(body, active)
+        inputs = await self._inputs.of(body, active, choice.inputs)
         is_chosen = point is not None or choice.max_cost is not None
-        return Job(request_id, chat, choice, work, active, cascade, inputs, is_chosen)
+        return Job(request_id, chat, choice, work, active, cascade, inputs, is_chosen, size)
 
     async def answer(self, job: Job) -> Response:
         """Return the response to a request that does not stream."""
         outcome = await self.outcome(job)
-        assert isinstance(outcome, Outcome)  # noqa: S101 - nothing was relayed
         return json_response(self.completion(job, outcome), 200, self.headers(job, outcome))
 
-    async def outcome(self, job: Job, relay: Relay | None = None) -> Outcome | tuple[NodeCall, ...]:
+    async def outcome(self, job: Job, relay: Relay | None = None) -> Outcome:
         """Run the policy and record what happened.
 
         Raises:
@@ -175,44 +185,38 @@ class Chat:
                 chance=None,
             )  # fmt: skip
             raise Refused.of(error, job.work.failures) from None
-        calls = outcome.asked if isinstance(outcome, Outcome) else outcome
-        by = outcome.by if isinstance(outcome, Outcome) else calls[-1].node
-        self._metrics.called(calls)
-        self._metrics.answered(by)
-        cost = sum(call.cost for call in calls)
-        is_capped = isinstance(outcome, Outcome) and outcome.capped
-        is_audited = self._settings.serve.log or self._settings.audit is not None
-        if is_audited:
-            self._audits.consider(job, calls, by=by, cost=cost, capped=is_capped)
+        self._metrics.called(outcome.asked)
+        self._metrics.answered(outcome.by)
+        if self._settings.serve.log or self._settings.audit is not None:
+            self._audits.consider(job, outcome)
         return outcome
 
     def completion(self, job: Job, outcome: Outcome) -> dict[str, Any]:
         """Return the body of a response."""
-        answer: NodeAnswer = outcome.answer
+        answer: ModelAnswer = outcome.answer
         choice = answer.response["choices"][0]
-        facts = self.facts(job, outcome.asked, outcome.by)
-        if job.choice.explain:
-            facts["why"] = outcome.why
-            facts["calls"] = [_shown_call(call) for call in outcome.asked]
         return {
             "id": f"chatcmpl-{job.id}",
             "object": "chat.completion",
             "created": job.created,
             "model": outcome.by.removesuffix(SUFFIX),
             "choices": [{**choice, "index": 0}],
-            "usage": self.usage(job, outcome.asked),
-            "ttamer": facts,
+            "usage": self.usage(job, outcome),
+            "ttamer": self.facts(job, outcome),
         }
 
-    def facts(self, job: Job, calls: Sequence[NodeCall], by: str) -> dict[str, Any]:
-        """Return who answered, and what that cost."""
-        facts: dict[str, Any] = {"by": by.removesuffix(SUFFIX), "path": path_of(calls)}
-        facts["policy"] = job.active.version
+    def facts(self, job: Job, outcome: Outcome) -> dict[str, Any]:
+        """Return who answered, and what that cost; on request also why."""
+        by, path = outcome.by.removesuffix(SUFFIX), path_of(outcome.asked)
+        facts: dict[str, Any] = {"by": by, "path": path, "policy": job.active.version}
         if job.work.is_measured:
-            facts["cost"] = sum(call.cost for call in calls)
+            facts["cost"] = outcome.cost
+        if job.choice.explain:
+            facts["why"] = outcome.why
+            facts["calls"] = [_shown_call(call) for call in outcome.asked]
         return facts
 
-    def usage(self, job: Job, calls: Sequence[NodeCall]) -> dict[str, Any]:
+    def usage(self, job: Job, outcome: Outcome) -> dict[str, Any]:
         """Return the tokens of all calls; and their cost, which LiteLLM reads of streams."""
         usage: Usage = job.work.usage
         stated: dict[str, Any] = {
@@ -225,7 +229,7 @@ class Chat:
         if usage.reasoning:
             stated["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning}
         if job.work.is_measured:  # a gateway books it: better no cost than a guess
-            stated["cost"] = sum(call.cost for call in calls)
+            stated["cost"] = outcome.cost
         return stated
 
     def headers(self, job: Job, outcome: Outcome) -> dict[str, str]:
@@ -236,7 +240,7 @@ class Chat:
             "x-ttamer-policy": job.active.version,
         }
         if job.work.is_measured:
-            cost = f"{sum(call.cost for call in outcome.asked):.10g}"
+            cost = f"{outcome.cost:.10g}"
             headers |= {"x-ttamer-cost": cost, "x-litellm-response-cost": cost}
         if promise := job.active.promise:
             headers["x-ttamer-promise"] = promise
@@ -250,10 +254,75 @@ def _shown_call(call: NodeCall) -> dict[str, Any]:
     return {**shown, "confidence": call.confidence, "prediction": call.prediction}
 
 
-def _invalid(error: Exception) -> Refused:
+def refused_body(error: Exception) -> Refused:
     """Return the refusal of a body that is not a request, with the field that is wrong."""
     text = str(error)[:300] if isinstance(error, msgspec.MsgspecError) else "the body is not JSON"
     reason, _, path = text.replace("`", "'").partition(" - at '$.")
     path = path.rstrip("'")
     message = f"{reason} at {path}" if path else reason
     return Refused(400, "invalid_request", message, param=path or None)
+
+
+class Observation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node that was asked; without a confidence it gave no answer."""
+
+    node: str
+    confidence: float | None = None
+    prediction: str | int | bool | None = None
+
+
+class DecideRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``/v1/decide``: the answers so far, in the order in which nodes were asked."""
+
+    asked: Annotated[list[Observation], Meta(max_length=1000)] = []
+    key: str = ""
+    """The same for all steps of one input, where the policy mixes two."""
+    ttamer: Choice | None = None
+
+
+def decide(content: bytes, active: Active, allowed: Sequence[str]) -> dict[str, Any]:
+    """Return the node to ask next, or whose answer to return; and why, and what it costs.
+
+    Args:
+        content: The body of the request.
+        active: The policy.
+        allowed: The operating points that requests may choose.
+
+    Returns:
+        ``next`` and ``answer``, one of which is a node, ``why``, ``price`` and the policy's
+        version.
+
+    Raises:
+        Refused: If the body is not valid, or the answers are not those that the policy asked for.
+    """
+    try:
+        request = msgspec.json.decode(content, type=DecideRequest)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise refused_body(error) from None
+    choice = request.ttamer or Choice()
+    inputs = dict(choice.inputs or {})
+    # Not every policy reads inputs.
+    read = {"prompt": inputs.pop("prompt", None), "inputs": inputs} if inputs else {}
+    try:
+        cascade = active.cascade(choice.point(allowed), choice.max_cost)
+        turn = cascade.policy.session(max_cost=cascade.max_cost, key=request.key, **read)
+        for observation in request.asked:
+            if turn.next != observation.node:
+                step = "stops" if turn.next is None else f"asks {turn.next!r}"
+                raise Refused(
+                    409, "other_order", f"the policy {step} here, not {observation.node!r}",
+                    param="asked",
+                )  # fmt: skip
+            if observation.confidence is None:
+                turn.fail()
+            else:
+                turn.observe(confidence=observation.confidence, prediction=observation.prediction)
+    except TTamerError as error:
+        raise Refused(400, "invalid_request", str(error)) from None
+    return {
+        "next": turn.next,
+        "answer": turn.answer if turn.next is None else None,
+        "why": turn.explain().why,
+        "price": turn.price if turn.next is not None else 0.0,
+        "policy": active.version,
+    }

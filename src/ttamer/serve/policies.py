@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from ttamer.artefact.file import open_artefact
 from ttamer.cascade import CascadeSpec, answer_rules
 from ttamer.errors import ArtefactError, TTamerError
+from ttamer.fitting.inputs import InputFeature
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.fitting.policy import StepTables
 from ttamer.llm.node import Work
@@ -31,7 +32,6 @@ from ttamer.serve.settings import OperatingPoint, Settings
 log = logging.getLogger("ttamer")
 Ask = Callable[[Work], Awaitable[Any]]
 Point = tuple[OperatingPoint, float]
-KEPT_POINTS = 64  # the policies of operating points that requests asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,9 @@ class Active:
     artefact: FittedLadder | FittedPolicy | None
     nodes: Mapping[str, Ask]
     max_cost: float | None = None
-    _kept: OrderedDict[Point, Decider] = field(default_factory=OrderedDict, repr=False)
+    max_points: ClassVar[int] = 64
+    """Of operating points that requests asked for, the policies that are kept."""
+    _points: OrderedDict[Point, Decider] = field(default_factory=OrderedDict, repr=False)
 
     def cascade(self, point: Point | None = None, max_cost: float | None = None) -> Cascade:
         """Return what runs a request at an operating point; the lower cap on the cost holds."""
@@ -62,27 +64,47 @@ class Active:
     def _at(self, point: Point) -> Decider:
         if self.artefact is None:
             return self.policy
-        if point not in self._kept:
-            self._kept[point] = policy_at(self.artefact, point)
-            while len(self._kept) > KEPT_POINTS:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(point)
-        return self._kept[point]
+        if point not in self._points:
+            self._points[point] = policy_at(self.artefact, point)
+            while len(self._points) > self.max_points:
+                self._points.popitem(last=False)
+        self._points.move_to_end(point)
+        return self._points[point]
+
+    @cached_property
+    def _tables(self) -> StepTables | None:
+        tables = None if self.artefact is None else self.artefact.fitted.tables
+        return tables if isinstance(tables, StepTables) else None
 
     @cached_property
     def classes(self) -> frozenset[str]:
         """The answers that the policy knows; its file holds them."""
-        tables = None if self.artefact is None else self.artefact.fitted.tables
-        return frozenset(tables.belief.classes if isinstance(tables, StepTables) else ())
+        return frozenset(() if self._tables is None else self._tables.belief.classes)
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
         """What the policy reads of an input."""
         return () if self.artefact is None else self.artefact.record.inputs
 
+    @cached_property
+    def features(self) -> tuple[InputFeature, ...]:
+        """How the policy reads it."""
+        prior = None if self._tables is None else self._tables.prior
+        return () if prior is None or prior.spec is None else prior.spec.features
+
+    @cached_property
+    def vectors(self) -> dict[str, int]:
+        """By name, the width of the vectors that an embedder makes of prompts."""
+        return {feature.name: feature.width for feature in self.features if feature.embedder}
+
     def warnings(self) -> list[str]:
         """Return what an operator should know before this is served."""
         warnings = []
+        if unread := set(self.reads) - {"prompt"}:
+            warnings.append(
+                f"the policy reads {', '.join(sorted(unread))}: where a request does not state "
+                "them in ttamer.inputs, and no embedder makes them, it decides without"
+            )
         promise = getattr(self.policy, "promise", None)
         if promise is not None and not promise.certified:
             warnings.append(f"{promise}; the policy with the lowest error answers")
@@ -132,7 +154,7 @@ class Incumbent:
         self.spec, self.node = spec, node
 
     def session(self, **_: Any) -> IncumbentTurn:
-        """Start one request; no argument changes what is asked."""
+        """Start one request; no argument changes which node is asked."""
         return IncumbentTurn(self.node, float(self.spec.costs[self.spec.index_of(self.node)]))
 
 
@@ -226,6 +248,13 @@ class PolicyStore:
             policy = policy_at(artefact, serve.operating_point)
         active = Active(policy, version, artefact, self._nodes, serve.max_cost)
         active.cascade()  # refused now, if no node can be asked within max_cost
+        model = None if self._settings.embeddings is None else self._settings.embeddings.model
+        makers = {feature.embedder for feature in active.features if feature.embedder}
+        if model is not None and makers - {model}:
+            raise ArtefactError(
+                f"{self.path}: was fitted to vectors by {', '.join(sorted(makers))}, and the model "
+                f"of [serve.embeddings] is {model!r}: use the same, or fit again"
+            )
         return active
 
     def _check(self, artefact: FittedLadder | FittedPolicy) -> None:

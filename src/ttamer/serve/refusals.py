@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from ttamer.llm.client import KEPT_CODES, UpstreamFailed
+from ttamer.llm.client import KNOWN_CODES, UpstreamFailed
 from ttamer.runtime.reply import CascadeFailed
 
 CLOSING = (401, 408, 413, 415)  # what is left of the body is not read
@@ -54,7 +54,7 @@ class Refused(Exception):
         wrong = [cause for cause in causes if cause.refuses_request]
         if wrong and all(cause in wrong or cause.kind == "ineligible" for cause in causes):
             code = next((cause.code for cause in wrong if cause.code), "")
-            text = KEPT_CODES.get(code, "every model refused the request as invalid")
+            text = KNOWN_CODES.get(code, "every model refused the request as invalid")
             return cls(400, code or "refused", text)
         wait = max((cause.retry_after for cause in causes), default=0.0)
         if causes and all(cause.kind in ("busy", "open", "queue") for cause in causes):

@@ -20,8 +20,6 @@ from ttamer._extras import require
 from ttamer.errors import ArgumentError
 
 HEADER_SECONDS = 15.0  # in which the head of a request must have come
-KEEP_ALIVE_SECONDS = 75
-RESERVED_FILES = 128  # descriptors for logs and the connections to nodes, of which half is more
 
 
 def check_exposure(host: str, *, has_token: bool) -> None:
@@ -45,54 +43,60 @@ class BoundedH11(H11Protocol):
     """Connections with a time limit for each head of a request, and a limit of their number.
 
     uvicorn closes a connection that is idle between requests, and none that never sends one. Where
-    there are too many, the one that has waited longest for a head gives way.
+    there are too many, the one that has been without a request for longest gives way.
     """
 
-    most = 10_000
-    waiting: ClassVar[dict[BoundedH11, None]] = {}
+    max_connections = 10_000
+    idle: ClassVar[dict[BoundedH11, None]] = {}
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Make room, and wait for the head of a request."""
         super().connection_made(transport)
-        self._watch()
-        if len(self.connections) > self.most:
-            oldest = next(iter(self.waiting))
-            oldest._unwatch()
+        self._await_head()
+        if len(self.connections) > self.max_connections:
+            oldest = next(iter(self.idle))
+            oldest._end_wait()
             oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Read; a head that has come is not waited for, the rest of one is."""
+        """Read; a head that has come is not waited for, one of which a part came is."""
         super().data_received(data)
-        if not self._is_waiting():
-            self._unwatch()
+        if not self._is_idle():
+            self._end_wait()
         elif self._timer is None:
-            self._watch()
+            self._await_head()
+
+    def on_response_complete(self) -> None:
+        """Be idle, which uvicorn ends after a while by itself."""
+        super().on_response_complete()
+        if self._is_idle() or self.cycle.response_complete:
+            self.idle[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the wait."""
-        self._unwatch()
+        self._end_wait()
         super().connection_lost(exc)
 
-    def _watch(self) -> None:
-        self.waiting[self] = None
+    def _await_head(self) -> None:
+        self.idle[self] = None
         self._timer = self.loop.call_later(HEADER_SECONDS, self._expire)
 
-    def _unwatch(self) -> None:
-        self.waiting.pop(self, None)
+    def _end_wait(self) -> None:
+        self.idle.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _is_waiting(self) -> bool:
+    def _is_idle(self) -> bool:
         """Return whether the head of a request has not come, or only a part of it."""
         return self.cycle is None or (
             self.cycle.response_complete and bool(self.conn.trailing_data[0])
         )
 
     def _expire(self) -> None:
-        self._unwatch()
-        if self._is_waiting() and self.conn.our_state is h11.IDLE:
+        self._end_wait()
+        if self._is_idle() and self.conn.our_state is h11.IDLE:
             self.transport.close()
 
 
@@ -136,11 +140,12 @@ def serve(
     """
     check_exposure(host, has_token=bool(app.state.service.token))
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    BoundedH11.most = max(16, (files - RESERVED_FILES) // 2)
+    # 128 descriptors are for logs; of the others half are for connections to nodes.
+    BoundedH11.max_connections = max(16, (files - 128) // 2)
     config = uvicorn.Config(
         app, host=host, port=port, http=BoundedH11, ws="none", lifespan="on", access_log=False,
         server_header=False, proxy_headers=False, log_level="warning", backlog=512,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=round(drain),
+        timeout_keep_alive=75, timeout_graceful_shutdown=round(drain),
     )  # fmt: skip
     server = LameDuck(config)
     server.seconds = lame_duck

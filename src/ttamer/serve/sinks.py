@@ -19,6 +19,7 @@ import time
 from collections import Counter as Counts
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from ttamer.fitting.inputs import prompt_numbers
 from ttamer.llm.confidence import question_text
 from ttamer.runtime.reply import NodeCall
+from ttamer.serve.answering import is_ineligible
 
 LOG_VERSION = 1
-BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
-HASHED_WORDS = 2**18
-MAX_WORDS_TEXT = 20_000  # characters of a prompt whose words are hashed
-_WORD = re.compile(r"\w+")
 
 
 class Metrics:
@@ -43,24 +41,21 @@ class Metrics:
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self.registry = CollectorRegistry()
-        made: dict[str, Any] = {"registry": self.registry}
-        self._requests = Counter("ttamer_requests_total", "Requests", ["status"], **made)
-        self._seconds = Histogram("ttamer_request_seconds", "Time", buckets=BUCKETS, **made)
-        cost = Counter(
-            "ttamer_cost_total", "Cost of calls, in the cascade's units", ["node"], **made
-        )
-        answered = Counter("ttamer_answers_total", "Answers returned", ["node"], **made)
-        seconds = Histogram("ttamer_call_seconds", "Time", ["node"], buckets=BUCKETS, **made)
-        self._calls = Counter(
-            "ttamer_calls_total", "Calls by their result", ["node", "result"], **made
-        )
-        self.audits = Counter("ttamer_audits_total", "Audits by their result", ["result"], **made)
-        self.swaps = Counter("ttamer_swaps_total", "Policies put into service by the loop", **made)
+        count = partial(Counter, registry=self.registry)
+        buckets = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+        time_of = partial(Histogram, documentation="Time", registry=self.registry, buckets=buckets)
+        self._requests = count("ttamer_requests_total", "Requests", ["status"])
+        self._seconds = time_of("ttamer_request_seconds")
+        cost = count("ttamer_cost_total", "Cost of calls, in the cascade's units", ["node"])
+        answered = count("ttamer_answers_total", "Answers returned", ["node"])
+        seconds = time_of("ttamer_call_seconds", labelnames=["node"])
+        self._calls = count("ttamer_calls_total", "Calls by their result", ["node", "result"])
+        self.audits = count("ttamer_audits_total", "Audits by their result", ["result"])
+        self.swaps = count("ttamer_swaps_total", "Policies put into service by the loop")
+        # Looking a label up takes longer than counting.
         self._cost = {name: cost.labels(name) for name in nodes}
         self._answered = {name: answered.labels(name) for name in nodes}
         self._call_seconds = {name: seconds.labels(name) for name in nodes}
-        self._statuses: dict[int, Any] = {}
-        self._results: dict[tuple[str, str], Any] = {}
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Add a gauge that is read when it is scraped."""
@@ -74,21 +69,14 @@ class Metrics:
 
     def finished(self, status: int, seconds: float) -> None:
         """Count a request."""
-        child = self._statuses.get(status)
-        if child is None:
-            child = self._statuses[status] = self._requests.labels(str(status))
-        child.inc()
+        self._requests.labels(str(status)).inc()
         self._seconds.observe(seconds)
 
     def called(self, calls: Sequence[NodeCall]) -> None:
         """Count calls of nodes."""
         for call in calls:
             result = "ok" if call.error is None else call.error.partition(":")[0]
-            key = call.node, result
-            child = self._results.get(key)
-            if child is None:
-                child = self._results[key] = self._calls.labels(*key)
-            child.inc()
+            self._calls.labels(call.node, result).inc()
             self._cost[call.node].inc(call.cost)
             self._call_seconds[call.node].observe(call.seconds)
 
@@ -101,12 +89,13 @@ class DecisionLog:
     """Appends rows to a file in the background; without a path it does nothing."""
 
     pause = 0.2  # seconds that rows wait in memory
-    most_waiting = 10_000
+    max_rows, max_characters = 10_000, 64 * 2**20  # that wait; further rows are lost
     max_bytes, files = 64 * 2**20, 4
 
     def __init__(self, path: str, nodes: Sequence[str], *, texts: bool = False) -> None:
         self.path, self._nodes, self._texts = path, tuple(nodes), texts
         self._rows: list[dict[str, Any]] = []
+        self._characters = 0  # of the prompts that wait
         self.lost = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -156,32 +145,37 @@ class DecisionLog:
         """
         if not self.path:
             return
-        if len(self._rows) >= self.most_waiting:
+        text = question_text(body)
+        if len(self._rows) >= self.max_rows or self._characters > self.max_characters:
             self.lost += 1
             return
+        self._characters += len(text)
         nodes: dict[str, dict[str, Any]] = {name: {"chance": chance} for name in self._nodes}
         for call in calls:
             row = nodes.setdefault(call.node, {})
-            row["chance"] = 1.0 if call.node in asked else chance
+            if not is_ineligible(call):  # else the node had no chance at all
+                row["chance"] = 1.0 if call.node in asked else chance
+            else:
+                row["chance"] = 0.0
             row |= {"cost": call.cost, "seconds": round(call.seconds, 4)}
             if call.error is not None:
                 row["failed"] = call.error.partition(":")[0]
             elif call.confidence is not None:
                 row["confidence"] = call.confidence
-                row["prediction"] = self._kept(call.prediction, classes)
+                row["prediction"] = self._concealed(call.prediction, classes)
         self._rows.append({
             "v": LOG_VERSION, "time": round(time.time(), 3), "request": request,
-            "policy": version, "by": by, "cost": cost, "nodes": nodes, "inputs": body, **facts,
+            "policy": version, "by": by, "cost": cost, "nodes": nodes, "inputs": text, **facts,
         })  # fmt: skip
 
     def feedback(self, request: str, label: str | None, score: float | None) -> None:
-        """Take what somebody says about the answer to an earlier request."""
-        if self.path and len(self._rows) < self.most_waiting:
-            kept = None if label is None else self._kept(label, ())
+        """Take a label or a score for the answer to an earlier request."""
+        if self.path and len(self._rows) < self.max_rows:
+            shown = None if label is None else self._concealed(label, ())
             row = {"v": LOG_VERSION, "time": round(time.time(), 3), "feedback": request}
-            self._rows.append(row | {"label": kept, "score": score})
+            self._rows.append(row | {"label": shown, "score": score})
 
-    def _kept(self, prediction: object, classes: Collection[str]) -> object:
+    def _concealed(self, prediction: object, classes: Collection[str]) -> object:
         if self._texts or not isinstance(prediction, str):
             return prediction
         return self._digest(prediction, classes)
@@ -193,7 +187,7 @@ class DecisionLog:
 
     def flush(self) -> None:
         """Write what waits, now."""
-        rows, self._rows = self._rows, []
+        rows, self._rows, self._characters = self._rows, [], 0
         if not rows:
             return
         try:
@@ -246,17 +240,14 @@ def _as_it_is(text: str, classes: Collection[str]) -> str:
     return text
 
 
-def prompt_inputs(body: Mapping[str, Any], *, texts: bool = False) -> dict[str, Any]:
-    """Return what a row of the log keeps of a prompt: numbers, and how often each hashed word is.
+def prompt_inputs(text: str, *, texts: bool = False) -> dict[str, Any]:
+    """Return what a row of the log has of a prompt: numbers, and how often each hashed word is.
 
-    >>> sorted(prompt_inputs({"messages": [{"role": "user", "content": "to be or not to be"}]}))
+    >>> sorted(prompt_inputs("to be or not to be"))
     ['numbers', 'words']
     """
-    text = question_text(body)
-    words = Counts(_WORD.findall(text[-MAX_WORDS_TEXT:].casefold()))
-    hashed = {
-        str(crc32(word.encode("utf-8", "replace")) % HASHED_WORDS): count
-        for word, count in words.items()
-    }
-    kept = {"numbers": prompt_numbers(text), "words": hashed}
-    return {**kept, "prompt": text} if texts else kept
+    counts: Counts[str] = Counts()
+    for word in re.findall(r"\w+", text[-20_000:].casefold()):
+        counts[str(crc32(word.encode("utf-8", "replace")) % 2**18)] += 1
+    inputs = {"numbers": prompt_numbers(text), "words": counts}
+    return {**inputs, "prompt": text} if texts else inputs

@@ -21,7 +21,7 @@ from starlette.responses import StreamingResponse
 from ttamer.cascade import SUFFIX
 from ttamer.llm.client import UpstreamFailed, stated_cost
 from ttamer.llm.confidence import Unreadable, message_text
-from ttamer.llm.node import Node, Usage, Work, ineligible
+from ttamer.llm.node import ModelNode, Usage, Work, ineligible
 from ttamer.runtime.calling import Call
 from ttamer.runtime.reply import NodeCall, Outcome, Reply
 from ttamer.serve.answering import is_last
@@ -30,11 +30,6 @@ from ttamer.serve.refusals import Refused
 
 log = logging.getLogger("ttamer")
 KEEP_ALIVE = 10.0  # seconds between comments while there is no answer
-UNREAD = 60.0  # seconds after which a stream that is not read ends
-PIECE = 64  # characters of one chunk of an answer that was whole before it was sent
-MAX_KEPT = 2**20  # characters of a relayed answer that are kept for its confidence
-JUDGED_APART = ("agreement", "verifier", "self-report", "field")
-DONE = b"data: [DONE]\n\n"
 _END = object()
 
 
@@ -104,6 +99,8 @@ class _Stream(StreamingResponse):
 class _Events:
     """Runs the policy for one stream, and puts its events."""
 
+    unread_seconds = 60.0  # after which a stream that the client does not read ends
+
     def __init__(self, chat: Chat, job: Job, queue: asyncio.Queue[Any]) -> None:
         self._chat, self._job, self._queue = chat, job, queue
         self._head = {
@@ -118,7 +115,7 @@ class _Events:
 
     async def _put(self, item: Any) -> None:
         if self._queue.full():
-            async with asyncio.timeout(UNREAD):
+            async with asyncio.timeout(self.unread_seconds):
                 await self._queue.put(item)
         else:
             self._queue.put_nowait(item)
@@ -126,21 +123,14 @@ class _Events:
     async def _run(self) -> None:
         try:
             outcome = await self._chat.outcome(self._job, self._relay)
-            if isinstance(outcome, Outcome):
+            if outcome.answer is not None:
                 for chunk in chunks_of(self._chat.completion(self._job, outcome), self._head):
                     await self._put(event(chunk))
-                calls, by = outcome.asked, outcome.by
-            else:
-                calls, by = outcome, outcome[-1].node
-            if calls[-1].error is not None:
+            if outcome.answer is None and outcome.asked[-1].error is not None:
                 await self._put(Refused(502, "cut", "the model's stream broke"))
             else:
-                if self._job.chat.wants_usage:
-                    usage = self._chat.usage(self._job, calls)
-                    facts = self._chat.facts(self._job, calls, by)
-                    head = {**self._head, "model": by.removesuffix(SUFFIX), "choices": []}
-                    await self._put(event({**head, "usage": usage, "ttamer": facts}))
-                await self._put(DONE)
+                await self._put_facts(outcome)
+                await self._put(b"data: [DONE]\n\n")
         except Refused as error:
             await self._put(error)
         except TimeoutError:
@@ -150,6 +140,16 @@ class _Events:
             await self._put(Refused(500, "internal_error", "an error of the server"))
         await self._put(_END)
 
+    async def _put_facts(self, outcome: Outcome) -> None:
+        """Put a chunk with the usage and who answered, where the request asks for one of them."""
+        job = self._job
+        if not (job.chat.wants_usage or job.choice.explain):
+            return
+        chunk = {**self._head, "model": outcome.by.removesuffix(SUFFIX), "choices": []}
+        if job.chat.wants_usage:
+            chunk["usage"] = self._chat.usage(job, outcome)
+        await self._put(event({**chunk, "ttamer": self._chat.facts(job, outcome)}))
+
     async def _relay(self, call: Call) -> NodeCall | None:
         """Send the node's own stream, if its answer is returned in any case.
 
@@ -157,9 +157,10 @@ class _Events:
         """
         node = self._chat.nodes[call.node]
         stream: Any = getattr(getattr(node, "upstream", None), "stream", None)
-        if not isinstance(node, Node) or stream is None:
+        if not isinstance(node, ModelNode) or stream is None:
             return None
-        if node.settings.confidence in JUDGED_APART:
+        # Other confidences need the whole answer, or several.
+        if node.settings.confidence not in ("logprobs", "product", "none"):
             return None
         if ineligible(node.settings, self._job.work.body):
             return None
@@ -188,7 +189,9 @@ class _Events:
 class _Relayed:
     """What passes by of a relayed answer: its text, tokens and usage, for the log."""
 
-    def __init__(self, node: Node, work: Work) -> None:
+    max_length = 2**20  # characters of an answer whose confidence is computed
+
+    def __init__(self, node: ModelNode, work: Work) -> None:
         self._node, self._work = node, work
         self._text: list[str] = []
         self._length = 0
@@ -218,7 +221,7 @@ class _Relayed:
 
     def _keep(self, choice: dict[str, Any]) -> None:
         delta = choice.get("delta")
-        if not isinstance(delta, dict) or delta.get("tool_calls") or self._length > MAX_KEPT:
+        if not isinstance(delta, dict) or delta.get("tool_calls") or self._length > self.max_length:
             self._is_plain = False
             return
         text = delta.get("content")
@@ -263,22 +266,22 @@ def chunks_of(body: dict[str, Any], head: dict[str, Any]) -> Iterator[dict[str, 
     """
     choice = body["choices"][0]
     message = dict(choice["message"])
-    text = message_text(message.pop("content", None))
+    text, piece = message_text(message.pop("content", None)), 64  # characters of a chunk
     head = {**head, "model": body["model"]}
 
     def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, Any]:
         return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, **more}]}
 
     yield chunk({"role": message.pop("role", "assistant"), "content": ""})
-    for start in range(0, len(text), PIECE):
-        yield chunk({"content": text[start : start + PIECE]})
+    for start in range(0, len(text), piece):
+        yield chunk({"content": text[start : start + piece]})
     calls = message.get("tool_calls")
     if isinstance(calls, list):
         message["tool_calls"] = [
             {"index": n, **call} for n, call in enumerate(calls) if isinstance(call, dict)
         ]
-    if rest := {key: value for key, value in message.items() if value}:
-        yield chunk(rest)
+    if fields := {key: value for key, value in message.items() if value}:
+        yield chunk(fields)
     logprobs = choice.get("logprobs")
     more = {} if logprobs is None else {"logprobs": logprobs}
     yield chunk({}, choice.get("finish_reason") or "stop", **more)
