@@ -112,6 +112,19 @@ def test_no_request_waits_for_an_audit_and_a_failed_one_is_no_part_of_a_sample(l
     assert good["nodes"]["large"]["chance"] == 1.0
 
 
+def test_a_node_that_cannot_take_a_request_had_no_chance_there(logged):
+    served = logged(share=1.0, serve={"tradeoff": 0.0}, node={"large": {"context": 5}})
+
+    async def scenario(client):
+        await client.chat("prompt " * 20)
+        await settle(served)
+
+    served.run(scenario)
+    (row,) = rows_of(served.log)
+    assert (row["nodes"]["small"]["chance"], row["nodes"]["large"]["chance"]) == (1.0, 0.0)
+    assert row["nodes"]["large"]["failed"] == "ineligible"
+
+
 def test_a_request_that_chose_for_itself_is_not_audited(logged):
     served = logged(share=1.0, serve={"allow": ["tradeoff"]})
     served.run(lambda client: ask(client, 3, ttamer={"tradeoff": 0.0}))
@@ -220,9 +233,11 @@ class TestLog:
         log.path = str(tmp_path)  # a folder cannot be written
         log.flush()
         assert log.lost == 1
-        log.max_rows = 0
-        log.write("r", "v", {"messages": []}, [], by="small", cost=1.0)
-        assert log.lost == 2
+        body = {"messages": [{"content": "x" * 100}]}
+        log.max_characters = 150
+        for _ in range(5):
+            log.write("r", "v", body, [], by="small", cost=1.0)
+        assert log.lost == 4  # two wait, with 200 characters
 
     def test_a_log_is_rotated_and_may_be_renamed(self, tmp_path):
         path = tmp_path / "d.jsonl"

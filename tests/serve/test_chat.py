@@ -79,6 +79,11 @@ def test_an_explanation_has_every_call(serve):
     assert first["confidence"] < 0.3
     assert first["prediction"] in "ABCD"
     assert second["failed"] == "timeout"
+    served.models["large"].plan = ["timeout"]
+    stream = served.chat({"content": prompt, "ttamer": {"explain": True}, "stream": True})
+    told = events(stream)[-1]["ttamer"]
+    assert [call["node"] for call in told["calls"]] == ["small", "large"]
+    assert told["why"] == facts["why"]
 
 
 POINTS = [{"tradeoff": 0.0}, {"budget": 2.0}, {"mistake_cost": 1e4}]

@@ -113,6 +113,21 @@ def test_silent_and_half_requests_do_not_keep_others_out(tmp_path):
         wait_for(lambda: ask(root).status_code == 200, 5)
 
 
+def test_connections_that_idle_after_an_answer_give_way(tmp_path):
+    with (
+        serving(tmp_path, "uvicorn", limit=512) as (_, root, _),
+        contextlib.ExitStack() as stack,
+    ):
+        address = ("127.0.0.1", int(root.rpartition(":")[2]))
+        for _ in range(300):
+            connection = stack.enter_context(socket.create_connection(address))
+            connection.settimeout(10)
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+                connection.recv(1000)
+        assert ask(root).status_code == 200
+
+
 @pytest.mark.parametrize(
     "head",
     [

@@ -1,0 +1,152 @@
+"""What a policy reads of a request: its text, what the request states, vectors by an embedder."""
+
+import asyncio
+import functools
+import json
+
+import numpy as np
+import pytest
+
+import ttamer as tt
+from support.served import COSTS
+from ttamer.errors import ArtefactError
+from ttamer.llm.client import Client, Response, UpstreamFailed
+from ttamer.serve.inputs import Inputs
+from ttamer.serve.policies import PolicyStore
+from ttamer.trace.spec import CascadeSpec
+
+EASY, HARD = [1.0, 0.0, 0.1], [0.0, 1.0, 0.1]
+
+
+@functools.cache
+def fitted():
+    """A ladder for which small errs on hard inputs alone, and its confidence says nothing."""
+    rng = np.random.default_rng(0)
+    hard = rng.random(600) < 0.5
+    right = np.stack([~hard, np.ones(600, bool)], axis=1)
+    label = rng.integers(0, 4, 600)
+    letters = np.array(list("ABCD"))
+    predicted = letters[np.where(right, label[:, None], (label[:, None] + 1) % 4)]
+    spec = CascadeSpec.of({name: COSTS[name] for name in ("small", "large")}, order="any")
+    trace = tt.Trace.from_arrays(
+        spec, np.full((600, 2), 0.5), prediction=predicted, label=letters[label],
+        inputs={
+            "vector": np.where(hard[:, None], HARD, EASY),
+            "plan": np.where(rng.random(600) < 0.5, "paid", "free"),
+        },
+    )  # fmt: skip
+    return tt.fit(trace, embedders={"vector": "embedder-1"})
+
+
+class Embedder:
+    """An upstream of embeddings."""
+
+    def __init__(self):
+        self.error, self.texts, self.width = None, [], 3
+
+    async def complete(self, body, deadline=None, *, path="", headers=None):
+        del deadline, headers
+        assert path == "/embeddings"
+        self.texts += body["input"]
+        if self.error is not None:
+            raise self.error
+        vectors = [(HARD if "hard" in text else EASY)[: self.width] for text in body["input"]]
+        return Response({"data": [{"embedding": vector} for vector in vectors]})
+
+
+@pytest.fixture
+def reading(serve, tmp_path, monkeypatch):
+    """Serve a policy that reads a vector and a plan, with an embedder."""
+
+    def make(**tables):
+        embedder = Embedder()
+        monkeypatch.setattr(Client, "of_embeddings", lambda *_: embedder)
+        load = PolicyStore.load
+
+        def saved(store):
+            tt.save(fitted(), tmp_path / "policy.ttamer")
+            return load(store)
+
+        monkeypatch.setattr(PolicyStore, "load", saved)
+        table = {"tradeoff": 0.9, **tables}
+        served = serve(serve=table, force=True)
+        for model in served.models.values():
+            model.answer = lambda prompt: ("A", 0.5)
+        return served, embedder
+
+    return make
+
+
+UPSTREAM = {"upstream": "http://embeddings.invalid/v1", "model": "embedder-1"}
+
+
+def first_of(response):
+    assert response.status_code == 200, response.text
+    return response.headers["x-ttamer-path"].split(",")[0]
+
+
+def test_vectors_of_prompts_decide_who_is_asked_and_texts_are_bounded(reading):
+    served, embedder = reading(embeddings=UPSTREAM)
+    easy, hard, long = served.chat(
+        {"content": "easy"}, {"content": "hard"}, {"content": "x" * 100_000 + "hard"}
+    )
+    assert [first_of(response) for response in (easy, hard, long)] == ["small", "large", "large"]
+    assert max(map(len, embedder.texts)) == Inputs.max_text
+
+
+def test_an_embedder_that_fails_leaves_the_input_unknown(reading):
+    served, embedder = reading(embeddings=UPSTREAM)
+
+    async def scenario(client):
+        embedder.error = UpstreamFailed("embeddings", "timeout", "late")
+        failed = await client.chat("hard")
+        embedder.error, embedder.width = None, 2  # vectors of another model
+        odd = await client.chat("hard")
+        return failed, odd, await client.metric("ttamer_embeddings_missing")
+
+    failed, odd, count = served.run(scenario)
+    assert first_of(failed) == first_of(odd)
+    assert count == 2
+
+
+def test_a_request_states_its_inputs(reading):
+    served, embedder = reading(embeddings=UPSTREAM)
+    stated = {"vector": HARD, "plan": "paid", "unread": 3}
+    easy, hard, decided = served.run(functools.partial(ask_both, stated=stated))
+    assert (first_of(easy), first_of(hard), decided["next"]) == ("small", "large", "large")
+    assert len(embedder.texts) == 1  # the first request had none
+    for odd in ({"vector": [1.0]}, {"plan": {}}, {"vector": "x"}):
+        response = served.chat({"ttamer": {"inputs": odd}})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"].startswith("ttamer.inputs")
+
+
+async def ask_both(client, stated):
+    easy = await client.chat("easy")
+    hard = await client.chat("hard", ttamer={"inputs": stated})
+    body = {"ttamer": {"inputs": stated}}
+    return easy, hard, json.loads((await client.post("/decide", json=body)).content)
+
+
+def test_without_an_embedder_and_inputs_it_serves_and_warns(reading):
+    served, _ = reading()
+    assert served.chat({}).status_code == 200
+    (warning,) = served.service.policies.active.warnings()
+    assert "reads plan, vector" in warning
+
+
+def test_vectors_by_another_embedder_are_refused(reading):
+    with pytest.raises(ArtefactError, match="vectors by embedder-1, and the model of"):
+        reading(embeddings={**UPSTREAM, "model": "embedder-2"})
+
+
+def test_an_embedder_that_hangs_costs_a_request_little(reading, monkeypatch):
+    served, embedder = reading(embeddings=UPSTREAM)
+    monkeypatch.setattr(Inputs, "seconds", 0.1)
+
+    async def hang(body, deadline, *, path, headers=None):
+        await asyncio.sleep(deadline.left)
+        raise UpstreamFailed("embeddings", "timeout", "did not answer in time")
+
+    embedder.complete = hang
+    assert served.chat({}).status_code == 200
