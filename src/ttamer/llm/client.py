@@ -256,7 +256,7 @@ class Client:
     first_pause, max_pause = 0.05, 10.0  # seconds between attempts; the first is doubled each time
     # Completions have no side effects; a call that ran out of time would take as long once more.
     retried = frozenset({"connect", "busy", "error", "cut"})
-    breaking = retried | {"timeout"}
+    breaking = retried | {"timeout", "garbage"}
 
     def __init__(
         self, settings: NodeSettings, session: aiohttp.ClientSession, *, read_errors: bool = False

@@ -65,7 +65,7 @@ class Gate:
     def __init__(self, limit: int, max_body: int) -> None:
         self._slots = asyncio.Semaphore(limit)
         self._max_inside, self._max_body = 2 * limit, max_body
-        self._max_bytes = max(64 * max_body, 256 * 2**20)
+        self._max_bytes = max(16 * max_body, 64 * 2**20)  # a request takes several times as much
         self.inside = self.running = self.bytes = 0
 
     @asynccontextmanager
@@ -92,7 +92,10 @@ class Gate:
                         parts.append(part)
             except TimeoutError:
                 raise Refused(408, "slow_body", "the body did not come in time") from None
-            yield b"".join(parts)
+            request.state.is_read = True
+            content = b"".join(parts)
+            parts.clear()  # the body is not in memory twice
+            yield content
         finally:
             self.inside -= 1
             self.bytes -= size
@@ -230,6 +233,7 @@ class Service:
             tracing = ("traceparent", "tracestate")
             passed = {name: value for name in tracing if (value := request.headers.get(name))}
             job = await self.chat.read(content, request_id, passed)
+            del content  # what was read of it is enough
             work = streamed(self.chat, job, stack) if job.chat.stream else self.chat.answer(job)
             return await _unless_gone(request, work)
         raise AssertionError  # unreachable
@@ -311,6 +315,8 @@ class Service:
                 response = await handler(request)
             except Refused as error:
                 response = error.response()
+                if request.method == "POST" and not getattr(request.state, "is_read", False):
+                    response.headers["connection"] = "close"  # what is left of the body is not read
             except ClientDisconnect:
                 response = Response(status_code=499)
             except Exception:

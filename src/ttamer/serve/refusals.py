@@ -11,8 +11,6 @@ from starlette.responses import Response
 from ttamer.llm.client import KNOWN_CODES, UpstreamFailed
 from ttamer.runtime.reply import CascadeFailed
 
-CLOSING = (401, 408, 413, 415)  # what is left of the body is not read
-
 
 class Refused(Exception):
     """A request that is not answered.
@@ -38,8 +36,6 @@ class Refused(Exception):
     def response(self) -> Response:
         """Return the response."""
         headers = {"retry-after": str(max(1, round(self.retry_after)))} if self.retry_after else {}
-        if self.status in CLOSING or self.code == "two_lengths":
-            headers["connection"] = "close"
         return json_response(self.body, self.status, headers)
 
     @classmethod
