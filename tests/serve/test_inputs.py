@@ -9,11 +9,11 @@ import pytest
 
 import ttamer as tt
 from support.served import COSTS
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArtefactError
 from ttamer.llm.client import Client, Response, UpstreamFailed
 from ttamer.serve.inputs import Inputs
 from ttamer.serve.policies import PolicyStore
-from ttamer.trace.spec import CascadeSpec
 
 EASY, HARD = [1.0, 0.0, 0.1], [0.0, 1.0, 0.1]
 
@@ -27,7 +27,7 @@ def fitted():
     label = rng.integers(0, 4, 600)
     letters = np.array(list("ABCD"))
     predicted = letters[np.where(right, label[:, None], (label[:, None] + 1) % 4)]
-    spec = CascadeSpec.of({name: COSTS[name] for name in ("small", "large")}, order="any")
+    spec = CascadeSpec.of({name: COSTS[name] for name in ("small", "large")})
     trace = tt.Trace.from_arrays(
         spec, np.full((600, 2), 0.5), prediction=predicted, label=letters[label],
         inputs={
@@ -144,7 +144,8 @@ def test_an_embedder_that_hangs_costs_a_request_little(reading, monkeypatch):
     served, embedder = reading(embeddings=UPSTREAM)
     monkeypatch.setattr(Inputs, "seconds", 0.1)
 
-    async def hang(body, deadline, *, path, headers=None):
+    async def hang(body, deadline, **options):
+        del body, options
         await asyncio.sleep(deadline.left)
         raise UpstreamFailed("embeddings", "timeout", "did not answer in time")
 
