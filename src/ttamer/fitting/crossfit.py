@@ -1,7 +1,7 @@
 """One fit of deployable policies: every part is judged on rows that it did not see.
 
-Rows are dealt into five folds, groups whole. For a set L of folds, at most two, ``without(L)`` is
-fitted to the rows outside L::
+Rows are dealt into five folds, groups whole. For a set L of folds, at most two, what
+is fitted to the rows outside L::
 
     prior(L)     what inputs say; the rows of fold j see that of prior(L + j)
     belief(L)    risks of answers; likewise
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
 
 import numpy as np
 
@@ -70,13 +70,27 @@ def fit_steps(
             pairs = len(log.classes) <= options.classes_in_pairs
             memory = 2 if len(log.complete) >= 1000 else 1
             belief = replace(belief, memory=memory, pooled=True, pairs=pairs)
-    arms = [CrossFit(names, log, kind, parents, latency_weight, belief, options)]
+    arm = CrossFit(names, log, kind, parents, latency_weight, belief, options)
     if log.features is not None and len(log.complete) < options.gated:
         blind = replace(log, features=None)
-        arms.append(CrossFit(names, blind, kind, parents, latency_weight, belief, options))
-        if arms[0].score > arms[1].score * (1 - options.gate):
-            arms.reverse()
-    return arms[0].fit()
+        other = CrossFit(names, blind, kind, parents, latency_weight, belief, options)
+        if arm.score() > other.score() * (1 - options.gate):
+            arm = other
+    return arm.fit()
+
+
+def row_weights(log: Log) -> Floats:
+    """Return the weight of each row, shape (T,): complete rows stand for all."""
+    weight = np.ones(len(log)) if log.weight is None else log.weight.copy()
+    if log.weight is None and len(log.complete) < len(log):
+        labelled = ~np.isnan(log.losses) & ~np.isnan(log.confidence)
+        odds = np.empty(labelled.shape)
+        for v, rows in enumerate(labelled.T):
+            curve = Curve.fit(log.confidence[rows, v], log.losses[rows, v])
+            odds[:, v] = curve(log.confidence[:, v])
+        losses = np.where(labelled, log.losses, np.nan)
+        weight[log.complete] = raked(losses, odds, log.complete)
+    return weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,275 +99,174 @@ class Candidates:
 
     value: Floats
     """Shape (kinds, P): the mean objective on the rows planned on."""
-    solutions: tuple[tuple[tuple[Solution, Ints], ...], ...]
-    """By kind: solutions, each with the numbers of its prices."""
+    solutions: list[dict[int, tuple[Solution, int]]]
+    """By kind and price: a solution, and the price's column in it."""
 
 
-@dataclass(frozen=True, eq=False)
 class CrossFit:
-    """One arm of a fit: with inputs, or without."""
+    """One arm of a fit: with inputs, or without. ``out`` is the set of folds left out."""
 
-    names: tuple[str, ...]
-    log: Log
-    kind: str
-    parents: Sequence[int] | None
-    latency_weight: float
-    belief_options: BeliefOptions
-    options: PlanOptions
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        log: Log,
+        kind: str,
+        parents: Sequence[int] | None,
+        latency_weight: float,
+        belief: BeliefOptions,
+        options: PlanOptions,
+    ) -> None:
+        self.names, self.log, self.options, self.belief_options = names, log, options, belief
+        groups = np.arange(len(log)) if log.groups is None else log.groups
+        self.fold = folds_of(groups, options.folds, options.seed)
+        self.cost = filled(log.cost)
+        self.waiting = np.zeros_like(self.cost)
+        self.latency_weight, self.latency = latency_weight, log.latency
+        if self.latency is not None:
+            self.latency = filled(self.latency)
+            self.waiting = self.latency * latency_weight
+        self.mean_cost = (self.cost + self.waiting).mean(axis=0)
+        self.prices = prices_of(self.mean_cost, options.points)
+        losses = log.losses[log.complete]
+        self.topology = Topology.of(self.mean_cost, losses, parents, kind == "exits", options)
+        self.weight = row_weights(log)
+        self.prior: CrossFittedPrior | None = None
+        if log.features is not None:
+            self.prior = CrossFittedPrior(
+                log.features, log.losses, self.cost, log.complete, self.fold, log.near, log.spec
+            )
+        # Each of these is fitted once, when it is first needed.
+        self.answers, self.belief = cache(self._answers), cache(self._belief)
+        self.view, self.planned = cache(self._view), cache(self._planned)
 
-    @cached_property
-    def fold(self) -> Ints:
-        """Shape (T,): the fold of each row."""
-        groups = np.arange(len(self.log)) if self.log.groups is None else self.log.groups
-        return folds_of(groups, self.options.folds, self.options.seed)
+    def _answers(self, out: Folds) -> Seen:
+        """Return all rows, with what the prior says that was fitted without some folds."""
+        z = None if self.prior is None else self.prior.log_odds(out)
+        return Seen(self.log.confidence, self.log.codes, z)
 
-    @cached_property
-    def cost(self) -> Floats:
-        """Shape (T, n): costs, gaps filled."""
-        return filled(self.log.cost)
-
-    @cached_property
-    def waiting(self) -> Floats:
-        """Shape (T, n): what latencies count as, in the unit of cost."""
-        if self.log.latency is None or not self.latency_weight:
-            return np.zeros_like(self.cost)
-        return filled(self.log.latency) * self.latency_weight
-
-    @cached_property
-    def prices(self) -> Floats:
-        """Shape (P,)."""
-        return prices_of((self.cost + self.waiting).mean(axis=0), self.options.points)
-
-    @cached_property
-    def topology(self) -> Topology:
-        """What may be asked when."""
-        nodes, mean = len(self.names), (self.cost + self.waiting).mean(axis=0)
-        if self.kind == "exits":
-            pool = tuple(range(nodes))
-            return Topology(mean, (-1, *range(nodes - 1)), pool, nodes, exits=True)
-        parents = tuple(self.parents or (-1,) * nodes)
-        pool = self._pool(mean)
-        return Topology(mean, parents, pool, min(self.options.most, len(pool)))
-
-    def _pool(self, mean: Floats) -> Step:
-        """Return the nodes to plan with: without those that a cheaper one beats most clearly."""
-        nodes = range(len(self.names))
-        if len(nodes) <= self.options.pool:
-            return tuple(nodes)
-        losses = self.log.losses[self.log.complete]
-
-        def beaten(node: int) -> float:
-            cheaper = [v for v in nodes if v != node and mean[v] <= mean[node]]
-            worse = losses[:, [node]] - losses[:, cheaper]
-            error = worse.std(axis=0) / len(worse) ** 0.5 + 1e-9
-            return float((worse.mean(axis=0) / error).max(initial=-9.0))
-
-        best = set(sorted(nodes, key=beaten)[: self.options.pool])
-        for node in [*best]:  # whoever is asked first of all is asked before it
-            while self.parents is not None and (node := self.parents[node]) >= 0:
-                best.add(node)
-        return tuple(sorted(best))
-
-    @cached_property
-    def prior(self) -> CrossFittedPrior | None:
-        """What inputs say."""
-        if self.log.features is None:
-            return None
-        log, complete = self.log, self.log.complete
-        return CrossFittedPrior(
-            self.log.features, log.losses, self.cost, complete, self.fold, log.near, log.spec
+    def _belief(self, out: Folds) -> Belief:
+        """Return the belief fitted without some folds."""
+        rows = np.flatnonzero(~np.isin(self.fold, [*out]))
+        # Of two folds the prior left out the first, and the own one of each row.
+        first = frozenset(sorted(out)[:1])
+        return fit_belief(
+            self.answers(first).take(rows),
+            self.log.losses[rows],
+            self.topology.sets,
+            classes=self.log.classes,
+            weight=self.weight[rows] if (self.weight != 1).any() else None,
+            options=self.belief_options,
         )
 
-    @cached_property
-    def weight(self) -> Floats:
-        """Shape (T,): of each row; complete rows stand for all."""
-        weight = np.ones(len(self.log)) if self.log.weight is None else self.log.weight.copy()
-        complete = self.log.complete
-        if self.log.weight is None and len(complete) < len(self.log):
-            known = ~np.isnan(self.log.losses) & ~np.isnan(self.log.confidence)
-            odds = np.stack(
-                [
-                    Curve.fit(self.log.confidence[on, v], self.log.losses[on, v])(
-                        self.log.confidence[:, v]
-                    )
-                    for v, on in enumerate(known.T)
-                ],
-                axis=1,
-            )
-            weight[complete] = raked(np.where(known, self.log.losses, np.nan), odds, complete)
-        return weight
-
-    @cached_property
-    def _seen(self) -> dict[Folds, Seen]:
-        return {}
-
-    def seen(self, left: Folds) -> Seen:
-        """Return all rows, with what the prior says that was fitted without some folds."""
-        if self.prior is None:
-            left = NONE
-        if left not in self._seen:
-            z = None if self.prior is None else self.prior.log_odds(left)
-            self._seen[left] = Seen(self.log.confidence, self.log.codes, z)
-        return self._seen[left]
-
-    @cached_property
-    def _beliefs(self) -> dict[Folds, Belief]:
-        return {}
-
-    def belief(self, left: Folds) -> Belief:
-        """Return the belief fitted without some folds."""
-        if left not in self._beliefs:
-            rows = np.flatnonzero(~np.isin(self.fold, [*left]))
-            first: Folds = frozenset(sorted(left)[:1])
-            self._beliefs[left] = fit_belief(
-                self.seen(first if len(left) > 1 else left).take(rows),
-                self.log.losses[rows],
-                self.topology.sets,
-                classes=self.log.classes,
-                weight=self.weight[rows] if (self.weight != 1).any() else None,
-                options=self.belief_options,
-            )
-        return self._beliefs[left]
-
-    @cached_property
-    def _views(self) -> dict[tuple[Folds, int], tuple[View, Ints]]:
-        return {}
-
-    def view(self, left: Folds, fold: int) -> tuple[View, Ints]:
+    def _view(self, out: Folds, fold: int) -> tuple[View, Ints]:
         """Return the complete rows of a fold as a belief without it and some folds sees them."""
-        key = left | {fold}, fold
-        if key not in self._views:
-            complete = self.log.complete
-            rows = complete[self.fold[complete] == fold]
-            view = self.belief(left | {fold}).view(self.seen(left).take(rows))
-            self._views[key] = view, rows
-        return self._views[key]
+        complete = self.log.complete
+        rows = complete[self.fold[complete] == fold]
+        return self.belief(out | {fold}).view(self.answers(out).take(rows)), rows
 
-    def predicted(self, left: Folds, rows: Ints) -> Floats:
+    def predicted(self, out: Folds, rows: Ints) -> Floats:
         """Return the cost that inputs predict of rows, or the means."""
         if self.prior is None:
             return np.broadcast_to(self.cost.mean(axis=0), (len(rows), len(self.names)))
-        return self.prior.costs(left)[rows]
+        return self.prior.costs(out)[rows]
 
-    def planner(self, left: Folds) -> Planner:
-        """Return the planner on the rows outside some folds."""
-        folds = [k for k in range(self.options.folds) if k not in left]
-        views = [self.view(left, k) for k in folds]
+    def _planned(self, out: Folds) -> tuple[Planner, Candidates]:
+        """Return the planner on the rows outside some folds, and what it planned."""
+        views = [self.view(out, k) for k in range(self.options.folds) if k not in out]
         rows = np.sort(np.concatenate([rows for _, rows in views]))
-        return Planner(
+        planner = Planner(
             Board([view for view, rows in views if len(rows)], [rows for _, rows in views]),
             self.log.losses[rows],
             (self.cost + self.waiting)[rows],
-            self.predicted(left, rows) + self.waiting.mean(axis=0),
+            self.predicted(out, rows) + self.waiting.mean(axis=0),
             self.prices,
             self.weight[rows],
             inputs=self.prior is not None,
             ridge=self.options.ridge,
         )
+        return planner, self._candidates(planner)
 
-    def candidates(self, planner: Planner) -> Candidates:
+    def _candidates(self, planner: Planner) -> Candidates:
         """Plan each kind: chains and any order of the best; router; two."""
         topology, share = self.topology, planner.weight / planner.weight.sum()
-        if self.kind == "exits":
-            value, solution = planner.solve(topology.chain(topology.pool))
-            every = np.arange(len(self.prices))
-            return Candidates((share @ value)[None], (((solution, every),),))
-        subsets = topology.sets
-        chains = np.array([share @ planner.solve(topology.chain(s))[0] for s in subsets])
-        best, choice = chains.min(axis=0), chains.argmin(axis=0)
-        ordered = np.argsort(chains, axis=0)[: self.options.shortlist]
-        which: list[tuple[str, int]] = [("chain", int(s)) for s in choice]
-        for s in np.unique(ordered):
-            prices = np.flatnonzero((ordered == s).any(axis=0))
-            if len(subsets[s]) < 2:
-                continue
-            value, _ = planner.solve(topology.any_order(subsets[s], len(subsets[s])), prices)
-            for price, mean in zip(prices.tolist(), (share @ value).tolist(), strict=True):
-                if mean < best[price]:
-                    best[price], which[price] = mean, ("any", int(s))
-        solutions = []
-        for kind, s in sorted(set(which)):
-            prices = np.array([j for j, key in enumerate(which) if key == (kind, s)])
-            subset = subsets[s]
-            plan = topology.chain(subset)
-            if kind == "any":
-                plan = topology.any_order(subset, len(subset))
-            solutions.append((planner.solve(plan, prices)[1], prices))
-        values, kinds = [best], [tuple(solutions)]
-        for depth in (1, 2):
+        if topology.exits:
+            plans = [topology.chain(topology.pool)]
+        else:
+            plans = [topology.chain(subset) for subset in topology.sets]
+        value = np.array([share @ planner.solve(plan)[0] for plan in plans])
+        best, chosen = value.min(axis=0), value.argmin(axis=0)
+        shortlist = np.argsort(value, axis=0)[: self.options.shortlist]
+        for number in np.unique(shortlist) if not topology.exits else ():
+            subset = topology.sets[number]
+            if len(subset) > 1:
+                prices = np.flatnonzero((shortlist == number).any(axis=0))
+                plans.append(topology.any_order(subset, len(subset)))
+                mean = share @ planner.solve(plans[-1], prices)[0]
+                lower = mean < best[prices]
+                best[prices[lower]], chosen[prices[lower]] = mean[lower], len(plans) - 1
+        solved: dict[int, tuple[Solution, int]] = {}
+        for number in np.unique(chosen):
+            prices = np.flatnonzero(chosen == number)
+            solution = planner.solve(plans[number], prices)[1]
+            solved |= {price: (solution, column) for column, price in enumerate(prices.tolist())}
+        values, solutions = [best], [solved]
+        for depth in (1, 2) if not topology.exits else ():
             if len(topology.pool) > depth and topology.most >= depth:
-                value, solution = planner.solve(topology.any_order(topology.pool, depth))
-                values.append(share @ value)
-                kinds.append(((solution, np.arange(len(self.prices))),))
-        return Candidates(np.array(values), tuple(kinds))
+                mean, solution = planner.solve(topology.any_order(topology.pool, depth))
+                values.append(share @ mean)
+                solutions.append({price: (solution, price) for price in range(len(self.prices))})
+        return Candidates(np.array(values), solutions)
 
-    @cached_property
-    def _planned(self) -> dict[Folds, tuple[Planner, Candidates]]:
-        return {}
-
-    def planned(self, left: Folds) -> tuple[Planner, Candidates]:
-        """Return the planner without some folds, and what it planned."""
-        if left not in self._planned:
-            planner = self.planner(left)
-            self._planned[left] = planner, self.candidates(planner)
-        return self._planned[left]
-
-    @cached_property
     def score(self) -> float:
-        """The objective on rows, of that of the best single node: its mean over prices."""
-        mean = (self.cost + self.waiting).mean(axis=0)
+        """Return the objective on rows, of that of the best single node: its mean over prices."""
         error = np.nanmean(self.log.losses, axis=0)
-        alone = (error + self.prices[:, None] * mean).min(axis=1)
-        value, some = self.planned(NONE)[1].value.min(axis=0), alone > 0
-        return float((value[some] / alone[some]).mean()) if some.any() else 1.0
+        alone = (error + self.prices[:, None] * self.mean_cost).min(axis=1)
+        value, positive = self.planned(NONE)[1].value.min(axis=0), alone > 0
+        return float((value[positive] / alone[positive]).mean()) if positive.any() else 1.0
 
     def fit(self) -> StepFit:
         """Fit everything."""
         estimates, kinds = self.estimates()
-        planner, candidates = self.planned(NONE)
+        tables = self._tables(self.belief(NONE), NONE, kinds)
         prior = None if self.prior is None else self.prior.full
-        tables = self.tables(self.belief(NONE), planner, candidates, kinds)
         return StepFit(replace(tables, prior=prior), estimates)
 
     def estimates(self) -> tuple[Estimates, Ints]:
         """Return what each price does on rows not fitted to, and the kind of plan of each."""
-        complete = self.log.complete
-        number = np.full(len(self.log), -1)
-        number[complete] = np.arange(len(complete))
+        complete, latency = self.log.complete, self.latency
         count = len(self.planned(NONE)[1].value)
-        shape = (count, len(self.prices), len(complete))
-        lost, paid, waited = np.empty(shape), np.empty(shape), np.empty(shape)
+        lost, paid, waited = np.zeros((3, count, len(self.prices), len(complete)))
         for k in range(self.options.folds):
             view, rows = self.view(NONE, k)
             if not len(rows):
                 continue
-            planner, candidates = self.planned(frozenset([k]))
+            number = np.searchsorted(complete, rows)
             predicted = None if self.prior is None else self.predicted(NONE, rows)
-            for which in range(count):
-                kinds = np.full(len(self.prices), which)
-                tables = self.tables(view.belief, planner, candidates, kinds)
-                for j in range(len(self.prices)):
-                    done = play(tables.policy(j), view, predicted)
-                    at = which, j, number[rows]
-                    lost[at] = self.log.losses[rows, done.answer]
-                    paid[at] = (done.asked * self.cost[rows]).sum(axis=1)
-                    if self.log.latency is not None:
-                        waited[at] = (done.asked * filled(self.log.latency)[rows]).sum(axis=1)
+            for kind in range(count):
+                kinds = np.full(len(self.prices), kind)
+                tables = self._tables(view.belief, frozenset([k]), kinds)
+                for price in range(len(self.prices)):
+                    done = play(tables.policy(price), view, predicted)
+                    lost[kind, price, number] = self.log.losses[rows, done.answer]
+                    paid[kind, price, number] = (done.asked * self.cost[rows]).sum(axis=1)
+                    if latency is not None:
+                        waited[kind, price, number] = (done.asked * latency[rows]).sum(axis=1)
         weight = self.weight[complete]
         kinds = self._kinds(lost, paid, waited, weight)
-        every = np.arange(len(self.prices))
-        alone = np.add.accumulate if self.kind == "exits" else lambda v, axis: v  # noqa: ARG005
+        cell = kinds, np.arange(len(self.prices))
+
+        def alone(values: Floats) -> Floats:  # an exit passes all before it
+            return values[complete].cumsum(axis=1) if self.topology.exits else values[complete]
+
         estimates = Estimates(
             rows=complete,
             weight=weight,
-            lost=lost[kinds, every],
-            paid=paid[kinds, every],
-            waited=None if self.log.latency is None else waited[kinds, every],
+            lost=lost[cell],
+            paid=paid[cell],
+            waited=None if latency is None else waited[cell],
             alone_lost=self.log.losses[complete],
-            alone_paid=alone(self.cost[complete], axis=1),
-            alone_waited=None
-            if self.log.latency is None
-            else alone(filled(self.log.latency)[complete], axis=1),
+            alone_paid=alone(self.cost),
+            alone_waited=None if latency is None else alone(latency),
         )
         return estimates, kinds
 
@@ -368,27 +281,24 @@ class CrossFit:
         mean[mean > -error] = 0.0
         return np.asarray(mean.argmin(axis=0))
 
-    def tables(
-        self, belief: Belief, planner: Planner, candidates: Candidates, kinds: Ints
-    ) -> StepTables:
-        """Lay out the policies of all prices as tables."""
+    def _tables(self, belief: Belief, out: Folds, kinds: Ints) -> StepTables:
+        """Lay out the policies planned without some folds, of a kind for each price, as tables."""
+        planner, candidates = self.planned(out)
         ways: list[tuple[int, Step, int, Values]] = []
-        for kind, solutions in enumerate(candidates.solutions):
-            for solution, prices in solutions:
-                for column in np.flatnonzero(kinds[prices] == kind):
-                    ways += [
-                        (int(prices[column]), step, node, solution.gains[step, node][:, column])
-                        for step, nodes in solution.plan.items()
-                        for node in nodes
-                    ]
-        ways.sort(key=lambda way: way[0])
+        for price, kind in enumerate(kinds.tolist()):
+            solution, column = candidates.solutions[kind][price]
+            ways += [
+                (price, step, node, solution.gains[step, node][:, column])
+                for step, nodes in solution.plan.items()
+                for node in nodes
+            ]
         steps = tuple(sorted({step for _, step, _, _ in ways}, key=lambda s: (len(s), s)))
+        place = {step: number for number, step in enumerate(steps)}
         width = max(len(planner.knots(step)) for step in steps)
         knots = np.full((len(steps), width), np.inf)
         base, slope = np.zeros((2, len(ways), width + 1))
         for number, step in enumerate(steps):
             knots[number, : len(planner.knots(step))] = planner.knots(step)
-        place = {step: number for number, step in enumerate(steps)}
         for number, (_, step, _, gains) in enumerate(ways):
             own, levels = planner.knots(step), gains[:-2].astype(float)
             inner = np.diff(levels) / np.diff(own)
@@ -410,5 +320,5 @@ class CrossFit:
             slope=slope,
             columns=np.array([way[3][-2:] for way in ways], float),
             wait=self.waiting.mean(axis=0),
-            kind=self.kind,
+            kind="exits" if self.topology.exits else "models",
         )

@@ -188,6 +188,43 @@ class Topology:
     most: int
     exits: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        mean_cost: Floats,
+        losses: Floats,
+        parents: Sequence[int] | None,
+        exits: bool,
+        options: PlanOptions,
+    ) -> Topology:
+        """Return what may be asked: of many nodes, those that no cheaper one clearly beats.
+
+        Args:
+            mean_cost: Shape (n,).
+            losses: Shape (R, n): of complete rows.
+            parents: By node: the node that must be asked before it, -1 for none.
+            exits: Whether nodes are exits of one network, in order.
+            options: How many nodes to plan with.
+        """
+        nodes = range(len(mean_cost))
+        if exits:
+            return cls(mean_cost, (-1, *nodes[:-1]), tuple(nodes), len(nodes), exits=True)
+        parents = tuple(parents or (-1,) * len(nodes))
+
+        def beaten(node: int) -> float:
+            cheaper = [v for v in nodes if v != node and mean_cost[v] <= mean_cost[node]]
+            worse = losses[:, [node]] - losses[:, cheaper]
+            error = worse.std(axis=0) / len(worse) ** 0.5 + 1e-9
+            return float((worse.mean(axis=0) / error).max(initial=-9.0))
+
+        pool = set(nodes)
+        if len(pool) > options.pool:
+            pool = set(sorted(nodes, key=beaten)[: options.pool])
+        for node in [*pool]:  # with those that must be asked before
+            while (node := parents[node]) >= 0:
+                pool.add(node)
+        return cls(mean_cost, parents, tuple(sorted(pool)), min(options.most, len(pool)))
+
     def may_follow(self, step: Step, nodes: Sequence[int]) -> tuple[int, ...]:
         """Return those of the nodes that may be asked after a set, cheap ones first."""
         left = [v for v in nodes if v not in step and self.parents[v] in (-1, *step)]
