@@ -227,7 +227,9 @@ def of_mixtures() -> Entries:
 @functools.cache
 def network_ladder(belief: str) -> tt.FittedLadder:
     inputs, labels = evidence(1000, seed=1)
-    trace = exits.trace_of(adding_network(), batches(inputs, labels), spec=measured().spec())
+    costs = dict(zip(measured().names, measured().spec().costs.tolist(), strict=True))
+    spec = tt.CascadeSpec.of(costs, kind="exits")
+    trace = exits.trace_of(adding_network(), batches(inputs, labels), spec=spec)
     return tt.fit(trace, belief=belief)
 
 

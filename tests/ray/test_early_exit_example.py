@@ -37,7 +37,7 @@ def test_requests_that_arrive_together_get_the_answers_of_the_runner(
     network = convolutions(3, size=32).eval()
     images = torch.randn(40, 3, 32, 32)
     trace = exits.trace_of(network, [(images, torch.arange(40) % 3)])
-    ladder = fit(trace, tradeoffs=(0.5, 0.95))
+    ladder = fit(trace)
     exits.save_pretrained(network, tmp_path, policy=ladder)
     mine = ModuleType("my_network")
     mine.build = partial(convolutions, 3, size=32)

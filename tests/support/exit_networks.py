@@ -20,7 +20,6 @@ from ttamer.fitting.fits import fit
 from ttamer.torch.early_exit import EarlyExit, pooled_ramp
 from ttamer.torch.profiling import Costs
 from ttamer.torch.tracing import trace_of
-from ttamer.trace.trace import BELIEF_FIELDS
 
 if TYPE_CHECKING:
     from ttamer.fitting.ladder import FittedLadder, FittedPolicy
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
 
 CLASSES = 4
 EXITS = 4
-TRADEOFFS = (0.3, 0.8, 0.9, 0.97, 0.99, 1.0)
+BELIEFS = ("answers", "markov", "threshold")
+TRADEOFFS = (0.3, 0.8, 0.97, 1.0)
 """From asking one exit at most to asking nearly all; in between rows part at every exit."""
 
 
@@ -169,35 +169,28 @@ def measured(exits: int = EXITS) -> Costs:
 
 
 @functools.cache
-def fitted(belief: str, *, skip: bool = False, exits: int = EXITS) -> FittedLadder:
-    """Return policies for several tradeoffs, fitted on a trace of :func:`adding_network`."""
-    inputs, labels = evidence(2000, seed=1, exits=exits)
-    spec = measured(exits).spec(skip=skip)
-    trace = trace_of(adding_network(exits), batches(inputs, labels), spec=spec)
-    states = None if belief == "full" else 12
-    return fit(trace, belief=belief, tradeoffs=TRADEOFFS, states=states)
+def fitted(belief: str = "answers", *, exits: int = EXITS) -> FittedLadder:
+    """Return policies fitted on a trace of :func:`adding_network`."""
+    inputs, labels = evidence(1500, seed=1, exits=exits)
+    trace = trace_of(adding_network(exits), batches(inputs, labels), spec=measured(exits).spec())
+    return fit(trace, belief=belief)
 
 
 def by_session(
     policy: FittedPolicy, names: tuple[str, ...], answers: Answers
 ) -> list[tuple[tuple[str, ...], str | None, int]]:
-    """Return per row whom a session asks, whose answer it returns, and how many were unclear.
-
-    It gets the answers of the exits, and their margins and entropies where there are any.
+    """Return per row the exits that a session asks, whose answer it returns, and how many of the
+    confidences were unclear.
     """
     confidence, prediction = answers.confidence.tolist(), answers.prediction.tolist()
-    columns = {
-        name: getattr(answers, name).tolist() for name in BELIEF_FIELDS if hasattr(answers, name)
-    }
-    found = []
-    for row, (sure, said) in enumerate(zip(confidence, prediction, strict=True)):
+    decided = []
+    for sure, said in zip(confidence, prediction, strict=True):
         turn = policy.session()
         while turn.next is not None:
             k = names.index(turn.next)
-            more = {name: values[row][k] for name, values in columns.items()}
-            turn.observe(confidence=sure[k], prediction=None if said[k] < 0 else said[k], **more)
-        found.append((turn.asked, turn.answer, turn.unclear))
-    return found
+            turn.observe(confidence=sure[k], prediction=None if said[k] < 0 else said[k])
+        decided.append((turn.asked, turn.answer, turn.unclear))
+    return decided
 
 
 @dataclass

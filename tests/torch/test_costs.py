@@ -55,24 +55,17 @@ COSTS = Costs(("a", "b", "c"), (2.0, 4.0, 3.0), (0.5, 0.25, 1.0), "flops")
 
 
 def test_costs_are_shares_of_the_network_as_it_was():
-    spec = COSTS.spec()
+    spec = COSTS.spec(target="last")
     assert COSTS.full == 10
-    assert (spec.names, spec.kind, spec.target) == (("a", "b", "c"), "exits", "label")
-    assert spec.costs.tolist() == [0.25, 0.425, 0.4]
-    assert spec.asks_each
-
-
-def test_with_skip_a_ramp_that_is_passed_is_not_paid():
-    spec = COSTS.spec(skip=True, target="last")
-    assert (spec.kind, spec.target) == ("exits", "last")
+    assert (spec.names, spec.kind, spec.target) == (("a", "b", "c"), "exits", "last")
     assert spec.costs.tolist() == [0.25, 0.425, 0.4]
     np.testing.assert_allclose(spec.reach[:-1], [0.2, 0.4])
-    assert spec.full_cost() == pytest.approx(1.0)  # the network as it was
+    assert spec.reach[:-1].sum() + spec.costs[2] == pytest.approx(1.0)  # the network as it was
+    assert COSTS.spec().target == "label"
 
 
-@pytest.mark.parametrize("skip", [False, True])
-def test_a_network_without_ramps_is_one_network_too(skip):
-    spec = Costs(("full",), (3.0,), (1.0,), "flops").spec(skip=skip)
+def test_a_network_without_ramps_is_one_network_too():
+    spec = Costs(("full",), (3.0,), (1.0,), "flops").spec()
     assert spec.kind == "exits"
     assert spec.costs.tolist() == [1.0]
 

@@ -10,12 +10,11 @@ from torch import nn
 from support.exit_networks import adding_network, convolutions, evidence, fitted
 from ttamer import save
 from ttamer.errors import ArgumentError
-from ttamer.solvers import solve
 from ttamer.torch import EarlyExit, Runner, attach, load_pretrained, save_pretrained
 
 
 def test_weights_policy_and_classes_come_back(tmp_path):
-    network, ladder, inputs = adding_network(), fitted("full"), evidence(50, seed=3)[0]
+    network, ladder, inputs = adding_network(), fitted(), evidence(50, seed=3)[0]
     with torch.no_grad():
         network.exits[0].linear.weight.mul_(2)
     expected = Runner(network, ladder.at(0.9))(inputs)
@@ -57,13 +56,13 @@ def test_a_network_that_cannot_be_saved_leaves_the_folder_as_it_is(tmp_path):
 def test_a_policy_for_other_exits_is_refused(tmp_path):
     network = EarlyExit([nn.Identity()], [], nn.Linear(4, 2), names=["other"])
     with pytest.raises(ArgumentError, match="the policy is for exit1, exit2, exit3, full"):
-        save_pretrained(network, tmp_path, policy=fitted("full").at(0.9))
+        save_pretrained(network, tmp_path, policy=fitted().at(0.9))
     with pytest.raises(ArgumentError, match="policy is a str; it must be a fitted policy or lad"):
         save_pretrained(network, tmp_path, policy="best")
     assert list(tmp_path.iterdir()) == []
-    policy = fitted("calibrated").at(0.9)
+    policy = fitted("markov").at(0.9)
     save_pretrained(adding_network(), tmp_path, policy=policy)
-    save(solve(policy.policy.problem, 0.9), tmp_path / "policy.ttamer")
+    save(policy.rule.solved, tmp_path / "policy.ttamer")
     with pytest.raises(ArgumentError, match="must be a fitted policy or ladder"):
         load_pretrained(tmp_path, adding_network())
 

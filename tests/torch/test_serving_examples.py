@@ -24,7 +24,7 @@ def saved(tmp_path_factory):
     network = convolutions(3, size=32).eval()
     images = torch.randn(60, 3, 32, 32)
     trace = exits.trace_of(network, [(images, torch.arange(60) % 3)])
-    ladder = fit(trace, tradeoffs=(0.5, 0.95))
+    ladder = fit(trace)
     folder = tmp_path_factory.mktemp("network")
     exits.save_pretrained(network, folder, policy=ladder)
     answers = exits.Runner(network, ladder.at(0.95))(images)

@@ -18,7 +18,6 @@ from support.exit_networks import (
 )
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.torch.deciding import scores_of
 from ttamer.torch.profiling import Costs, count_flops
 from ttamer.torch.tracing import trace_of
 
@@ -32,11 +31,13 @@ def test_a_trace_holds_the_scores_of_every_exit():
     assert len(trace) == 50
     assert trace.names == network.names
     for k, logits in enumerate(network(inputs)):
-        scores = scores_of(logits.detach())
-        assert np.array_equal(trace.confidence[:, k], scores.confidence.double())
-        assert np.array_equal(trace.prediction[:, k], scores.prediction)
-        assert np.array_equal(trace.extras["margin"][:, k], scores.margin.double())
-        assert np.array_equal(trace.extras["entropy"][:, k], scores.entropy.double())
+        chances = logits.detach().double().softmax(dim=1)
+        ranked = chances.sort(dim=1, descending=True)
+        np.testing.assert_allclose(trace.confidence[:, k], ranked.values[:, 0], rtol=1e-5)
+        assert np.array_equal(trace.prediction[:, k], logits.argmax(dim=1))
+        margin, entropy = ranked.values[:, 0] - ranked.values[:, 1], -chances.xlogy(chances).sum(1)
+        np.testing.assert_allclose(trace.extras["margin"][:, k], margin, atol=1e-6)
+        np.testing.assert_allclose(trace.extras["entropy"][:, k], entropy, atol=1e-5)
     assert np.array_equal(trace.label, labels)
     assert trace.left_out == {}
 
@@ -64,7 +65,7 @@ def test_costs_are_operations_ramps_included_as_shares_of_the_network_without():
 
 
 def test_a_cascade_that_is_given_is_kept():
-    spec = Costs(adding_network().names, (1.0,) * EXITS, (0.5,) * EXITS, "s").spec(skip=True)
+    spec = Costs(adding_network().names, (1.0,) * EXITS, (0.5,) * EXITS, "s").spec()
     inputs, labels = evidence(10, seed=0)
     trace = trace_of(adding_network(), batches(inputs, labels), spec=spec)
     assert trace.spec is spec

@@ -33,18 +33,9 @@ def made(asking, *, batch=4, segment=1.0):
     )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_tradeoffs():
-    """Use few tradeoffs: these are tests of the search, not of the fit."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "TRADEOFFS", 6)
-        yield
-
-
 @pytest.fixture(scope="module")
 def trace():
-    """Enough rows that a fit needs no cross-validation."""
-    return trace_of(adding_network(), [evidence(2000, seed=0)])
+    return trace_of(adding_network(), [evidence(1000, seed=0)])
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +92,8 @@ def test_a_cautious_search_keeps_standard_errors_to_spare(trace, own, cheap):
     assert cautious[0].seconds >= cheap[0].seconds
     assert all(each.error + each.spread <= own + 0.02 for each in cautious)
     some = next(each for each in cheap if each.ramps)
-    fewer = trace.with_spec(made(0.01).costs(4).spec(skip=True))
-    fewer = fewer.restrict(some.policy.fitted.spec.names)
+    fewer = trace.with_spec(made(0.01).costs(4).spec())
+    fewer = fewer.restrict(some.policy.spec.names)
     wrong = fewer.wrong().astype(float)
     more = wrong[np.arange(len(wrong)), some.policy.play(fewer).answer] - wrong[:, -1]
     assert some.spread == pytest.approx(more.std() / len(more) ** 0.5)
@@ -113,7 +104,7 @@ def test_policies_are_also_fitted_to_the_answers_of_the_network(trace):
     own, agreeing = (
         tuning.fitted_for(trace, measured, 4, ramps, target=target) for target in (None, "last")
     )
-    full = trace.with_spec(measured.costs(4).spec(skip=True))
+    full = trace.with_spec(measured.costs(4).spec())
     right = full.wrong()[:, -1].mean()
     for each in agreeing:
         played = each.policy.play(full)

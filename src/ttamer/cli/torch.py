@@ -82,7 +82,7 @@ def profile_command(
     if output:
         measured.save(output)
     if cascade:
-        measured.costs(max(measured.sizes)).spec(skip=True).to_file(cascade)
+        measured.costs(max(measured.sizes)).spec().to_file(cascade)
     print(to_json(asdict(measured)) if as_json else _text(network, measured))
 
 

@@ -1,19 +1,15 @@
-"""A policy as arrays, and decisions by them for a whole batch, on the host with NumPy.
+"""A fitted policy as arrays, and decisions by them for a whole batch, on the host with NumPy.
 
-Exits are asked in the network's order. A *place* is where an input is in its policy: the exits
-asked so far, or the last few of them. Two layouts of tables cover all policies:
+Exits are asked in the network's order. A *place* is where an input is in its policy. Two layouts
+of tables cover all policies:
 
-- :class:`BeliefTables`: what an input brings along is the log-odds, the offset and the prediction
-  of the exits asked. x, the least log-odds of their answers, decides.
+- :class:`BeliefTables`: a place is the exits asked so far. What an input brings along is the
+  log-odds, the offset and the prediction of each. x, the least log-odds of their answers, decides.
 - :class:`LossTables`: a place is an exit, the state there is the bin of its confidence, and the
   best loss so far is all that an input brings along.
 
 All numbers keep the precision that they have in the policy, so that every device decides as a
 session does. A GPU decides in :mod:`ttamer.torch.cuda.decide_kernel`, by the same tables.
-
-Confidence is the softmax probability of the predicted class, in single precision whatever the
-network computes in. Logits with a NaN give no answer: the prediction is ``NO_ANSWER`` and the
-confidence NaN, which every policy treats as the lowest.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +26,7 @@ from torch import Tensor
 
 from ttamer._checks import counted
 from ttamer.errors import ArgumentError
-from ttamer.fitting.belief import GRID, HEAD, PEER, Step
+from ttamer.fitting.belief import GRID, HEAD, PEER, Belief, Step
 from ttamer.fitting.ladder import FittedPolicy
 from ttamer.fitting.policy import NOTHING, SingleNode, StepPolicy
 from ttamer.fitting.states import StatePolicy
@@ -39,12 +35,9 @@ from ttamer.policy.walk import WalkPolicy
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
 
-# The next place of an input that stops.
-STOP = -1
-# The prediction of an exit whose logits have a NaN.
-NO_ANSWER = -1
-# The exits asked are bits of a 64-bit integer, so there are at most 64.
-MAX_EXITS = 64
+STOP = -1  # the next place of an input that stops
+NO_ANSWER = -1  # the prediction of an exit whose logits have a NaN
+MAX_EXITS = 64  # the exits asked are bits of a 64-bit integer
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +76,11 @@ class BeliefTables:
 
     The log-odds of answer a at a place are, by the weights there::
 
-        own . (1, odds[a], lean[a])
-        + sum over peers b of  peers . (1, odds[b]) if they agree, else peers . (odds[b], lean[b])
+        own . (1, odds[a], offset[a])
+        + sum over peers b of  peers . (1, odds[b]) if they agree, else peers . (odds[b], offset[b])
                              + peers . what the classes of both add
 
-    Where ``shared``, answers that agree share the mean of their log-odds, rounded to the grid.
+    Answers that agree share the mean of their log-odds, rounded to the grid.
     """
 
     bounds: Floats
@@ -98,8 +91,8 @@ class BeliefTables:
     """The exit that is asked at each place."""
     levels: Floats
     """Shape (exits, bins): the log-odds of an answer of each bin."""
-    leans: Floats
-    """Shape (exits, classes): the offset of predicting a class."""
+    offsets: Floats
+    """Shape (exits, classes): what predicting a class adds."""
     context: NDArray[np.int64]
     """Shape (places, width): the exits that count, padded with -1."""
     own: Floats
@@ -112,25 +105,10 @@ class BeliefTables:
     """Shape (places, width, width): per answer and peer, the number of their table in ``pairs``."""
     pairs: Floats
     """Shape (tables, classes, classes): what the classes of an answer and of a peer add."""
-    shared: bool
-    """Whether answers that agree share their log-odds."""
     edges: Floats
     """Shape (places, states - 1): increasing x, padded with inf."""
     onward: Ints
     """Shape (places, states): the place to go to next, or ``STOP``."""
-    term_bounds: Floats
-    """Shape (exits, columns, bins - 1): increasing margins, then entropies, padded with inf; there
-    are no columns where no exit's are read."""
-    terms: Floats
-    """Shape (exits, columns, bins + 1): what each bin adds to the log-odds; the last is for no
-    answer."""
-    shifts: Floats
-    """Shape (places, classes): what the class of the best answer adds to x as a state."""
-
-    @property
-    def reads_columns(self) -> bool:
-        """Whether margins and entropies of some exit are read."""
-        return bool(self.terms.shape[1])
 
     @property
     def reached(self) -> tuple[int, ...]:
@@ -185,26 +163,27 @@ def tables_of(
     if isinstance(policy, FittedPolicy):
         if policy.spec.kind != "exits":
             raise ArgumentError(
-                "the policy asks separate models; for the exits of one network use a trace with "
-                'kind = "exits"',
+                "the policy asks separate models; a network runs policies for its exits: fit one "
+                'to a trace whose cascade has kind = "exits", as that of trace_of',
                 param="policy",
             )
         rule = policy.rule
-    if isinstance(rule, StepPolicy):
-        numbers = _numbers(rule.names, exits)
-        return _spread_beliefs(_step_tables(rule, texts), numbers, len(exits))
-    if isinstance(rule, SingleNode):
-        return _single_tables(rule, _numbers(rule.names, exits), len(exits))
-    if not isinstance(rule, StatePolicy):
+    if not isinstance(rule, StepPolicy | SingleNode | StatePolicy):
         raise ArgumentError(
             f"a network runs one fitted policy, not a {type(policy).__name__}: take "
             "ladder.at(tradeoff) of a ladder, or .expensive of a mixture: its promise holds for it",
             param="policy",
         )
-    numbers, solved = _numbers(rule.names, exits), rule.solved
-    if not isinstance(solved, WalkPolicy):
+    numbers = _numbers(rule.names, exits)
+    if isinstance(rule, SingleNode):
+        limits = np.full(numbers[rule.node] + 1, np.nan)
+        limits[[numbers[k] for k in rule.before]] = np.inf
+        return _spread(threshold_tables(limits), range(len(limits)), len(exits))
+    if isinstance(rule, StepPolicy):
+        return _spread(_step_tables(rule, texts), numbers, len(exits))
+    if not isinstance(rule.solved, WalkPolicy):
         raise ArgumentError("a network runs policies that walk from exit to exit", param="policy")
-    return _spread_losses(_loss_tables(rule.tables.edges, solved), numbers, len(exits))
+    return _spread(_loss_tables(rule.tables.edges, rule.solved), numbers, len(exits))
 
 
 def _numbers(names: Sequence[str], exits: Sequence[str]) -> list[int]:
@@ -219,15 +198,8 @@ def _numbers(names: Sequence[str], exits: Sequence[str]) -> list[int]:
     return numbers
 
 
-def _single_tables(policy: SingleNode, numbers: Sequence[int], count: int) -> LossTables:
-    """Return the tables of one exit by itself; an answer without a confidence counts, too."""
-    limits = np.full(numbers[policy.node] + 1, np.nan)
-    limits[[numbers[k] for k in policy.before]] = np.inf
-    return _spread_losses(threshold_tables(limits), range(len(limits)), count)
-
-
 def _step_tables(policy: StepPolicy, classes: Sequence[str]) -> BeliefTables:
-    """Return the tables of a policy that is tables itself, for its own exits."""
+    """Return the tables of a policy on beliefs, for its own exits."""
     belief = policy.tables.belief
     if policy.tables.prior is not None:
         raise ArgumentError(
@@ -243,45 +215,16 @@ def _step_tables(policy: StepPolicy, classes: Sequence[str]) -> BeliefTables:
         )
     # The last code stands for classes that the fit met on few rows, or never.
     codes = np.array([policy.codes.get(name, len(belief.classes)) for name in classes])
+    nothing = np.full(1, NOTHING)
     places: dict[Step, int] = {}
     edges, onward = list[Floats](), list[list[Step | None]]()
-    starts = policy.after((), ())
-    nets = [
-        float(way.base[0] + way.slope[0] * NOTHING)
-        - policy.price * (policy.tables.costs[way.node] + policy.tables.wait[way.node])
-        for way in starts
-    ]
-    waiting: list[Step] = [(starts[int(np.argmax(nets))].node,)]  # of equals the first
+    waiting: list[Step] = [(int(_choice(policy, (), (), nothing)[0]),)]
     for step in waiting:
         places[step] = len(places)
         cuts, following = _choices(policy, step)
         edges.append(cuts)
         onward.append([None if node < 0 else (*step, node) for node in following])
         waiting += {later for later in onward[-1] if later and later not in {*places, *waiting}}
-    width = max(len(belief.context(step)) for step in places)
-    shape = (len(places), width, width)
-    context, own = np.full(shape[:2], -1), np.zeros((*shape[:2], 3))
-    peers, pair_of = np.zeros((*shape, 5)), np.zeros(shape, np.int32)
-    own[:, :, 0] = np.inf  # padding never answers
-    pairs: dict[tuple[int, int], int] = {}
-    for s, step in enumerate(places):
-        exits = belief.context(step)
-        context[s, : len(exits)] = exits
-        for a, answer in enumerate(exits):
-            if len(exits) == 1:
-                own[s, a] = (0.0, 1.0, 1.0)
-                continue
-            weights = belief.weights_of(exits, answer)
-            own[s, a] = weights[:3]
-            others = [b for b in range(len(exits)) if b != a]
-            peers[s, a, others] = weights[HEAD:].reshape(len(others), PEER)
-            for b in others:
-                if (answer, exits[b]) in belief.pairs:
-                    pair_of[s, a, b] = pairs.setdefault((answer, exits[b]), len(pairs) + 1)
-    tables = np.zeros((len(pairs) + 1, len(classes), len(classes)))
-    for (answer, peer), number in pairs.items():
-        keys = np.add.outer(codes * (len(belief.classes) + 1), codes)
-        tables[number] = belief.pairs[answer, peer](keys)
     numbers = [[STOP if step is None else places[step] for step in row] for row in onward]
     states = max(map(len, numbers))
     return BeliefTables(
@@ -289,34 +232,57 @@ def _step_tables(policy: StepPolicy, classes: Sequence[str]) -> BeliefTables:
         first=0,
         exit_of=tuple(step[-1] for step in places),
         levels=_padded(belief.levels, 0.0),
-        leans=np.array([t[codes] if len(t) else np.zeros(len(classes)) for t in belief.offsets]),
-        context=context,
-        own=own,
-        peers=peers,
-        pair_of=pair_of,
-        pairs=tables,
-        shared=True,
+        offsets=np.array([t[codes] if len(t) else np.zeros(len(classes)) for t in belief.offsets]),
         edges=_padded(edges),
         onward=np.array([row + [STOP] * (states - len(row)) for row in numbers], np.int32),
-        term_bounds=np.zeros((len(belief.levels), 0, 0)),
-        terms=np.zeros((len(belief.levels), 0, 2)),
-        shifts=np.zeros((len(places), len(classes))),
+        **_weights(belief, [belief.context(step) for step in places], codes),
     )
 
 
-def _choices(policy: StepPolicy, step: Step) -> tuple[Floats, list[int]]:
-    """Return the x at which the choice after a step changes, and the exits chosen between them.
+def _weights(belief: Belief, contexts: Sequence[Step], codes: NDArray[np.intp]) -> dict[str, Any]:
+    """Return the weights of a belief at each place, as :class:`BeliefTables` has them."""
+    width = max(map(len, contexts))
+    shape = (len(contexts), width, width)
+    context, own = np.full(shape[:2], -1), np.zeros((*shape[:2], 3))
+    peers, pair_of = np.zeros((*shape, PEER)), np.zeros(shape, np.int32)
+    own[:, :, 0] = np.inf  # padding never answers
+    pairs: dict[tuple[int, int], int] = {}
+    for s, exits in enumerate(contexts):
+        context[s, : len(exits)] = exits
+        for a, answer in enumerate(exits):
+            if len(exits) == 1:
+                own[s, a] = (0.0, 1.0, 1.0)
+                continue
+            weights = belief.weights_of(exits, answer)
+            own[s, a] = weights[:3]
+            beside = [b for b in range(len(exits)) if b != a]
+            peers[s, a, beside] = weights[HEAD:].reshape(len(beside), PEER)
+            for b in beside:
+                if (answer, exits[b]) in belief.pairs:
+                    pair_of[s, a, b] = pairs.setdefault((answer, exits[b]), len(pairs) + 1)
+    tables = np.zeros((len(pairs) + 1, len(codes), len(codes)))  # table 0 adds nothing
+    keys = np.add.outer(codes * (len(belief.classes) + 1), codes)
+    for pair, number in pairs.items():
+        tables[number] = belief.pairs[pair](keys)
+    return {"context": context, "own": own, "peers": peers, "pair_of": pair_of, "pairs": tables}
 
-    x is on a grid, and the policy's own arithmetic is done for all of it.
-    """
-    x = np.arange(-NOTHING * GRID, NOTHING * GRID + 1) / GRID
-    best, choice = np.zeros(len(x)), np.full(len(x), STOP)
-    knots, nothing = policy.knots.get(step, np.empty(0)), np.zeros(len(x))
-    for way in policy.after(step, step):
-        piece = np.searchsorted(knots, x, side="right")
+
+def _choice(policy: StepPolicy, step: Step, came: Step, x: Floats) -> NDArray[np.int64]:
+    """Return the exit that a policy asks after a step by each x, by its own arithmetic."""
+    best, choice = np.full(len(x), 0.0 if came else -np.inf), np.full(len(x), STOP)
+    piece = np.searchsorted(policy.knots.get(step, np.empty(0)), x, side="right")
+    nothing = np.zeros(len(x))
+    for way in policy.after(step, came):
         price = policy.price * (policy.tables.costs[way.node] + policy.tables.wait[way.node])
         net = way.gain(piece, x, nothing, nothing) - price
         best, choice = np.where(net > best, net, best), np.where(net > best, way.node, choice)
+    return choice
+
+
+def _choices(policy: StepPolicy, step: Step) -> tuple[Floats, list[int]]:
+    """Return the x at which the choice after a step changes, and the exits chosen between them."""
+    x = np.arange(-NOTHING * GRID, NOTHING * GRID + 1) / GRID  # every x that there is
+    choice = _choice(policy, step, step, x)
     if (choice[choice != STOP] <= max(step)).any():
         raise ArgumentError(
             "the policy asks exits in another order than the network has", param="policy"
@@ -325,56 +291,44 @@ def _choices(policy: StepPolicy, step: Step) -> tuple[Floats, list[int]]:
     return x[changes], choice[[0, *changes]].tolist()
 
 
-def _spread(array: NDArray[Any], numbers: Sequence[int], count: int, filling: float) -> Any:
-    """Return an array of ``count`` rows, these rows at some numbers and a filling elsewhere."""
-    spread = np.full((count, *array.shape[1:]), filling, array.dtype)
-    spread[list(numbers)] = array
-    return spread
+def _spread(tables: Tables, numbers: Sequence[int], count: int) -> Tables:
+    """Return tables for a network of ``count`` exits where these exits have some numbers."""
 
+    def rows(array: NDArray[Any], filling: float) -> Any:
+        spread = np.full((count, *array.shape[1:]), filling, array.dtype)
+        spread[list(numbers)] = array
+        return spread
 
-def _spread_losses(tables: LossTables, numbers: Sequence[int], count: int) -> LossTables:
-    """Return tables for a network where these exits are some among others."""
-    number = np.array([*numbers, STOP], np.int32)
-    return LossTables(
-        bounds=_spread(tables.bounds, numbers, count, np.inf),
-        first=numbers[tables.first],
-        exit_of=tuple(range(count)),
-        loss=_spread(tables.loss, numbers, count, 0),
-        onward=_spread(number[tables.onward], numbers, count, STOP),
-    )
-
-
-def _spread_beliefs(tables: BeliefTables, numbers: Sequence[int], count: int) -> BeliefTables:
-    """Return tables for a network where these exits are some among others."""
+    bounds = rows(tables.bounds, np.inf)
+    if isinstance(tables, LossTables):
+        number = np.array([*numbers, STOP], np.int32)
+        return LossTables(
+            bounds=bounds,
+            first=numbers[tables.first],
+            exit_of=tuple(range(count)),
+            loss=rows(tables.loss, 0),
+            onward=rows(number[tables.onward], STOP),
+        )
     return replace(
         tables,
-        bounds=_spread(tables.bounds, numbers, count, np.inf),
+        bounds=bounds,
         exit_of=tuple(numbers[k] for k in tables.exit_of),
-        levels=_spread(tables.levels, numbers, count, 0.0),
-        leans=_spread(tables.leans, numbers, count, 0.0),
-        term_bounds=_spread(tables.term_bounds, numbers, count, np.inf),
-        terms=_spread(tables.terms, numbers, count, 0.0),
+        levels=rows(tables.levels, 0.0),
+        offsets=rows(tables.offsets, 0.0),
         context=np.array([*numbers, -1])[tables.context],
     )
 
 
 def _loss_tables(edges: Sequence[Floats], policy: WalkPolicy) -> LossTables:
-    """Return the tables of a policy on confidence."""
-    problem = policy.problem
-    positions: Sequence[NDArray[np.integer]] = problem.grid.positions
-    columns = len(problem.grid)
-    if not policy.recall:  # the last one asked answers: each exit has one loss, below those before
-        columns = len(edges)
-        positions = [np.full(len(n.losses), columns - 1 - k) for k, n in enumerate(problem.nodes)]
-    bounds = _padded(edges)
+    """Return the tables of the paper's policy, by bins of the confidence."""
+    problem, bounds = policy.problem, _padded(edges)
     loss = np.zeros((len(edges), bounds.shape[1] + 1), np.int32)
-    onward = np.full((*loss.shape, columns), STOP, np.int32)
-    for k, position in enumerate(positions):
+    onward = np.full((*loss.shape, len(problem.grid)), STOP, np.int32)
+    for k, position in enumerate(problem.grid.positions):
         loss[k, : len(position)] = position
         onward[k, : len(position)] = policy.choices[k]
-    return LossTables(
-        bounds, int(policy.choices[-1][0, -1]), tuple(range(len(edges))), loss, onward
-    )
+    first = int(policy.choices[-1][0, -1])
+    return LossTables(bounds, first, tuple(range(len(edges))), loss, onward)
 
 
 def _padded(rows: Sequence[Floats], filling: float = np.inf) -> Floats:
@@ -383,37 +337,6 @@ def _padded(rows: Sequence[Floats], filling: float = np.inf) -> Floats:
     for k, row in enumerate(rows):
         padded[k, : len(row)] = row
     return padded
-
-
-class Decider(Protocol):
-    """Decides for batches, exit by exit; what a runner needs of it."""
-
-    def start(self, rows: int, classes: int, dtype: torch.dtype) -> Any:
-        """Return the state of a batch before any exit is asked."""
-
-    def observe(
-        self, carry: Any, exit_: int, rows: Tensor, logits: Tensor, *, awaited: bool, first: bool
-    ) -> None:
-        """Record the logits of one exit for some rows, and update the rows that are due there.
-
-        ``rows`` has shape (m,), their positions in the batch; ``logits`` has shape (m, classes).
-        ``awaited``: :meth:`going` follows. ``first``: no exit was asked before.
-        """
-
-    def going(self, carry: Any, rows: Tensor) -> tuple[int, int]:
-        """Return how many rows continue, and the exit that some ask next."""
-
-    def regroup(self, carry: Any, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Return the positions that form a smaller group, and its rows.
-
-        Rows that continue come first, in order; the group is padded with rows that have stopped.
-        """
-
-    def stopped(self, carry: Any) -> Tensor:
-        """Return which rows have stopped, shape (rows,)."""
-
-    def collect(self, carry: Any) -> tuple[Tensor, ...]:
-        """Return what answers are made of: logits, owners, exits asked, confidences, classes."""
 
 
 def check_tables(tables: Tables) -> None:
@@ -428,9 +351,9 @@ def check_tables(tables: Tables) -> None:
 
 def check_classes(tables: Tables, classes: int) -> None:
     """Refuse logits for another number of classes than the tables are for."""
-    if isinstance(tables, BeliefTables) and tables.leans.shape[1] != classes:
+    if isinstance(tables, BeliefTables) and tables.offsets.shape[1] != classes:
         raise ArgumentError(
-            f"the policy's tables are for {tables.leans.shape[1]} classes, and the network's "
+            f"the policy's tables are for {tables.offsets.shape[1]} classes, and the network's "
             f"logits are for {classes}: name all classes with classes=",
             param="classes",
         )
@@ -452,8 +375,8 @@ class Carry:
     """Shape (B, exits): the class each exit predicts; ``NO_ANSWER`` where none."""
     odds: Floats
     """Shape (B, exits): the log-odds of each exit's answer, for beliefs."""
-    lean: Floats
-    """Shape (B, exits): the offset of each predicted class, for beliefs."""
+    offset: Floats
+    """Shape (B, exits): what each predicted class adds, for beliefs."""
     asked: NDArray[np.int64]
     """Shape (B,): a bit for every exit that was asked."""
     logits: Tensor
@@ -480,7 +403,7 @@ class HostDecider:
             confidence=np.full((rows, exits), np.nan, np.float32),
             prediction=np.full((rows, exits), NO_ANSWER, np.int32),
             odds=np.zeros((rows, exits)),
-            lean=np.zeros((rows, exits)),
+            offset=np.zeros((rows, exits)),
             asked=np.zeros(rows, np.int64),
             logits=torch.empty((exits, rows, classes), dtype=dtype, device=self._device),
         )
@@ -495,35 +418,36 @@ class HostDecider:
         awaited: bool = True,  # noqa: ARG002 - the host decides, and so has waited
         first: bool = False,  # noqa: ARG002 - a batch starts with new memory
     ) -> None:
-        """Record the logits of one exit for some rows, and update the rows that are due there."""
+        """Record the logits of one exit for some rows, and update the rows that are due there.
+
+        Args:
+            carry: The state of the batch.
+            exit_: The number of the exit.
+            rows: Shape (m,): positions in the batch.
+            logits: Shape (m, classes).
+            awaited: Whether :meth:`going` follows.
+            first: Whether no exit was asked before.
+        """
         carry.logits[exit_].index_copy_(0, rows, logits.to(carry.logits.dtype))
         tables = self.tables
-        reads = isinstance(tables, BeliefTables) and tables.reads_columns
-        scores = (scores_of if reads else confidence_of)(logits)
-        confidence, prediction, *columns = (score.cpu().numpy() for score in scores)
+        confidence, prediction = (part.cpu().numpy() for part in confidence_of(logits))
         row = rows.cpu().numpy()
         due = self._exit_of[carry.place[row]] == exit_
         if not due.all():
             row, confidence, prediction = row[due], confidence[due], prediction[due]
-            columns = [values[due] for values in columns]
         carry.confidence[row, exit_], carry.prediction[row, exit_] = confidence, prediction
         carry.asked[row] |= np.int64(1) << np.int64(exit_)
         bins = np.searchsorted(tables.bounds[exit_], confidence.astype(np.float64), "right")
-        bins[np.isnan(confidence)] = 0
+        bins[np.isnan(confidence)] = 0  # as a policy takes what is no number
         if isinstance(tables, LossTables):
             loss, before = tables.loss[exit_, bins], carry.best[row]
             carry.owner[row] = np.where(loss < before, exit_, carry.owner[row])
             carry.best[row] = best = np.minimum(loss, before)
             carry.place[row] = tables.onward[exit_, bins, best]
             return
-        odds = tables.levels[exit_, bins]
-        for k, values in enumerate(columns):
-            at = np.searchsorted(tables.term_bounds[exit_, k], values.astype(np.float64), "right")
-            at[np.isnan(confidence)] = -1
-            odds += tables.terms[exit_, k, at]
-        carry.odds[row, exit_] = odds
-        lean = tables.leans[exit_, prediction]  # of no answer the last, which is not used
-        carry.lean[row, exit_] = np.where(prediction == NO_ANSWER, 0.0, lean)
+        carry.odds[row, exit_] = tables.levels[exit_, bins]
+        offset = tables.offsets[exit_, prediction]  # of no answer the last, which is not used
+        carry.offset[row, exit_] = np.where(prediction == NO_ANSWER, 0.0, offset)
         carry.owner[row], carry.place[row] = _believe(tables, carry, row)
 
     def going(self, carry: Carry, rows: Tensor) -> tuple[int, int]:
@@ -533,22 +457,25 @@ class HostDecider:
         return len(due), int(due.min(initial=len(self.tables.bounds)))
 
     def regroup(self, carry: Carry, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Return the positions that form a smaller group, and its rows."""
+        """Return the positions that form a smaller group, and its rows.
+
+        Rows that continue come first, in order; the group is padded with rows that have stopped.
+        """
         stopped = carry.place[rows.cpu().numpy()] == STOP
         order = torch.from_numpy(stopped.argsort(kind="stable")[:size])
         positions = order.to(self._device)
         return positions, rows[positions]
 
     def stopped(self, carry: Carry) -> Tensor:
-        """Return which rows have stopped."""
+        """Return which rows have stopped, shape (B,)."""
         return torch.from_numpy(carry.place == STOP).to(self._device)
 
     def collect(self, carry: Carry) -> tuple[Tensor, ...]:
-        """Return what answers are made of."""
+        """Return what answers are made of: logits, owners, exits asked, confidences, classes."""
         arrays = (carry.owner, carry.asked, carry.confidence, carry.prediction)
-        owner, *others = (torch.from_numpy(array.copy()).to(self._device) for array in arrays)
-        every_row = torch.arange(len(owner), device=self._device)
-        return carry.logits[owner.clamp_min(0), every_row], owner, *others
+        owner, *parts = (torch.from_numpy(array.copy()).to(self._device) for array in arrays)
+        rows = torch.arange(len(owner), device=self._device)
+        return carry.logits[owner.clamp_min(0), rows], owner, *parts
 
 
 def _believe(
@@ -561,72 +488,43 @@ def _believe(
     place = carry.place[row]
     context = tables.context[place]
     line = row[:, np.newaxis]
-    odds, lean = carry.odds[line, context], carry.lean[line, context]
+    odds, offset = carry.odds[line, context], carry.offset[line, context]
     predicted = carry.prediction[line, context]
     own, peers = tables.own[place], tables.peers[place]
-    totals = own[:, :, 0] + own[:, :, 1] * odds + own[:, :, 2] * lean
+    totals = own[:, :, 0] + own[:, :, 1] * odds + own[:, :, 2] * offset
     if context.shape[1] > 1:
-        odds, lean = odds[:, np.newaxis], lean[:, np.newaxis]
+        odds, offset = odds[:, np.newaxis], offset[:, np.newaxis]
         agreed = peers[..., 0] + peers[..., 1] * odds
-        differed = peers[..., 2] * odds + peers[..., 3] * lean
-        codes, others = predicted[:, :, np.newaxis], predicted[:, np.newaxis]
-        same = codes == others
-        if tables.shared:
-            same &= codes != NO_ANSWER
+        differed = peers[..., 2] * odds + peers[..., 3] * offset
+        answers, beside = predicted[:, :, np.newaxis], predicted[:, np.newaxis]
+        same = (answers == beside) & (answers != NO_ANSWER)
         totals += np.where(same, agreed, differed).sum(axis=2)
         if len(tables.pairs) > 1:
-            known = (codes != NO_ANSWER) & (others != NO_ANSWER)
-            added = tables.pairs[tables.pair_of[place], codes, others]
-            totals += (peers[..., 4] * np.where(known, added, 0.0)).sum(axis=2)
-        if tables.shared:
-            same |= np.eye(context.shape[1], dtype=bool)
-            same &= (context >= 0)[:, np.newaxis]  # padding counts for nothing
-            sums = np.where(same, totals[:, np.newaxis], 0.0).sum(axis=2)
-            totals = sums / np.maximum(same.sum(axis=2), 1)
-    if tables.shared:
-        limited = np.clip(np.rint(totals * GRID) / GRID, -NOTHING, NOTHING)
-        totals = np.where(context >= 0, limited, np.inf)
-    best = totals.argmin(axis=1)  # among equals the first
-    every = np.arange(len(row))
-    answer = predicted[every, best]
-    shift = np.where(answer == NO_ANSWER, 0.0, tables.shifts[place, answer])
-    state = (tables.edges[place] <= (totals[every, best] + shift)[:, np.newaxis]).sum(axis=1)
-    return context[every, best], tables.onward[place, state]
+            answered = (answers != NO_ANSWER) & (beside != NO_ANSWER)
+            added = tables.pairs[tables.pair_of[place], answers, beside]
+            totals += (peers[..., 4] * np.where(answered, added, 0.0)).sum(axis=2)
+        same |= np.eye(context.shape[1], dtype=bool)
+        same &= (context >= 0)[:, np.newaxis]  # padding counts for nothing
+        sums = np.where(same, totals[:, np.newaxis], 0.0).sum(axis=2)
+        totals = sums / np.maximum(same.sum(axis=2), 1)
+    x = np.clip(np.rint(totals * GRID) / GRID, -NOTHING, NOTHING)
+    x = np.where(context >= 0, x, np.inf)
+    best = x.argmin(axis=1)  # among equals the first
+    at = np.arange(len(row)), best
+    state = (tables.edges[place] <= x[at][:, np.newaxis]).sum(axis=1)
+    return context[at], tables.onward[place, state]
 
 
 def confidence_of(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the confidence and the prediction of logits, as :func:`scores_of` does."""
+    """Return the confidence and the prediction of logits of shape (batch, classes).
+
+    The confidence is the softmax probability of the predicted class, in single precision whatever
+    the network computes in. Logits with a NaN give no answer: the prediction is ``NO_ANSWER`` and
+    the confidence NaN, which every policy treats as the lowest.
+
+    >>> confidence, prediction = confidence_of(torch.tensor([[0.0, 0.0], [float("nan"), 1.0]]))
+    >>> confidence.tolist(), prediction.tolist()
+    ([0.5, nan], [0, -1])
+    """
     best, prediction = torch.log_softmax(logits.float(), dim=-1).exp().max(dim=-1)
     return best, torch.where(torch.isnan(best), NO_ANSWER, prediction).to(torch.int32)
-
-
-class Scores(NamedTuple):
-    """Scores of logits, each of shape (batch,), in single precision."""
-
-    confidence: Tensor
-    """The softmax probability of the predicted class."""
-    prediction: Tensor
-    """The predicted class, or ``NO_ANSWER``."""
-    margin: Tensor
-    """The difference between the two largest probabilities; with one class, its probability."""
-    entropy: Tensor
-    """The entropy of the softmax, in nats."""
-
-
-def scores_of(logits: Tensor) -> Scores:
-    """Return the scores of logits of shape (batch, classes).
-
-    >>> scores = scores_of(torch.tensor([[0.0, 0.0, -1e9], [float("nan"), 1.0, 2.0]]))
-    >>> scores.confidence.tolist(), scores.prediction.tolist(), scores.margin.tolist()
-    ([0.5, nan], [0, -1], [0.0, nan])
-    """
-    logs = torch.log_softmax(logits.float(), dim=-1)
-    chances = logs.exp()
-    best, prediction = chances.max(dim=-1)
-    margin = best
-    if chances.shape[-1] > 1:
-        two = chances.topk(2, dim=-1).values
-        margin = two[..., 0] - two[..., 1]
-    entropy = -(chances * logs.clamp_min(-1e30)).sum(dim=-1)
-    prediction = torch.where(torch.isnan(best), NO_ANSWER, prediction)
-    return Scores(best, prediction.to(torch.int32), margin, entropy)

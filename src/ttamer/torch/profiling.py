@@ -33,7 +33,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ttamer._checks import require_whole
-from ttamer.cascade import CascadeNode, CascadeSpec, Target
+from ttamer.cascade import CascadeSpec, Target
 from ttamer.errors import ArgumentError
 from ttamer.fitting.ladder import FittedPolicy
 from ttamer.torch.deciding import Tables, threshold_tables
@@ -83,24 +83,18 @@ class Costs:
         """The cost of the network without ramps: all segments, and the head."""
         return sum(self.segments) + self.ramps[-1]
 
-    def spec(self, *, target: Target = "label", skip: bool = False) -> CascadeSpec:
+    def spec(self, *, target: Target = "label") -> CascadeSpec:
         """Return the cascade, with costs as shares of the network without ramps.
 
         Args:
             target: What counts as correct: the label, or the answer of the last exit.
-            skip: Whether a policy may pass ramps that are not worth their cost; otherwise every
-                exit is asked on the way and paid.
 
         Returns:
-            The cascade of the exits.
+            The cascade of the exits. Ramps that are not worth their cost may be passed.
         """
-        costs = {
-            name: (segment + ramp) / self.full
-            for name, segment, ramp in zip(self.names, self.segments, self.ramps, strict=True)
-        }
-        if not skip or len(costs) == 1:  # with one exit there is none to pass
-            nodes = tuple(CascadeNode(name, cost) for name, cost in costs.items())
-            return CascadeSpec(nodes, "exits", target)
+        asking = [(segment + ramp) / self.full
+                  for segment, ramp in zip(self.segments, self.ramps, strict=True)]  # fmt: skip
+        costs = dict(zip(self.names, asking, strict=True))
         inner = zip(self.names[:-1], self.segments, strict=False)
         reach = {name: segment / self.full for name, segment in inner}
         return CascadeSpec.of(costs, kind="exits", target=target, reach=reach)

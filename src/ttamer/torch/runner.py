@@ -27,7 +27,6 @@ from ttamer.fitting.ladder import FittedPolicy
 from ttamer.torch.deciding import (
     NO_ANSWER,
     BeliefTables,
-    Decider,
     HostDecider,
     LossTables,
     Tables,
@@ -453,7 +452,7 @@ def _shapes(value: Value) -> list[torch.Size]:
     return [tensor.shape[1:] for tensor in tensors_of(value)]
 
 
-def decider_for(tables: Tables, device: torch.device) -> Decider:
+def decider_for(tables: Tables, device: torch.device) -> Any:
     """Return the fastest decider for a device: on a GPU with Triton, a kernel."""
     if device.type == "cuda" and HAS_TRITON:
         from ttamer.torch.cuda.decide_kernel import KernelDecider

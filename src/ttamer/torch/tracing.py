@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import TraceError
-from ttamer.torch.deciding import scores_of
+from ttamer.torch.deciding import confidence_of
 from ttamer.torch.devices import (
     Batch,
     Precision,
@@ -74,7 +74,7 @@ def trace_of(
             first = torch.zeros(1, dtype=torch.int64, device=device)
             spec = count_flops(network, take(value, first)).spec()
         with torch.inference_mode(), autocast(device, precision):
-            scores = [scores_of(logits) for logits in network(value)]
+            scores = [_scores(logits) for logits in network(value)]
         # (4, rows, exits), moved off the device together
         batches.append([torch.stack(column, dim=1).cpu() for column in zip(*scores, strict=True)])
         labels.append(label.cpu())
@@ -111,3 +111,15 @@ def trace_of(
         classes=names,
         left_out={} if complete.all() else left_out,
     )
+
+
+def _scores(logits: Tensor) -> tuple[Tensor, ...]:
+    """Return the confidence, prediction, margin and entropy of logits, shape (batch,) each."""
+    confidence, prediction = confidence_of(logits)
+    logs = torch.log_softmax(logits.float(), dim=-1)
+    chances = logs.exp()
+    largest = chances.topk(min(2, chances.shape[-1]), dim=-1).values
+    margin = largest[:, 0] - largest[:, 1:].sum(dim=-1)
+    # A class of chance 0 adds nothing; 0 times minus infinity would be NaN.
+    entropy = -(chances * logs.clamp_min(-1e30)).sum(dim=-1)
+    return confidence, prediction, margin, entropy

@@ -274,7 +274,7 @@ def fitted_for(
     ``target``: what the policies are fitted to, by default the trace's own. Errors are of the
     trace's own in any case: those on its rows, and what cross-fitting adds to those of the target.
     """
-    spec = measured.costs(batch).spec(target=target or trace.spec.target, skip=True)
+    spec = measured.costs(batch).spec(target=target or trace.spec.target)
     numbers = np.array([*ramps, len(spec) - 1])
     fewer = trace.with_spec(spec).restrict([spec.names[k] for k in numbers])
     ladder = fit(fewer)

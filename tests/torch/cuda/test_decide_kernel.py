@@ -1,6 +1,5 @@
 """The kernels of the GPU, interpreted, and NumPy on the CPU decide as PyTorch's operations do."""
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -8,207 +7,107 @@ import pytest
 import torch
 
 from support.torch_oracle import Oracle
-from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import fit
 from ttamer.torch.cuda.decide_kernel import BLOCK, KernelDecider
-from ttamer.torch.deciding import HostDecider, scores_of, tables_of, threshold_tables
+from ttamer.torch.deciding import HostDecider, confidence_of, tables_of, threshold_tables
+from ttamer.torch.profiling import Costs
 from ttamer.trace.trace import Trace
 
 CPU = torch.device("cpu")
 EXITS, CLASSES = 4, 3
 NAMES = tuple(f"e{k}" for k in range(EXITS))
-COLUMNS = ("margin", "entropy")
 # Taking NaN from NaN is no mistake on a GPU, and NumPy warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")
 
 
 def some_logits(rows, seed, *, broken=0.1):
-    """Return logits, shape (exits, rows, classes), that grow surer from exit to exit."""
-    rng = np.random.default_rng(seed)
-    label = rng.integers(0, CLASSES, rows)
-    logits = rng.standard_normal((EXITS, rows, CLASSES)).astype(np.float32)
+    """Return labels, and logits of shape (exits, rows, classes) that grow surer by exit."""
+    generator = np.random.default_rng(seed)
+    label = generator.integers(0, CLASSES, rows)
+    logits = generator.standard_normal((EXITS, rows, CLASSES)).astype(np.float32)
     for k in range(EXITS):
         logits[k, np.arange(rows), label] += 0.6 * (k + 1)
-    logits[rng.random((EXITS, rows)) < broken] = np.nan
+    logits[generator.random((EXITS, rows)) < broken] = np.nan
     return torch.from_numpy(logits), label.astype(np.int32)
 
 
 @functools.cache
-def fitted(belief, *, skip, predictions=True):
+def fitted(belief, *, predictions=True):
     """Return a ladder for such exits."""
-    logits, label = some_logits(2000, 0, broken=0.0)
-    confidence, prediction = logits.softmax(-1).max(-1)
-    if skip:
-        costs, passing = dict.fromkeys(NAMES, 0.25), dict.fromkeys(NAMES, 0.2)
-        spec = CascadeSpec.of(costs, kind="exits", reach=passing)
-    else:
-        spec = CascadeSpec.of(dict.fromkeys(NAMES, 0.2), kind="exits")
-    said = prediction.T.int().numpy()
-    seen = confidence.T.double().numpy()
+    logits, label = some_logits(1500, 0, broken=0.0)
+    confidence, prediction = (part.T.numpy() for part in confidence_of(logits))
+    spec = Costs(NAMES, (0.2,) * EXITS, (0.05,) * EXITS, "seconds").spec()
+    known = {"correct": prediction == label[:, None]}
     if predictions:
-        classes = tuple(map(str, range(CLASSES)))
-        trace = Trace(spec, seen, prediction=said, label=label, classes=classes)
-    else:
-        trace = Trace(spec, seen, correct=said == label[:, None])
-    return fit(trace, belief=belief, states=6, tradeoffs=[0.95, 1.0])
+        known = {"prediction": prediction, "label": label, "classes": tuple("012")}
+    return fit(Trace(spec, confidence.astype(float), **known), belief=belief)
+
+
+def policies(belief, **options):
+    return [fitted(belief, **options).at(tradeoff) for tradeoff in (0.8, 0.95, 1.0)]
 
 
 def assert_same(tables, logits, *, padding=0):
     """All deciders, exit by exit, come to the same places, owners, counts, groups and answers."""
-    assert_host_same(tables, logits)
     size = logits.shape[1]
-    plain, kernel = Oracle(tables, CPU), KernelDecider(tables, CPU)
-    one = plain.start(size, CLASSES, logits.dtype)
-    two = kernel.start(size, CLASSES, logits.dtype)
-    two.place.fill_(7)  # left by an earlier batch
-    two.owner.fill_(3)
-    two.best.fill_(0)
-    two.asked.fill_(31)
-    rows = torch.arange(size)
-    filled = torch.cat([rows, torch.full((padding,), -1)])
-    first = True
-    for k in tables.reached:
-        more = torch.zeros(padding, CLASSES, dtype=logits.dtype)
-        plain.observe(one, k, rows, logits[k])
-        kernel.observe(two, k, filled, torch.cat([logits[k], more]), first=first)
-        first = False
-        assert torch.equal(one.place, two.place)
-        assert torch.equal(one.owner, two.owner)
-        assert torch.equal(one.asked, two.asked)
-        found = plain.going(one, rows)
-        assert kernel.going(two, filled) == found
-        if alive := found[0]:
-            for mine, theirs in zip(
-                plain.regroup(one, rows, alive), kernel.regroup(two, filled, alive), strict=True
-            ):
-                assert torch.equal(mine, theirs)
-        bits = (one.asked[:, None] >> torch.arange(EXITS)) & 1 == 1
-        seen, theirs = one.confidence[bits], two.confidence[bits]
-        torch.testing.assert_close(seen, theirs, rtol=1e-6, atol=0, equal_nan=True)
-        assert torch.equal(one.prediction[bits], two.prediction[bits])
-        assert torch.equal(one.odds[bits], two.odds[bits])
-    done = one.place < 0
-    assert done.all()
-    mine, theirs = plain.answers(one), kernel.collect(two)[0]
-    assert torch.equal(torch.nan_to_num(mine, nan=9.0), torch.nan_to_num(theirs, nan=9.0))
-    return one
-
-
-def assert_host_same(tables, logits):
-    size = logits.shape[1]
-    plain, host = Oracle(tables, CPU), HostDecider(tables, CPU)
-    one, two = (each.start(size, CLASSES, logits.dtype) for each in (plain, host))
-    rows = torch.arange(size).flip(0)
-    for k in tables.reached:
-        plain.observe(one, k, rows, logits[k])
-        host.observe(two, k, rows, logits[k])
-        for name in ("place", "owner", "asked", "prediction", "confidence"):
-            mine, theirs = (
-                torch.nan_to_num(torch.as_tensor(getattr(each, name))) for each in (one, two)
-            )
-            assert torch.equal(mine, theirs), name
-        bits = (one.asked[:, None] >> torch.arange(EXITS)) & 1 == 1
-        assert torch.equal(one.odds[bits], torch.as_tensor(two.odds)[bits])
-        assert host.going(two, rows) == plain.going(one, rows)
-    assert torch.equal(
-        torch.nan_to_num(plain.answers(one), nan=9.0),
-        torch.nan_to_num(host.collect(two)[0], nan=9.0),
+    oracle, host, kernel = (kind(tables, CPU) for kind in (Oracle, HostDecider, KernelDecider))
+    wanted, by_host, by_kernel = (
+        decider.start(size, CLASSES, logits.dtype) for decider in (oracle, host, kernel)
     )
+    by_kernel.place.fill_(7)  # left by an earlier batch
+    by_kernel.owner.fill_(3)
+    by_kernel.best.fill_(0)
+    by_kernel.asked.fill_(31)
+    rows, first = torch.arange(size), True
+    filled = torch.cat([rows, torch.full((padding,), -1)])
+    for k in tables.reached:
+        oracle.observe(wanted, k, rows, logits[k])
+        host.observe(by_host, k, rows.flip(0), logits[k].flip(0))
+        more = torch.zeros(padding, CLASSES, dtype=logits.dtype)
+        kernel.observe(by_kernel, k, filled, torch.cat([logits[k], more]), first=first)
+        first = False
+        bits = (wanted.asked[:, None] >> torch.arange(EXITS)) & 1 == 1
+        for decider, carry, given in ((host, by_host, rows), (kernel, by_kernel, filled)):
+            for name in ("place", "owner", "asked"):
+                assert torch.equal(getattr(wanted, name), torch.as_tensor(getattr(carry, name)))
+            for name in ("prediction", "odds"):
+                parts = (torch.as_tensor(getattr(each, name))[bits] for each in (wanted, carry))
+                assert torch.equal(*parts), name
+            sure = torch.as_tensor(carry.confidence)[bits]
+            torch.testing.assert_close(
+                wanted.confidence[bits], sure, rtol=1e-6, atol=0, equal_nan=True
+            )
+            alive, _ = counts = oracle.going(wanted, rows)
+            assert decider.going(carry, given) == counts
+            if alive:
+                groups = oracle.regroup(wanted, rows, alive), decider.regroup(carry, given, alive)
+                assert all(torch.equal(*pair) for pair in zip(*groups, strict=True))
+    assert (wanted.place < 0).all()
+    for decider, carry in ((host, by_host), (kernel, by_kernel)):
+        answers = oracle.answers(wanted), decider.collect(carry)[0]
+        assert torch.equal(*(torch.nan_to_num(each, nan=9.0) for each in answers))
+    return wanted
 
 
 @pytest.mark.parametrize(
-    ("belief", "skip", "size"),
+    ("belief", "size"),
     [
-        ("full", True, 1),
-        ("full", True, 3),
-        ("full", True, BLOCK),
-        ("full", True, BLOCK + 9),
-        ("full", False, BLOCK + 9),
-        ("calibrated", True, BLOCK),
-        ("calibrated", True, BLOCK + 9),
-        ("calibrated", False, 1),
-        ("calibrated", False, BLOCK + 9),
+        ("answers", 1), ("answers", 3), ("answers", BLOCK), ("answers", BLOCK + 9),
+        ("markov", BLOCK), ("markov", BLOCK + 9), ("threshold", BLOCK + 9),
     ],
-)
-def test_kernels_decide_as_operations_do(belief, skip, size):
+)  # fmt: skip
+def test_kernels_decide_as_operations_do(belief, size):
     asked = set()
-    for policy in fitted(belief, skip=skip):
-        tables = tables_of(policy, NAMES, CLASSES)
-        carry = assert_same(tables, some_logits(size, 5)[0])
+    for policy in policies(belief):
+        carry = assert_same(tables_of(policy, NAMES, CLASSES), some_logits(size, 5)[0])
         asked |= set(carry.asked.tolist())
     assert size == 1 or len(asked) > 1
 
 
-def test_the_class_of_an_answer_shifts_its_state():
-    logits, _ = some_logits(BLOCK + 9, 5)
-    tables = tables_of(fitted("full", skip=False)[0], NAMES, CLASSES)
-    shifts = np.random.default_rng(0).integers(-3, 4, tables.shifts.shape) / 2
-    plain = assert_same(tables, logits)
-    shifted = assert_same(dataclasses.replace(tables, shifts=shifts), logits)
-    assert not torch.equal(plain.asked, shifted.asked)
-
-
 def test_without_predictions():
-    policy = fitted("full", skip=False, predictions=False).at(0.95)
-    assert_same(tables_of(policy, NAMES, CLASSES), some_logits(20, 6)[0])
-
-
-@functools.cache
-def reading_columns(*, all_margins):
-    """Return a ladder for exits that are right by margin or entropy, not by confidence.
-
-    Where all margins are known, they take the place of confidences.
-    """
-    rng = np.random.default_rng(3)
-    logits = torch.from_numpy(2 * rng.standard_normal((EXITS, 3000, CLASSES)).astype(np.float32))
-    scores = scores_of(logits)
-    chance = torch.stack(
-        [0.3 + 0.1 * k + 0.6 * scores.margin[k] for k in range(2)]
-        + [1.0 - (0.7 - 0.1 * k) * scores.entropy[k + 2] for k in range(2)]
-    )
-    shuffled = torch.from_numpy(rng.random((EXITS, 3000)))
-    margin = scores.margin.T.double().numpy().copy()
-    margin[:, 0] = margin[:, 0] if all_margins else np.nan
-    trace = Trace(
-        CascadeSpec.of(dict.fromkeys(NAMES, 0.2), kind="exits"),
-        (scores.confidence + 0.3 * shuffled).T.double().numpy(),
-        correct=(torch.from_numpy(rng.random((EXITS, 3000))) < chance).T.numpy(),
-        margin=margin,
-        entropy=scores.entropy.T.double().numpy(),
-    )
-    return fit(trace, belief="answers", states=6, tradeoffs=[0.6, 0.8, 0.95])
-
-
-@pytest.mark.parametrize(("size", "all_margins"), [(3, False), (BLOCK + 9, False), (5, True)])
-def test_margins_and_entropies(size, all_margins):
-    ladder = reading_columns(all_margins=all_margins)
-    reads = {"e1.margin", "e2.entropy", "e3.entropy"}
-    if all_margins:
-        reads = {f"{name}.margin" for name in NAMES}
-        assert all((own.levels == 0).all() for own in ladder.fitted.belief.extras.values())
-    assert reads <= set(ladder.fitted.columns_read)
-    for policy in ladder:
-        tables = tables_of(policy, NAMES, CLASSES)
-        logits = some_logits(size, 11)[0]
-        carry = assert_same(tables, logits)
-        every = scores_of(logits)
-        for row in range(size):
-            turn = policy.session()
-            while turn.next is not None:
-                k = NAMES.index(turn.next)
-                found = {name: getattr(every, name)[k, row].item() for name in COLUMNS}
-                turn.observe(confidence=every.confidence[k, row].item(), **found)
-            assert NAMES[carry.owner[row]] == turn.answer
-            assert carry.asked[row] == sum(1 << NAMES.index(name) for name in turn.asked)
-
-
-def test_margins_of_some_exits_of_a_network():
-    policy = reading_columns(all_margins=False).at(0.8)
-    names = ("e0", "another", "e1", "e2", "e3")
-    tables, fewer = (tables_of(policy, each, CLASSES) for each in (names, NAMES))
-    assert np.array_equal(tables.terms[[0, 2, 3, 4]], fewer.terms)
-    assert (tables.terms[1] == 0).all()
+    for policy in policies("answers", predictions=False):
+        assert_same(tables_of(policy, NAMES, CLASSES), some_logits(20, 6)[0])
 
 
 def test_thresholds():
@@ -217,13 +116,13 @@ def test_thresholds():
 
 
 def test_rows_that_fill_a_batch_up_count_for_nothing():
-    tables = tables_of(fitted("full", skip=True).at(0.95), NAMES, CLASSES)
+    tables = tables_of(fitted("answers").at(0.95), NAMES, CLASSES)
     assert_same(tables, some_logits(21, 8)[0], padding=11)
     assert_same(tables, some_logits(BLOCK + 1, 8)[0], padding=11)
 
 
 def test_half_precision():
-    tables = tables_of(fitted("full", skip=False).at(0.95), NAMES, CLASSES)
+    tables = tables_of(fitted("answers").at(0.95), NAMES, CLASSES)
     assert_same(tables, some_logits(20, 9)[0].bfloat16())
 
 

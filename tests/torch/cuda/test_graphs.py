@@ -75,7 +75,7 @@ def same(one, two):
     ids=str,
 )
 def test_graphs_answer_as_a_plain_runner_does(regrouping, tradeoff):
-    network, policy = adding_network(3), fitted("full", skip=True, exits=3).at(tradeoff)
+    network, policy = adding_network(3), fitted(exits=3).at(tradeoff)
     batches = [
         evidence(rows, seed=seed, exits=3, broken=0.1)[0] for seed, rows in enumerate([12, 5, 1])
     ]
@@ -88,7 +88,7 @@ def test_graphs_answer_as_a_plain_runner_does(regrouping, tradeoff):
 
 @pytest.mark.usefixtures("replayed")
 def test_graphs_decide_as_sessions_do():
-    policy = fitted("full", skip=False).at(0.97)
+    policy = fitted().at(0.97)
     inputs = evidence(12, seed=9)[0]
     answers = GraphRunner(adding_network(), policy, inputs)(inputs)
     names = adding_network().names
@@ -99,9 +99,7 @@ def test_graphs_decide_as_sessions_do():
 
 @pytest.mark.usefixtures("replayed")
 def test_a_batch_that_does_not_fit_is_refused():
-    runner = GraphRunner(
-        adding_network(), fitted("full", skip=True).at(0.9), evidence(4, seed=0)[0]
-    )
+    runner = GraphRunner(adding_network(), fitted().at(0.9), evidence(4, seed=0)[0])
     for rows in (0, 5):
         with pytest.raises(ArgumentError, match=f"the batch has {rows} rows"):
             runner(torch.zeros(rows, evidence(1, seed=0)[0].shape[1]))
@@ -161,7 +159,7 @@ def test_a_network_in_training_mode_is_not_captured():
 
 
 def test_a_call_is_one_launch_and_no_wait(replayed):
-    policy = fitted("full", skip=False).at(0.97)
+    policy = fitted().at(0.97)
     inputs = evidence(3, seed=9)[0]
     runner = GraphRunner(adding_network(), policy, inputs)
     runner(inputs)
@@ -192,7 +190,7 @@ def test_what_graphs_read_lives_as_long_as_the_runner(monkeypatch):
         lambda _, segments, value: (graph_of(int), run_in_order(segments, value)),
     )  # fmt: skip
     inputs = evidence(3, seed=9)[0]
-    runner = GraphRunner(adding_network(), fitted("full", skip=False).at(0.97), inputs)
+    runner = GraphRunner(adding_network(), fitted().at(0.97), inputs)
     runner(inputs)
     gc.collect()
     assert len(made) > 2 * len(runner.reached)
@@ -245,7 +243,7 @@ def test_memsets_become_kernels_between_the_same_nodes(replayed, element, height
 
 def test_without_a_gpu_there_are_no_graphs():
     with pytest.raises(ArgumentError, match="CUDA graphs need a GPU and Triton"):
-        GraphRunner(adding_network(), fitted("full", skip=True).at(0.9), evidence(4, seed=0)[0])
+        GraphRunner(adding_network(), fitted().at(0.9), evidence(4, seed=0)[0])
 
 
 class Texts(nn.Module):

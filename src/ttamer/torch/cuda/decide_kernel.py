@@ -31,7 +31,7 @@ BLOCK, MAX_ROWS = 8, 8192
 # The host's number is the next exit times this, plus the rows that continue.
 STEP = MAX_ROWS + 1
 # Blocks are at least this large: kernels are compiled for few sizes.
-MIN_LIST, MIN_BOUNDS, MIN_EDGES, MIN_TERMS = 128, 128, 64, 8
+MIN_LIST, MIN_BOUNDS, MIN_EDGES = 128, 128, 64
 # What the pinned memory holds until the device has written to it.
 PENDING = -1
 # How often the host looks for the result before it waits for the device, some 10 ms.
@@ -53,7 +53,7 @@ class KernelCarry:
     place: Tensor
     best: Tensor
     odds: Tensor
-    lean: Tensor
+    offset: Tensor
     logits: Tensor
     answer: Tensor
     """Shape (B, classes): the logits returned, of the rows that have stopped."""
@@ -117,7 +117,7 @@ class KernelDecider:
             place=torch.empty(rows, dtype=torch.int64, device=device),
             best=torch.empty(rows, dtype=torch.int64, device=device),
             odds=torch.zeros((rows, exits), dtype=torch.float64, device=device),
-            lean=torch.zeros((rows, exits), dtype=torch.float64, device=device),
+            offset=torch.zeros((rows, exits), dtype=torch.float64, device=device),
             logits=torch.empty((exits, rows, classes), dtype=dtype, device=device),
             packed=packed,
             layout=(sizes, layout),
@@ -156,7 +156,7 @@ class KernelDecider:
         _decide[(-(-size // BLOCK), 1, 1)](
             logits, logits.stride(0), logits.stride(1), rows, size, exit_, int(first),
             self.tables.first, carry.place, carry.owner, carry.best, carry.confidence,
-            carry.prediction, carry.odds, carry.lean, carry.asked, carry.logits, carry.answer,
+            carry.prediction, carry.odds, carry.offset, carry.asked, carry.logits, carry.answer,
             len(carry.owner), *self._fixed,
             # A result that is not awaited must not arrive while the next one is.
             self._word if awaited else self.result,
@@ -176,20 +176,16 @@ class KernelDecider:
         bounds, onward = t["bounds"], t["onward"]
         blocks = (self._exits, block_for(bounds.shape[1], MIN_BOUNDS))
         if isinstance(tables, BeliefTables):
-            edges, terms = t["edges"], t["term_bounds"].shape[2] if tables.reads_columns else 0
-            names = ("levels", "leans", "context", "peers", "pair_of", "pairs", "edges",
-                     "term_bounds", "terms", "shifts")  # fmt: skip
-            sizes = (bounds.shape[1], t["levels"].shape[1], onward.shape[1], edges.shape[1], terms)
-            width = t["context"].shape[1]
+            edges, width = t["edges"], t["context"].shape[1]
+            names = ("levels", "offsets", "context", "peers", "pair_of", "pairs", "edges")
+            sizes = (bounds.shape[1], t["levels"].shape[1], onward.shape[1], edges.shape[1])
             return (exits, bounds, t["own"], onward, *(t[name] for name in names), *sizes), (
                 *blocks, block_for(edges.shape[1], MIN_EDGES), width, block_for(width), True,
-                tables.shared, len(tables.pairs) > 1, tables.reads_columns,
-                block_for(max(terms, 1), MIN_TERMS),
+                len(tables.pairs) > 1,
             )  # fmt: skip
-        loss = t["loss"]
-        sizes = (bounds.shape[1], loss.shape[1], onward.shape[2], 1, 0)
-        constants = (*blocks, 1, 1, 1, False, False, False, False, 1)
-        return (exits, bounds, loss, onward, *[loss] * 10, *sizes), constants
+        loss = t["loss"]  # also stands in for what is not read
+        sizes = (bounds.shape[1], loss.shape[1], onward.shape[2], 1)
+        return (exits, bounds, loss, onward, *[loss] * 7, *sizes), (*blocks, 1, 1, 1, False, False)
 
     def lists(self, size: int) -> tuple[Tensor, Tensor]:
         """Return the buffers that list the survivors of ``size`` rows: positions, and rows."""
@@ -254,18 +250,16 @@ def _counted(
 
 @triton.jit(do_not_specialize=[
     "row_stride", "size", "exit_", "is_first", "first", "capacity",
-    "BOUNDS", "BINS", "STATES", "EDGES", "TERMS",
+    "BOUNDS", "BINS", "STATES", "EDGES",
 ])  # fmt: skip
 def _decide(
     logits, row_stride, class_stride, rows, size, exit_, is_first, first,
-    place_, owner_, best_, confidence_, prediction_, odds_, lean_, asked_, logits_, answer_,
-    capacity, exit_of, bounds, own_, onward, levels, leans, context, peers, pair_of, pairs, edges,
-    term_bounds, terms, shifts, BOUNDS, BINS, STATES, EDGES, TERMS, word, positions, following,
-    arrived,
+    place_, owner_, best_, confidence_, prediction_, odds_, offset_, asked_, logits_, answer_,
+    capacity, exit_of, bounds, own_, onward, levels, offsets, context, peers, pair_of, pairs, edges,
+    BOUNDS, BINS, STATES, EDGES, word, positions, following, arrived,
     CLASSES: tl.constexpr, CLASS_BLOCK: tl.constexpr, EXITS: tl.constexpr,
     BOUND_BLOCK: tl.constexpr, EDGE_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr, BELIEF: tl.constexpr, SHARED: tl.constexpr, PAIRS: tl.constexpr,
-    COLUMNS: tl.constexpr, TERM_BLOCK: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr, BELIEF: tl.constexpr, PAIRS: tl.constexpr,
     LIST_BLOCK: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -308,25 +302,9 @@ def _decide(
 
     if BELIEF:
         odds = tl.load(levels + exit_ * BINS + bins)
-        if COLUMNS:  # the margin, and the entropy; without an answer, the last bin of each
-            own_class = column[None, :] == prediction[:, None]
-            beside = tl.where(own_class | unclear[:, None], 0.0, weight)
-            margin = confidence - tl.max(beside, axis=1) * confidence
-            away = tl.where(weight > 0, values - top[:, None], 0.0)
-            entropy = tl.log(tl.sum(weight, axis=1)) - tl.sum(weight * away, axis=1) * confidence
-            limit = tl.arange(0, TERM_BLOCK)
-            for c in tl.static_range(2):
-                cut = tl.load(
-                    term_bounds + (exit_ * 2 + c) * TERMS + limit, mask=limit < TERMS,
-                    other=float("inf"),
-                )  # fmt: skip
-                value = (margin if c == 0 else entropy).to(tl.float64)
-                part = tl.sum((cut[None, :] <= value[:, None]).to(tl.int32), axis=1)
-                part = tl.where(unclear, TERMS + 1, part)
-                odds += tl.load(terms + (exit_ * 2 + c) * (TERMS + 2) + part)
-        lean = tl.load(leans + exit_ * CLASSES + prediction, mask=prediction >= 0, other=0.0)
+        offset = tl.load(offsets + exit_ * CLASSES + prediction, mask=prediction >= 0, other=0.0)
         tl.store(odds_ + row * EXITS + exit_, odds, mask=due)
-        tl.store(lean_ + row * EXITS + exit_, lean, mask=due)
+        tl.store(offset_ + row * EXITS + exit_, offset, mask=due)
         step = tl.where(due, place, 0)
         line = tl.arange(0, WIDTH_BLOCK)  # of the answers that count
         totals = tl.full((BLOCK, WIDTH_BLOCK), float("inf"), tl.float64)
@@ -337,13 +315,13 @@ def _decide(
             in_memory = due & (answer >= 0) & ~mine
             own_odds = tl.load(odds_ + row * EXITS + answer, mask=in_memory, other=0.0)
             own_odds = tl.where(mine, odds, own_odds)
-            own_lean = tl.load(lean_ + row * EXITS + answer, mask=in_memory, other=0.0)
-            own_lean = tl.where(mine, lean, own_lean)
+            own_offset = tl.load(offset_ + row * EXITS + answer, mask=in_memory, other=0.0)
+            own_offset = tl.where(mine, offset, own_offset)
             own_prediction = tl.load(prediction_ + row * EXITS + answer, mask=in_memory, other=-1)
             own_prediction = tl.where(mine, prediction, own_prediction)
             weights = own_ + (step * WIDTH + a) * 3
             total = tl.load(weights) + tl.load(weights + 1) * own_odds
-            total += tl.load(weights + 2) * own_lean
+            total += tl.load(weights + 2) * own_offset
             for j in tl.static_range(WIDTH):
                 if j != a:
                     peer = tl.load(context + step * WIDTH + j)
@@ -351,18 +329,16 @@ def _decide(
                     loaded = due & (peer >= 0) & ~same_exit
                     peer_odds = tl.load(odds_ + row * EXITS + peer, mask=loaded, other=0.0)
                     peer_odds = tl.where(same_exit, odds, peer_odds)
-                    peer_lean = tl.load(lean_ + row * EXITS + peer, mask=loaded, other=0.0)
-                    peer_lean = tl.where(same_exit, lean, peer_lean)
+                    peer_offset = tl.load(offset_ + row * EXITS + peer, mask=loaded, other=0.0)
+                    peer_offset = tl.where(same_exit, offset, peer_offset)
                     peer_prediction = tl.load(
                         prediction_ + row * EXITS + peer, mask=loaded, other=-1
                     )
                     peer_prediction = tl.where(same_exit, prediction, peer_prediction)
                     pair = peers + ((step * WIDTH + a) * WIDTH + j) * 5
                     agreed = tl.load(pair) + tl.load(pair + 1) * peer_odds
-                    differed = tl.load(pair + 2) * peer_odds + tl.load(pair + 3) * peer_lean
-                    same = peer_prediction == own_prediction
-                    if SHARED:
-                        same = same & (own_prediction >= 0)
+                    differed = tl.load(pair + 2) * peer_odds + tl.load(pair + 3) * peer_offset
+                    same = (peer_prediction == own_prediction) & (own_prediction >= 0)
                     total += tl.where(same, agreed, differed)
                     if PAIRS:
                         table = tl.load(pair_of + (step * WIDTH + a) * WIDTH + j).to(tl.int64)
@@ -374,33 +350,27 @@ def _decide(
             codes = tl.where((line == a)[None, :], own_prediction[:, None], codes)
         lowest = tl.full((BLOCK,), float("inf"), tl.float64)
         owner = tl.full((BLOCK,), -1, tl.int64)
-        answered = tl.full((BLOCK,), -1, tl.int32)  # what the owner predicts
         for a in tl.static_range(WIDTH):
             answer = tl.load(context + step * WIDTH + a)
             mine = (line == a)[None, :]
             own_prediction = tl.sum(tl.where(mine, codes, 0), axis=1)
-            total = tl.sum(tl.where(mine, totals, 0.0), axis=1)
-            if SHARED:
-                alike = (codes == own_prediction[:, None]) & (own_prediction >= 0)[:, None]
-                alike = (alike | mine) & (totals < float("inf"))  # padding counts for nothing
-                count = tl.sum(alike.to(tl.float64), axis=1)
-                mean = tl.sum(tl.where(alike, totals, 0.0), axis=1) / tl.maximum(count, 1.0)
-                # Adding and taking away rounds to whole numbers, of halves to the even one.
-                mean = ((mean * GRID + ROUND) - ROUND) / GRID
-                mean = tl.minimum(tl.maximum(mean, -LIMIT), LIMIT)
-                total = tl.where(answer >= 0, mean, float("inf"))
+            alike = (codes == own_prediction[:, None]) & (own_prediction >= 0)[:, None]
+            alike = (alike | mine) & (totals < float("inf"))  # padding counts for nothing
+            count = tl.sum(alike.to(tl.float64), axis=1)
+            mean = tl.sum(tl.where(alike, totals, 0.0), axis=1) / tl.maximum(count, 1.0)
+            # Adding and taking away rounds to whole numbers, of halves to the even one.
+            mean = ((mean * GRID + ROUND) - ROUND) / GRID
+            mean = tl.minimum(tl.maximum(mean, -LIMIT), LIMIT)
+            total = tl.where(answer >= 0, mean, float("inf"))
             better = total < lowest
             lowest = tl.where(better, total, lowest)
             owner = tl.where(better, answer, owner)
-            answered = tl.where(better, own_prediction, answered)
         number = tl.arange(0, EDGE_BLOCK)
         cuts = tl.load(
             edges + step[:, None] * EDGES + number[None, :],
             mask=(number < EDGES)[None, :] & due[:, None],
             other=float("inf"),
         )
-        known_class = due & (answered >= 0)
-        lowest += tl.load(shifts + step * CLASSES + answered, mask=known_class, other=0.0)
         state = tl.sum((cuts <= lowest[:, None]).to(tl.int32), axis=1)
         following_place = tl.load(onward + step * STATES + state).to(tl.int64)
     else:

@@ -1,4 +1,4 @@
-"""Policies that are tables themselves: networks decide as their sessions do, bit for bit."""
+"""Policies as arrays: networks decide as sessions do, bit for bit, on the host and in kernels."""
 
 import dataclasses
 from itertools import permutations
@@ -9,7 +9,15 @@ import torch
 from hypothesis import given, strategies as st
 
 from support.examples import examples
-from support.exit_networks import echo_network
+from support.exit_networks import (
+    CLASSES,
+    EXITS,
+    adding_network,
+    batches,
+    echo_network,
+    evidence,
+    fitted,
+)
 from support.torch_oracle import Oracle
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Cells
@@ -18,7 +26,15 @@ from ttamer.fitting.planner import Log, PlanOptions
 from ttamer.fitting.policy import SingleNode
 from ttamer.fitting.regression import BeliefOptions
 from ttamer.torch.cuda.decide_kernel import KernelDecider
-from ttamer.torch.deciding import HostDecider, scores_of, tables_of
+from ttamer.torch.deciding import (
+    BeliefTables,
+    HostDecider,
+    LossTables,
+    confidence_of,
+    tables_of,
+    threshold_tables,
+)
+from ttamer.torch.tracing import trace_of
 
 CPU = torch.device("cpu")
 # Taking NaN from NaN is no mistake on a GPU, and NumPy warns of it.
@@ -39,14 +55,14 @@ def policies(draw):
     exits, classes, rows = draw(st.sampled_from([3, 4, 2, 1])), draw(st.integers(2, 3)), 150
     logits = logits_of(generator, rows, exits, classes)
     label = np.where(generator.random(rows) < 0.2, 0, logits[-1].argmax(dim=1))
-    scores = scores_of(logits)
-    codes = scores.prediction.numpy().T
+    confidence, prediction = confidence_of(logits)
+    codes = prediction.numpy().T
     names = echo_network(exits).names
     known = draw(st.sampled_from([classes, 1, 0]))  # the last class is new; no predictions
     with_classes = {"codes": codes, "classes": tuple(map(str, range(classes)))} if known else {}
     log = Log(
         (codes != label[:, None]).astype(float), np.ones((rows, exits)),
-        scores.confidence.numpy().T.astype(float), **with_classes,
+        confidence.numpy().T.astype(float), **with_classes,
     )  # fmt: skip
     belief = BeliefOptions(memory=draw(st.sampled_from([2, 3, 1])), pooled=True)
     fit = fit_steps(names, log, kind="exits", belief=belief, options=PlanOptions(points=8))
@@ -77,14 +93,14 @@ def shaken(belief, generator):
 
 def by_sessions(policy, texts, logits):
     """Return, per row, the exits asked and whose answer a session returns."""
-    scores, decided = scores_of(logits), []
+    (confidence, prediction), decided = confidence_of(logits), []
     for row in range(logits.shape[1]):
         turn = policy.session()
         while turn.next is not None:
             k = policy.names.index(turn.next)
-            code = int(scores.prediction[k, row])
+            code = int(prediction[k, row])
             text = None if code < 0 else texts[code]
-            turn.observe(confidence=float(scores.confidence[k, row]), prediction=text)
+            turn.observe(confidence=float(confidence[k, row]), prediction=text)
         decided.append((turn.asked, turn.answer))
     return decided
 
@@ -115,6 +131,49 @@ def test_all_deciders_decide_as_sessions_do(drawn, passed):
         assert decided == expected, type(decider)
 
 
+@pytest.mark.parametrize("belief", ["answers", "markov"])
+def test_exits_that_are_not_reached_are_never_asked(belief):
+    inputs, labels = evidence(400, seed=2)
+    ladder = fitted(belief)
+    trace = trace_of(adding_network(), batches(inputs, labels), spec=ladder.spec)
+    sizes = []
+    for policy in list(ladder)[::6]:
+        tables = tables_of(policy, trace.names, CLASSES)
+        asked = {int(k) for k in np.flatnonzero(policy.play(trace).asked.any(axis=0))}
+        assert asked <= set(tables.reached)
+        assert list(tables.reached) == sorted(set(tables.reached))
+        sizes.append(len(tables.reached))
+    assert sizes[0] == 1  # at the least tradeoff one exit answers all
+    assert max(sizes) == EXITS
+
+
+def test_numbers_are_those_of_the_policy_in_double_precision():
+    names = adding_network().names
+    for belief, kind in (("markov", LossTables), ("answers", BeliefTables)):
+        policy = fitted(belief).at(0.9)
+        tables, own = tables_of(policy, names, CLASSES), policy.rule.tables
+        assert isinstance(tables, kind)
+        bounds = own.edges if belief == "markov" else own.belief.bounds
+        for row, numbers in zip(tables.bounds, bounds, strict=True):
+            assert row[: len(numbers)].tolist() == numbers.tolist()
+            assert np.isinf(row[len(numbers) :]).all()
+
+
+def test_offsets_follow_the_names_of_classes():
+    names, policy = adding_network().names, fitted().at(0.9)
+    plain = tables_of(policy, names, CLASSES)
+    assert np.abs(plain.offsets).sum() > 0
+    turned = tables_of(policy, names, ["2", "0", "other", "1", "3"])
+    assert np.array_equal(turned.offsets[:, [1, 3, 0, 4]], plain.offsets)
+
+
+def test_thresholds_leave_out_ramps_without_one():
+    tables = threshold_tables(np.array([np.nan, 0.8, np.nan, np.inf, 0.5]))
+    assert (tables.first, tables.reached, len(tables.bounds)) == (1, (1, 3, 4), 5)
+    assert threshold_tables(np.array([np.nan, np.nan])).reached == (1,)
+    assert threshold_tables(np.array([0.5])).reached == (0,)
+
+
 @pytest.mark.parametrize("before", [(), (0, 1)])
 def test_one_exit_by_itself(before):
     logits = logits_of(np.random.default_rng(0), 20, 4, 3, broken=0.3)
@@ -143,6 +202,10 @@ def test_what_a_network_cannot_run_is_refused():
         tables_of(policy, names, 2)
     with pytest.raises(ArgumentError, match=r"3 exits \(a, b, c\) and the network has 2 \(a, b\)"):
         tables_of(policy, names[:2], ["no", "yes"])
+    with pytest.raises(ArgumentError, match=r"and the network has 3 \(c, b, a\): fit it on a"):
+        tables_of(policy, names[::-1], ["no", "yes"])
+    # On confidence alone names of classes do not matter.
+    assert len(tables_of(fitted("markov").at(0.9), fitted().spec.names, 7).bounds) == EXITS
     backwards = dataclasses.replace(fit.tables, node=np.zeros_like(fit.tables.node))
     price = next(k for k in range(4) if len(fit.tables.policy(k).ways) > 1)
     with pytest.raises(ArgumentError, match="in another order than the network has"):
