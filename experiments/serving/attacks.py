@@ -48,6 +48,7 @@ class Model:
 
     name: str
     mode: str = "ok"
+    delay: float = 0.0
     calls: int = 0
     url: str = ""
     delivered: dict[str, float] = field(default_factory=dict)
@@ -60,13 +61,14 @@ class Model:
         self.url = f"http://{HOST}:{self.server.sockets[0].getsockname()[1]}/v1"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
                 body = json.loads(await reader.readexactly(length))
                 request = head.partition(b"x-request-id:")[2].split(b"\r\n")[0].strip().decode()
                 self.calls += 1
+                await asyncio.sleep(self.delay)
                 mode = self.mode
                 if mode.startswith("loss"):  # a share of the calls
                     is_bad = random.random() < float(mode.split()[2])  # noqa: S311
