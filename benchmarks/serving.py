@@ -1,13 +1,15 @@
 """What deciding costs: the server beside a bare proxy of the same libraries, in one run.
 
-``python benchmarks/serving.py [--rounds N] [--json FILE]``
+``python benchmarks/serving.py [--rounds N] [--litellm PYTHON] [--json FILE]``
 
 Servers run at once, each in a process of its own: a model's server that answers at once, a bare
 proxy in front of it (Starlette and aiohttp), and the server four times: as a pass-through (one
 node), stopping after the first of two nodes, asking both, and with a decision log; each on uvicorn
-with h11, the first ones on granian too. One client loads them in turn, in rounds. A ratio is the
-median, over rounds, of ratios to the bare proxy on the same ASGI server within one round; so is
-processor time per request, which a busy machine disturbs less.
+with h11, the first ones on granian too. With the Python of an environment that has LiteLLM, its
+proxy runs twice: in front of the model, and in front of the server with one ask. One client loads
+them in turn, in rounds. A ratio is the median, over rounds, of ratios to the bare proxy on the same
+ASGI server within one round, or to LiteLLM in front of the model; so is processor time per request,
+which a busy machine disturbs less. The spread is that of the middle half of the rounds.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ import ttamer as tt
 from ttamer.cascade import CascadeSpec
 
 CONNECTIONS, REQUESTS = 32, 1600
+FEWER = 192  # requests of a round to LiteLLM
 KINDS = ("bare", "pass", "one", "two", "log")
 BODY = json.dumps(
     {"model": "ttamer", "messages": [{"role": "user", "content": "What is two and two? " * 20}]}
@@ -194,6 +197,28 @@ def start(server: str, app: str, port: int, env: dict[str, str]) -> subprocess.P
     return process
 
 
+def start_litellm(python: str, folder: Path, name: str, url: str) -> tuple[int, Any]:
+    """Start LiteLLM's proxy in front of a URL; return its port and process."""
+    port, config = free_port(), folder / f"{name}.yaml"
+    params = {"model": "openai/ttamer", "api_base": url, "api_key": "none"}
+    params |= {"input_cost_per_token": 1e-6, "output_cost_per_token": 1e-6}
+    models = [{"model_name": "ttamer", "litellm_params": params}]
+    config.write_text(json.dumps({"model_list": models, "litellm_settings": {"telemetry": False}}))
+    program = Path(python).with_name("litellm")
+    command = [program, "--config", config, "--port", port, "--host", "127.0.0.1"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    process = subprocess.Popen(
+        [str(part) for part in command], env=env | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    for _ in range(600):
+        with contextlib.suppress(OSError, RuntimeError, EOFError):
+            asyncio.run(load(port, CONNECTIONS))
+            return port, process
+        time.sleep(0.5)
+    raise TimeoutError("LiteLLM does not start")
+
+
 def wait_for(port: int) -> None:
     """Wait until somebody listens on a port."""
     for _ in range(600):
@@ -203,7 +228,7 @@ def wait_for(port: int) -> None:
     raise TimeoutError(port)
 
 
-def measure(rounds: int) -> list[dict[str, Any]]:
+def measure(rounds: int, litellm: str) -> list[dict[str, Any]]:
     """Return a row for each server."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         model_port = free_port()
@@ -223,45 +248,64 @@ def measure(rounds: int) -> list[dict[str, Any]]:
                 stack.callback(process.wait)
                 stack.callback(process.terminate)
                 servers[server, kind] = port, process
+        if litellm:
+            behind = f"http://127.0.0.1:{servers['uvicorn', 'one'][0]}/v1"
+            for kind, base in (("alone", url.removesuffix("/chat/completions")), ("ours", behind)):
+                port, process = start_litellm(litellm, Path(folder), kind, base)
+                stack.callback(process.wait)
+                stack.callback(process.terminate)
+                servers["LiteLLM", kind] = port, process
         rates: dict[Any, list[float]] = {key: [] for key in servers}
         times: dict[Any, list[float]] = {key: [] for key in servers}
         for number in range(rounds + 1):
             for key, (port, process) in servers.items():
                 before = seconds_of(process)
-                rate = asyncio.run(load(port, REQUESTS))
+                count = FEWER if key[0] == "LiteLLM" else REQUESTS
+                rate = asyncio.run(load(port, count))
                 if number:  # the first round warms up
                     rates[key].append(rate)
-                    times[key].append((seconds_of(process) - before) / REQUESTS)
+                    times[key].append((seconds_of(process) - before) / count)
     rows = []
     for (server, kind), values in rates.items():
-        base = server, "bare"
+        base = server, "alone" if server == "LiteLLM" else "bare"
         ratios = [a / b for a, b in zip(values, rates[base], strict=True)]
         shares = [b / a for a, b in zip(times[server, kind], times[base], strict=True)]
         rows.append({
-            "server": server, "kind": kind, "requests per second": statistics.median(values),
-            "of the bare proxy's": statistics.median(ratios),
-            "processor, us": 1e6 * statistics.median(times[server, kind]),
-            "of the bare proxy's, by processor": statistics.median(shares),
+            "server": server, "kind": kind, "requests/s": spread(values),
+            "of the base": spread(ratios),
+            "processor, us": spread([1e6 * seconds for seconds in times[server, kind]]),
+            "of the base, by processor": spread(shares),
         })  # fmt: skip
+    if litellm:
+        pairs = zip(rates["uvicorn", "one"], rates["LiteLLM", "alone"], strict=True)
+        print("one ask, times LiteLLM:", spread([a / b for a, b in pairs]))
+        pairs = zip(times["LiteLLM", "alone"], times["uvicorn", "one"], strict=True)
+        print("the same by processor:", spread([a / b for a, b in pairs]))
     return rows
+
+
+def spread(values: list[float]) -> str:
+    """The median, and the middle half."""
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values * 3)
+    return f"{statistics.median(values):.3g} ({low:.3g} to {high:.3g})"
 
 
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--litellm", default="", help="the Python of an environment that has it")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--model", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.model:
         asyncio.run(run_model(options.model))
         return
-    rows = measure(options.rounds)
+    rows = measure(options.rounds, options.litellm)
     names = list(rows[0])
     print("| " + " | ".join(names) + " |\n|" + "---|" * len(names))
     for row in rows:
-        cells = [f"{cell:.3g}" if isinstance(cell, float) else cell for cell in row.values()]
-        print("| " + " | ".join(cells) + " |")
+        print("| " + " | ".join(row.values()) + " |")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 

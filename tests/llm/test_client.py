@@ -192,9 +192,11 @@ MANY = b"x-h: " + b"y" * 1000 + b"\r\n"
         (HEAD + b"x-long: " + b"y" * 100_000 + b"\r\n\r\n{}", "cut"),
         (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", "cut"),
         ([HEAD + b"\r\n", *[b"x" * 2**20] * 12], "too_large"),
-        (HEAD + b"content-encoding: gzip\r\ncontent-length: 5\r\n\r\nplain", "cut"),
+        (HEAD + b"content-encoding: gzip\r\ncontent-length: 5\r\n\r\nplain", "garbage"),
+        (HEAD + b"content-length: 9000000\r\n\r\n", "too_large"),
     ],
-    ids=["nothing", "no-http", "short", "list", "latin-1", "deep", "header", "chunk", "big", "zip"],
+    ids=["nothing", "no-http", "short", "list", "latin-1", "deep", "header", "chunk", "big", "zip",
+         "stated"],
 )  # fmt: skip
 def test_whatever_a_server_sends_is_a_failure_of_a_kind(payload, kind):
     async def run():

@@ -234,8 +234,9 @@ async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
         connector=connector,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
         read_bufsize=2**19,  # aiohttp refuses a line of more than twice as many bytes
-        # An answer is short; a compressed one could grow to any size.
+        # An answer is short; a compressed one could grow to any size, and is refused.
         headers={"accept-encoding": "identity"},
+        auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=has_proxy,  # a look at the environment for each call takes time
     ) as session:
@@ -256,7 +257,7 @@ class Client:
     first_pause, max_pause = 0.05, 10.0  # seconds between attempts; the first is doubled each time
     # Completions have no side effects; a call that ran out of time would take as long once more.
     retried = frozenset({"connect", "busy", "error", "cut"})
-    breaking = retried | {"timeout", "garbage"}
+    breaking = retried | {"timeout", "garbage", "too_large"}
 
     def __init__(
         self, settings: NodeSettings, session: aiohttp.ClientSession, *, read_errors: bool = False
@@ -393,6 +394,8 @@ class Client:
             ):  # fmt: skip
                 if response.status != 200:
                     raise await self._refused(response)
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    raise self._failure("garbage", "returned a compressed answer")
                 yield response, limit
         except UpstreamFailed as error:
             self.breaker.record(failed=error.kind in self.breaking)
@@ -427,15 +430,17 @@ class Client:
             raise self._failure("queue", "has too many calls under way") from None
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        too_large = self._failure("too_large", f"returned more than {self.max_response} bytes")
         length = response.content_length
-        is_plain = "content-encoding" not in response.headers
-        if is_plain and length is not None and length <= self.max_response:
+        if length is not None:
+            if length > self.max_response:
+                raise too_large
             return await response.read()
         parts, size = [], 0
         async for part in response.content.iter_any():
             size += len(part)
             if size > self.max_response:
-                raise self._failure("too_large", f"returned more than {self.max_response} bytes")
+                raise too_large
             parts.append(part)
         return b"".join(parts)
 
