@@ -164,6 +164,11 @@ class Belief:
         """The number of nodes."""
         return len(self.levels)
 
+    def curve_odds(self, confidence: Floats) -> Floats:
+        """Return the log-odds of answers by their confidences, shape (T, n)."""
+        bins = [np.searchsorted(b, confidence[:, v], "right") for v, b in enumerate(self.bounds)]
+        return np.stack([levels[k] for levels, k in zip(self.levels, bins, strict=True)], axis=1)
+
     def common(self, codes: Ints) -> Ints:
         """Return codes with one code for all classes that are not listed."""
         return np.minimum(codes, len(self.classes))
@@ -222,9 +227,7 @@ class View:
 
     def __init__(self, belief: Belief, seen: Seen) -> None:
         self.belief, self.seen = belief, seen
-        self.curve = np.empty(seen.confidence.shape)
-        for v, (bounds, levels) in enumerate(zip(belief.bounds, belief.levels, strict=True)):
-            self.curve[:, v] = levels[np.searchsorted(bounds, seen.confidence[:, v], side="right")]
+        self.curve = belief.curve_odds(seen.confidence)
         self.offset = self._offsets()
         self.bar: Floats | None = None
         if seen.prior is not None:

@@ -44,11 +44,6 @@ from ttamer.fitting.belief import (
 )
 from ttamer.stats.isotonic import rising
 
-# A column that hardly varies gets no large weight: what a row's offset lacks of the row itself
-# would tell its loss.
-FLOOR = 0.01
-MIN_ROWS = 20  # with fewer rows a regression is what it is drawn to
-
 
 def sigmoid(odds: Floats) -> Floats:
     """Return the chances of log-odds."""
@@ -94,17 +89,15 @@ def logistic(
     """
     count, width = columns.shape
     prior = np.zeros(width) if prior is None else prior
-    some = columns.any(axis=0)
-    if not some.all():  # a column of zeros stays at its prior
-        w, ridge = prior.copy(), np.broadcast_to(np.asarray(ridge, float), (width,))[some]
-        w[some] = logistic(
-            columns[:, some], losses, ridge, prior[some], weight, rounds=rounds, tolerance=tolerance
-        )
+    ridge = np.broadcast_to(np.asarray(ridge, float), (width,))
+    used = columns.any(axis=0)
+    if not used.all():  # a column of zeros stays at its prior, and costs no time
+        w, inner = prior.copy(), (losses, ridge[used], prior[used], weight)
+        w[used] = logistic(columns[:, used], *inner, rounds=rounds, tolerance=tolerance)
         return w
-    penalty = np.broadcast_to(np.asarray(ridge, float), (width,)) * np.maximum(
-        columns.var(axis=0), FLOOR
-    )
-    penalty = penalty + 1e-9 * count
+    # A column that hardly varies gets no large weight: what a row's offset lacks of the row itself
+    # would tell its loss.
+    penalty = ridge * np.maximum(columns.var(axis=0), 0.01) + 1e-9 * count
     penalty[0] = 1e-6 * count
     share = np.ones(count) if weight is None else weight
     diagonal = np.arange(width)
@@ -173,13 +166,13 @@ class Curve:
             else np.empty(0)
         )
         edges = edges[np.isfinite(edges)]
-        which = np.searchsorted(edges, confidence, side="right")
-        rows = np.bincount(which, minlength=len(edges) + 1).astype(float)
+        number = np.searchsorted(edges, confidence, side="right")
+        rows = np.bincount(number, minlength=len(edges) + 1).astype(float)
         full = rows > 0
         start = np.full(len(rows), mean) if base is None else base(np.append(-np.inf, edges))
         if full.sum() < 2:
             return cls(edges, on_grid(start, cls.limit))
-        bad = np.bincount(which, losses, len(rows))[full]
+        bad = np.bincount(number, losses, len(rows))[full]
         rows, offset = rows[full], start[full]
         rank = log_odds((np.cumsum(rows) - rows / 2) / rows.sum())
         at = np.linspace(rank[0], rank[-1], min(cls.knots, len(rank)))
@@ -206,7 +199,7 @@ class Offsets:
 
     table: Floats
     """Shape (classes,): multiples of ``2**-12``; 0 for a class that no row has."""
-    without_own: Floats
+    without_row: Floats
     """Shape (T,): of each row fitted to, its class's offset as if fitted without the row."""
 
     @classmethod
@@ -254,6 +247,8 @@ class BeliefOptions:
     """Whether pairs of classes add something."""
     ridge: float = 4.0
     per_rows: float = 5000.0
+    min_rows: int = 20
+    """With fewer rows a regression is what it is drawn to."""
     seed: int = 0
 
 
@@ -276,194 +271,171 @@ def fit_belief(
         weight: Shape (T,): of each row in the regressions of sets; ones if ``None``.
         options: How.
     """
-    options = options or BeliefOptions()
-    known = seen.came & ~np.isnan(losses)
-    belief, offset, pairs = _evidence(seen, losses, known, classes, options)
-    view = FitView(belief, seen, offset, pairs)
+    view = FitView(seen, losses, sets, classes, weight, options or BeliefOptions())
     if seen.prior is not None:
-        belief = replace(belief, head=_head(view, losses, known))
-        view = FitView(belief, seen, offset, pairs)
-    rng = np.random.default_rng(options.seed)
-    members = sorted({v for step in sets for v in step})
-    masked = _masked(view, losses, known, members, max(map(len, sets)), weight, options, rng)
-    belief = replace(belief, masked=masked)
-    belief = replace(belief, weights=_of_sets(view, losses, known, sets, weight, options))
+        view.fit_head()
+    view.fit_masked()
+    view.fit_sets()
     if seen.prior is not None:
-        view.belief = belief
-        first, later = _not_asked(view, losses, known, sets, rng)
-        belief = replace(belief, first=first, later=later)
-    return belief
+        view.fit_not_asked()
+    return view.belief
 
 
 class FitView(View):
     """A view of the rows fitted to: each row's offsets are those without the row."""
 
     def __init__(
-        self, belief: Belief, seen: Seen, offset: Floats, pairs: dict[tuple[int, int], Floats]
+        self,
+        seen: Seen,
+        losses: Floats,
+        sets: Sequence[Step],
+        classes: tuple[str, ...],
+        weight: Floats | None,
+        options: BeliefOptions,
     ) -> None:
-        self._without_own = offset
+        self.losses, self.labelled = losses, seen.came & ~np.isnan(losses)
+        self.sets, self.weight, self.options = sets, weight, options
+        self.rng = np.random.default_rng(options.seed)
+        self._without_row, pairs = np.zeros(losses.shape), dict[tuple[int, int], Floats]()
+        belief = self._curves(seen, classes)
+        if seen.codes is not None:
+            belief, pairs = self._class_offsets(belief, seen, seen.codes)
         super().__init__(belief, seen)
         self._pair = pairs
 
     def _offsets(self) -> Floats:
-        return self._without_own
+        return self._without_row
 
+    def _curves(self, seen: Seen, classes: tuple[str, ...]) -> Belief:
+        """Fit a curve to each node."""
+        nodes, base, size = self.losses.shape[1], None, Curve.size
+        if self.options.pooled:
+            on = self.labelled
+            base, size = Curve.fit(seen.confidence[on], self.losses[on]), 1.0
+        curves = [
+            Curve.fit(seen.confidence[on, v], self.losses[on, v], base=base, size=size)
+            for v, on in enumerate(self.labelled.T)
+        ]
+        return Belief(
+            classes=classes,
+            bounds=tuple(curve.bounds for curve in curves),
+            levels=tuple(curve.levels for curve in curves),
+            offsets=(np.empty(0),) * nodes,
+            pairs={},
+            weights={},
+            masked=np.zeros((nodes, HEAD + PEER * nodes)),
+            memory=self.options.memory,
+        )
 
-def _evidence(
-    seen: Seen, losses: Floats, known: Bools, classes: tuple[str, ...], options: BeliefOptions
-) -> tuple[Belief, Floats, dict[tuple[int, int], Floats]]:
-    """Fit curves, class offsets and pair tables; the offsets of each row without the row."""
-    rows, nodes = losses.shape
-    if options.pooled:
-        base = Curve.fit(seen.confidence[known], losses[known])
-    curves = [
-        Curve.fit(seen.confidence[on, v], losses[on, v], base=base, size=1.0)
-        if options.pooled
-        else Curve.fit(seen.confidence[on, v], losses[on, v])
-        for v, on in enumerate(known.T)
-    ]
-    odds = np.stack([curve(seen.confidence[:, v]) for v, curve in enumerate(curves)], axis=1)
-    offset = np.zeros((rows, nodes))
-    belief = Belief(
-        classes=classes,
-        bounds=tuple(curve.bounds for curve in curves),
-        levels=tuple(curve.levels for curve in curves),
-        offsets=(np.empty(0),) * nodes,
-        pairs={},
-        weights={},
-        masked=np.zeros((nodes, HEAD + PEER * nodes)),
-        memory=options.memory,
-    )
-    if seen.codes is None:
-        return belief, offset, {}
-    tables: list[Floats] = []
-    for v, on in enumerate(known.T):
-        own = belief.common(seen.codes[on, v])
-        fitted = Offsets.fit(own, len(classes) + 1, odds[on, v], losses[on, v])
-        tables.append(fitted.table)
-        offset[on, v] = fitted.without_own
-    pairs: dict[tuple[int, int], Cells] = {}
-    rows_of_pairs: dict[tuple[int, int], Floats] = {}
-    for a, b in permutations(range(nodes), 2) if options.pairs else ():
-        keys = belief.pair_keys(seen.codes, a, b)
-        on = known[:, a] & seen.came[:, b] & (keys >= 0)
-        if on.sum() < MIN_ROWS:
-            continue
-        cells, which = np.unique(keys[on], return_inverse=True)
-        fitted = Offsets.fit(which, len(cells), (odds + offset)[on, a], losses[on, a])
-        some = fitted.table != 0
-        pairs[a, b] = Cells(cells[some], fitted.table[some])
-        rows_of_pairs[a, b] = np.zeros(rows)
-        rows_of_pairs[a, b][on] = fitted.without_own
-    return replace(belief, offsets=tuple(tables), pairs=pairs), offset, rows_of_pairs
-
-
-def _head(view: View, losses: Floats, known: Bools) -> Floats:
-    """Fit, for each node, how its own evidence and the input go together; drawn to the evidence."""
-    prior, bar = view.seen.prior, view.bar
-    assert prior is not None and bar is not None  # noqa: S101, PT018 - the caller checked
-    ridge, centre = np.array([0, 4.0, 8.0, 8.0]), np.array([0, 1.0, 0, 0])
-    heads = []
-    for v, on in enumerate(known.T):
-        total = view.curve[:, v] + view.offset[:, v]
-        columns = np.stack([np.ones(len(total)), total, prior[:, v], bar], axis=1)
-        enough = on.sum() >= MIN_ROWS
-        heads.append(logistic(columns[on], losses[on, v], ridge, centre) if enough else centre)
-    return on_grid(np.array(heads))
-
-
-def _drawn_to_own() -> Floats:
-    return np.array([0, 1.0, 1.0, 0])
-
-
-def _masked(
-    view: View,
-    losses: Floats,
-    known: Bools,
-    members: Sequence[int],
-    largest: int,
-    weight: Floats | None,
-    options: BeliefOptions,
-    rng: np.random.Generator,
-) -> Floats:
-    """Fit one regression per answer, on rows with random other answers left out."""
-    nodes = losses.shape[1]
-    masked = np.zeros((nodes, HEAD + PEER * nodes))
-    masked[:, :HEAD] = _drawn_to_own()
-    for a in members if len(members) > 1 else ():
-        on = np.flatnonzero(known[:, a])
-        if len(on) < MIN_ROWS:
-            continue
-        others = [b for b in members if b != a]
-        most = min(largest, options.memory) - 1
-        # The first so many of a random order; those that never came are left out besides.
-        order = rng.random((len(on), len(others))).argsort(axis=1).argsort(axis=1)
-        shown = order < rng.integers(0, most + 1, size=(len(on), 1))
-        shown &= view.seen.came[on][:, others]
-        columns = view.columns((*sorted(members),), a)[on]
-        columns[:, HEAD:] *= np.repeat(shown, PEER, axis=1)
-        centre = np.concatenate([_drawn_to_own(), np.zeros(PEER * len(others))])
-        ridge = options.ridge + options.per_rows / max(len(on), 50)
-        share = None if weight is None else weight[on]
-        fitted = logistic(columns, losses[on, a], ridge, centre, share, tolerance=1e-5)
-        masked[a, :HEAD] = fitted[:HEAD]
-        for k, b in enumerate(others):
-            masked[a, HEAD + PEER * b :][:PEER] = fitted[HEAD + PEER * k :][:PEER]
-    return on_grid(masked)
-
-
-def _of_sets(
-    view: View,
-    losses: Floats,
-    known: Bools,
-    sets: Sequence[Step],
-    weight: Floats | None,
-    options: BeliefOptions,
-) -> dict[tuple[Step, int], Floats]:
-    """Fit one regression per set and answer, drawn to its own log-odds."""
-    weights: dict[tuple[Step, int], Floats] = {}
-    for step in sets:
-        context = step[-options.memory :]
-        if len(context) == 1 or (context, context[0]) in weights:
-            continue
-        came = view.seen.came[:, list(context)].all(axis=1)
-        for a in context:
-            on = came & known[:, a]
-            if on.sum() < MIN_ROWS:
+    def _class_offsets(
+        self, belief: Belief, seen: Seen, codes: Ints
+    ) -> tuple[Belief, dict[tuple[int, int], Floats]]:
+        """Fit class offsets and pair tables; return those of each row without the row, too."""
+        tables: list[Floats] = []
+        odds = belief.curve_odds(seen.confidence)
+        for v, on in enumerate(self.labelled.T):
+            classes = belief.common(codes[on, v])
+            fitted = Offsets.fit(classes, len(belief.classes) + 1, odds[on, v], self.losses[on, v])
+            tables.append(fitted.table)
+            self._without_row[on, v] = fitted.without_row
+        odds = odds + self._without_row
+        pairs: dict[tuple[int, int], Cells] = {}
+        rows: dict[tuple[int, int], Floats] = {}
+        for a, b in permutations(range(len(tables)), 2) if self.options.pairs else ():
+            keys = belief.pair_keys(codes, a, b)
+            on = self.labelled[:, a] & seen.came[:, b] & (keys >= 0)
+            if on.sum() < self.options.min_rows:
                 continue
-            centre = np.append(_drawn_to_own(), np.zeros(PEER * (len(context) - 1)))
-            ridge = options.ridge + options.per_rows / max(on.sum(), 50)
-            share = None if weight is None else weight[on]
-            columns = view.columns(context, a)[on]
-            fitted = logistic(columns, losses[on, a], ridge, centre, share, tolerance=1e-5)
-            weights[context, a] = on_grid(fitted)
-    return weights
+            cells, number = np.unique(keys[on], return_inverse=True)
+            fitted = Offsets.fit(number, len(cells), odds[on, a], self.losses[on, a])
+            nonzero = fitted.table != 0
+            pairs[a, b] = Cells(cells[nonzero], fitted.table[nonzero])
+            rows[a, b] = np.zeros(len(seen))
+            rows[a, b][on] = fitted.without_row
+        return replace(belief, offsets=tuple(tables), pairs=pairs), rows
 
+    def fit_head(self) -> None:
+        """Fit how an answer's evidence and the input go together; drawn to the evidence."""
+        ridge, centre = np.array([0, 4.0, 8.0, 8.0]), np.array([0, 1.0, 0, 0])
+        heads = np.tile(centre, (self.belief.count, 1))
+        for v, on in enumerate(self.labelled.T):
+            columns = self._of_input(v, self.curve[:, v] + self.offset[:, v])[on]
+            if on.sum() >= self.options.min_rows:
+                heads[v] = logistic(columns, self.losses[on, v], ridge, centre)
+        heads = on_grid(heads)
+        self.belief = replace(self.belief, head=heads)
+        self._draw_to_prior(heads)
 
-def _not_asked(
-    view: View, losses: Floats, known: Bools, sets: Sequence[Step], rng: np.random.Generator
-) -> tuple[Floats, Floats]:
-    """Fit, for each node, the chance that it errs before it is asked: at the start, and later."""
-    prior, bar = view.seen.prior, view.bar
-    assert prior is not None and bar is not None  # noqa: S101, PT018 - the caller checked
-    nodes, largest = losses.shape[1], max(map(len, sets))
-    first, later = np.zeros((nodes, 3)), np.zeros((nodes, 7))
-    first[:, 1] = later[:, 1] = 1
-    for m in range(nodes):
-        on = known[:, m]
-        if on.sum() >= MIN_ROWS:
-            columns = np.stack([np.ones(len(bar)), prior[:, m], bar], axis=1)[on]
-            first[m] = logistic(columns, losses[on, m], 4.0, first[m])
-        without = [step for step in sets if m not in step and len(step) < largest]
-        parts, targets = [], []
-        for step in without:
-            rows = np.flatnonzero(on & view.seen.came[:, list(step)].all(axis=1))
-            rows = rng.permutation(rows)[: max(200, 6000 // len(without))]
-            one, z, x = np.ones(len(rows)), prior[rows, m], view.best(step)[0][rows]
-            sizes = [one * (len(step) == 2), one * (len(step) == 3)]
-            parts.append(np.stack([one, z, bar[rows], x, 0.3 * x * z, *sizes], axis=1))
-            targets.append(losses[rows, m])
-        if without and sum(map(len, targets)) >= MIN_ROWS:
-            later[m] = logistic(np.concatenate(parts), np.concatenate(targets), 8.0, later[m])
-            later[m, 4] *= 0.3  # the column was scaled: products vary more
-    return on_grid(first), on_grid(later)
+    def _of_input(self, node: int, *evidence: Floats) -> Floats:
+        """Return columns: a constant, evidence, what the input says of a node and on the mean."""
+        assert self.seen.prior is not None and self.bar is not None  # noqa: S101, PT018 - checked
+        one = np.ones(len(self.bar))
+        return np.stack([one, *evidence, self.seen.prior[:, node], self.bar], axis=1)
+
+    def _drawn(self, columns: Floats, node: int, rows: Bools | Ints) -> Floats:
+        """Return the regression of a node's loss on its evidence and peers, on some rows."""
+        losses = self.losses[rows, node]
+        centre = np.append([0, 1.0, 1.0, 0], np.zeros(columns.shape[1] - HEAD))
+        ridge = self.options.ridge + self.options.per_rows / max(len(losses), 50)
+        weight = None if self.weight is None else self.weight[rows]
+        return on_grid(logistic(columns, losses, ridge, centre, weight, tolerance=1e-5))
+
+    def fit_masked(self) -> None:
+        """Fit one regression per answer, on rows with random other answers left out."""
+        nodes = self.belief.count
+        masked = np.zeros((nodes, HEAD + PEER * nodes))
+        masked[:, 1:3] = 1  # its own curve and offset
+        members = sorted({v for step in self.sets for v in step})
+        most_peers = min(max(map(len, self.sets)), self.options.memory) - 1
+        for a in members if len(members) > 1 else ():
+            on = np.flatnonzero(self.labelled[:, a])
+            if len(on) < self.options.min_rows:
+                continue
+            peers = [b for b in members if b != a]
+            # The first so many of a random order; those that never came are left out besides.
+            order = self.rng.random((len(on), len(peers))).argsort(axis=1).argsort(axis=1)
+            shown = order < self.rng.integers(0, most_peers + 1, size=(len(on), 1))
+            shown &= self.seen.came[on][:, peers]
+            columns = self.columns(tuple(members), a)[on]
+            columns[:, HEAD:] *= np.repeat(shown, PEER, axis=1)
+            fitted = self._drawn(columns, a, on)
+            masked[a, :HEAD] = fitted[:HEAD]
+            cells = (HEAD + PEER * np.array(peers)[:, None] + np.arange(PEER)).ravel()
+            masked[a, cells] = fitted[HEAD:]
+        self.belief = replace(self.belief, masked=masked)
+
+    def fit_sets(self) -> None:
+        """Fit one regression per set and answer, drawn to its own log-odds."""
+        weights: dict[tuple[Step, int], Floats] = {}
+        for context in dict.fromkeys(map(self.belief.context, self.sets)):
+            came = self.seen.came[:, list(context)].all(axis=1)
+            for a in context if len(context) > 1 else ():
+                on = came & self.labelled[:, a]
+                if on.sum() >= self.options.min_rows:
+                    weights[context, a] = self._drawn(self.columns(context, a)[on], a, on)
+        self.belief = replace(self.belief, weights=weights)
+
+    def fit_not_asked(self) -> None:
+        """Fit, for each node, the chance that it errs before it is asked: at the start, later."""
+        nodes, largest = self.belief.count, max(map(len, self.sets))
+        first, later = np.zeros((nodes, 3)), np.zeros((nodes, 7))
+        first[:, 1] = later[:, 1] = 1
+        for m, on in enumerate(self.labelled.T):
+            if on.sum() >= self.options.min_rows:
+                columns = self._of_input(m)[on]
+                first[m] = logistic(columns, self.losses[on, m], 4.0, first[m])
+            before = [step for step in self.sets if m not in step and len(step) < largest]
+            parts, targets = [], []
+            for step in before:
+                rows = np.flatnonzero(on & self.seen.came[:, list(step)].all(axis=1))
+                rows = self.rng.permutation(rows)[: max(200, 6000 // len(before))]
+                x, one = self.best(step)[0][rows], np.ones(len(rows))
+                columns = self._of_input(m)[rows]
+                product = 0.3 * x * columns[:, 1]  # scaled: products vary more
+                sizes = [one * (len(step) == 2), one * (len(step) == 3)]
+                parts.append(np.column_stack([columns, x, product, *sizes]))
+                targets.append(self.losses[rows, m])
+            if sum(map(len, targets)) >= self.options.min_rows:
+                later[m] = logistic(np.concatenate(parts), np.concatenate(targets), 8.0, later[m])
+                later[m, 4] *= 0.3
+        self.belief = replace(self.belief, first=on_grid(first), later=on_grid(later))
