@@ -259,7 +259,7 @@ plain = st.one_of(
     st.datetimes(),
     st.datetimes(timezones=st.just(dt.UTC)),
 )
-KEYS = ("name", "cost", "after", "reach", "verify_cost")
+KEYS = ("name", "cost", "after", "reach", "verify_cost", "cost_per_call")
 values = st.recursive(
     plain,
     lambda inner: st.lists(inner) | st.dictionaries(st.text("ab é.\"'\n"), inner),

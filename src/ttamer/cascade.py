@@ -18,6 +18,7 @@
     name = "large"
     cost = 12.5
     verify_cost = 2.0        # its confidence, on top, where that costs by itself
+    cost_per_call = 40.0     # a call of many inputs, on top of their costs
     after = "small"          # asked only once this node was; ["small", "medium"]: once both were
     upstream = "http://..."  # any further key is kept for the serving layer
 
@@ -80,6 +81,9 @@ class CascadeNode:
     verify_cost: float | None = None
     """What its confidence costs on top of its answer, where the answer may be returned without:
     a verifier's call, or further samples. ``None`` where the confidence comes with the answer."""
+    cost_per_call: float | None = None
+    """What a call costs beside ``cost``, however many inputs are in it: of models that answer in
+    batches. Their planners share it among the rows of a batch."""
 
     @property
     def parents(self) -> tuple[str, ...]:
@@ -718,7 +722,7 @@ def _checked_node(node: CascadeNode, place: str, kind: Kind) -> CascadeNode:
             raise CascadeError(f"{place}: {key!r} cannot stand among the options as well")
     prices: dict[str, Any] = {
         key: None if (value := getattr(node, key)) is None else _price(value, f"{place}: {key}")
-        for key in ("cost", "reach", "verify_cost")
+        for key in ("cost", "reach", "verify_cost", "cost_per_call")
     }
     if node.reach is not None and kind == "models":
         raise CascadeError(
