@@ -41,6 +41,7 @@ from ttamer.fitting.states import StateTables
 from ttamer.fitting.threshold import default_thresholds, threshold_tables
 from ttamer.problem.tradeoff import check_tradeoffs
 from ttamer.show import ProgressOption, shown
+from ttamer.solvers.blas import one_thread
 from ttamer.trace.checks import check_for_fit, require_trace
 from ttamer.trace.trace import Trace, require_rows
 
@@ -131,7 +132,7 @@ def fit(
         trace = trace.take(np.sort(generator.permutation(len(trace))[:MAX_ROWS]))
     if record.latency_weight:
         _require_latency(trace, record.latency_weight)
-    with shown(progress) as report:
+    with shown(progress) as report, one_thread():
         if callable(report):
             report(f"fitting belief {belief} to {counted(len(trace), 'row')}")
         chosen = None if tradeoffs is None else check_tradeoffs(tradeoffs)
