@@ -102,6 +102,15 @@ def number(value: float, unit: str = "") -> str:
     return f"{text} {unit}" if unit else text
 
 
+def priced(cost: float, unit: str) -> str:
+    """Return a cost with its unit, where it has one.
+
+    >>> priced(3.25, "ms"), priced(3.25, "")
+    ('3.25 ms', '3.25')
+    """
+    return f"{number(cost)} {unit}".rstrip()
+
+
 def percent(share: float, *, digits: int | None = None) -> str:
     """Return a share in percent; with ``digits``, that many decimals.
 

@@ -61,14 +61,14 @@ def comparison_options(function: Function) -> Function:
             raise ArgumentError(
                 "give one TRACE, which is halved at random, or --fit TRACE and --test TRACE"
             )
-        said = f"{trace or fit}{reading.words}"
+        trace_words = f"{trace or fit}{reading.words}"
         return function(
             read=lambda: (
                 reading.read(trace).split(0.5, seed=0)
                 if trace
                 else (reading.read(fit or ""), reading.read(test or ""))
             ),
-            said=said,
+            trace_words=trace_words,
             **options,
         )
 
@@ -80,7 +80,7 @@ def comparison_options(function: Function) -> Function:
 @output_option(text="Write the comparison as JSON here.")
 def frontier_command(
     read: Any,
-    said: str,
+    trace_words: str,
     names: list[str] | None,
     resamples: int,
     output: str | None,
@@ -98,7 +98,7 @@ def frontier_command(
     text = to_json(result.to_dict())
     if output:
         Path(output).write_text(text + "\n", "utf-8")
-    print(text if as_json else f"{result}{advice_text(result, said)}")
+    print(text if as_json else f"{result}{advice_text(result, trace_words)}")
     if output and not as_json:
         print(f"\n  written to {output}")
 
@@ -110,7 +110,7 @@ def frontier_command(
 @click.option("--title", help="The title of the page.")
 def report_command(
     read: Any,
-    said: str,
+    trace_words: str,
     names: list[str] | None,
     resamples: int,
     output: str,
@@ -127,32 +127,38 @@ def report_command(
     fit_trace, test_trace = read()
     progress = progress_line(quiet=as_json)
     result = frontier(fit_trace, test_trace, families=names, resamples=resamples, progress=progress)
+    paths = write_report(result, output, title=title, fit_trace=fit_trace, progress=progress)
     progress("")
-    paths = write_report(result, output, title=title)
     if as_json:
         print(to_json({**result.to_dict(), "written": [str(path) for path in paths]}))
     else:
-        print(f"{result}{advice_text(result, said)}\n\n  written to {paths[0]}")
+        print(f"{result}{advice_text(result, trace_words)}\n\n  written to {paths[0]}")
 
 
-def advice_text(result: Frontier, said: str | None = None) -> str:
-    """Return the recommendation, and for a command what comes next."""
+def advice_text(result: Frontier, trace_words: str | None = None) -> str:
+    """Return the recommendation, and for a command what comes next.
+
+    ``trace_words`` are the words of a command that fits the same rows.
+    """
     if "ttamer" not in result.families:
         return ""
     advice = recommend(result)
-    advised = f"What to use: {' '.join([advice.sentence, *advice.notes])}"
-    lines = ["", "", textwrap.fill(advised, 80, break_on_hyphens=False)]
-    if said and advice.outcome == "loses" and advice.family == "threshold":
-        lines += ["", f"Next: ttamer fit {said} --belief threshold"]
-    if said and result.ladder is not None and advice.outcome in ("wins", "ties"):
-        budget = budget_of(result.ladder, *advice.settings)
-        lines += [
-            "",
-            f"Next: ttamer fit {said}",
-            "and choose that policy by its expected cost:",
-            f"  for_budget({budget}) in Python, budget = {budget} in [serve]",
-        ]
-    return "\n".join(lines)
+    text = textwrap.fill(
+        f"What to use: {' '.join([advice.sentence, *advice.notes])}", 80, break_on_hyphens=False
+    )
+    beliefs = {"paper": " --belief markov", "threshold": " --belief threshold"}
+    if trace_words is None or advice.outcome == "nothing":
+        return f"\n\n{text}"
+    if advice.outcome == "loses" and advice.family in beliefs:
+        return f"\n\n{text}\n\nNext: ttamer fit {trace_words}{beliefs[advice.family]}"
+    if advice.outcome == "loses" or result.ladder is None:
+        return f"\n\n{text}"
+    budget = budget_of(result.ladder, *advice.settings)
+    return (
+        f"\n\n{text}\n\nNext: ttamer fit {trace_words}\n"
+        "and choose that policy by its expected cost:\n"
+        f"  for_budget({budget}) in Python, budget = {budget} in [serve]"
+    )
 
 
 @command("demo")
@@ -184,14 +190,13 @@ def demo_command(trace: str, output: str) -> None:
         played={**ours.played, **rivals.played},
         left_out=rivals.left_out,
     )
-    progress("drawing the report")
     folder.mkdir(parents=True, exist_ok=True)
-    page = write_report(result, file, png=False)[0]
+    page = write_report(result, file, png=False, progress=progress)[0]
     progress("")
     # The recommendation may name another family: these three numbers are always ttamer's.
-    first, *more = three_numbers(result)
+    first, *further = three_numbers(result)
     print(paint(f"With ttamer: {first}", "bold"))
-    for line in more:
+    for line in further:
         print(f"  and {line}")
     facts = datasets.about(trace)
     print(f"\n{trace}: {facts['title']}")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import counted, number, percent, require_kind
+from ttamer._checks import counted, number, percent, priced, require_kind
 from ttamer.baselines import FAMILIES, fit_families, known_names
 from ttamer.baselines.rules import Unsuitable
 from ttamer.errors import ArgumentError
@@ -30,10 +30,11 @@ from ttamer.evaluation.results import (
     known_losses,
     measure,
     returned,
+    units_of,
 )
 from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, MarkovRecord, shown_error
-from ttamer.fitting.replay import Family, Played, Setting, full_cost, paid
+from ttamer.fitting.replay import Family, Played, Rule, Setting, full_cost, paid
 from ttamer.show import ProgressOption, card, shown
 from ttamer.show.curves import draw_curves
 from ttamer.show.graph import Drawing
@@ -99,6 +100,10 @@ SUMMARIES: dict[str, str] = {
 }
 
 
+# Families that ttamer fit fits (--belief), and nodes alone: all of them can be served.
+SERVED = ("ttamer", "paper", "threshold", "always-first", "always-last", "always-best")
+
+
 def family_names(names: Iterable[str]) -> list[str]:
     """Return the names of families to fit as a list, each once; refuse others before any fit.
 
@@ -121,12 +126,12 @@ def fit_all(
     """
     names = list({**OURS, **FAMILIES}) if names is None else family_names(names)
     ready = {"ttamer": settings_of(ladder)} if ladder is not None and "ttamer" in names else {}
-    others = [name for name in names if name not in ready]
+    unfitted = [name for name in names if name not in ready]
     settings, left_out = fit_families(
-        trace, others, families={**OURS, **FAMILIES}, progress=progress
+        trace, unfitted, families={**OURS, **FAMILIES}, progress=progress
     )
-    every = {**ready, **settings}
-    return {name: every[name] for name in names if name in every}, left_out
+    settings = {**ready, **settings}
+    return {name: settings[name] for name in names if name in settings}, left_out
 
 
 def uses_labels(family: str) -> bool:
@@ -154,6 +159,8 @@ class Point:
     """The family's name."""
     knob: dict[str, Any]
     result: Result
+    rule: Rule | None = None
+    """What decided."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values.
@@ -224,6 +231,34 @@ class Frontier:
             f"{alone.node} alone: "
             f"cost {number(alone.cost)}, {measure} {shown_error(alone.error, measure)})"
         )
+
+    @property
+    def deciding(self) -> list[str]:
+        """The families that decide without the labels: rivals, not bounds."""
+        return [name for name in self.families if not uses_labels(name)]
+
+    def can_serve(self, family: str) -> bool:
+        """Return whether a family can be fitted, saved and served, and not only measured.
+
+        Args:
+            family: The family's name.
+
+        Returns:
+            True if every rule of the family decides inputs one by one, in sessions.
+        """
+        is_fit = family in SERVED  # of a fit of the same name, or a node alone
+        return is_fit or all(hasattr(point.rule, "session") for point in self.of(family))
+
+    def priced(self, cost: float) -> str:
+        """Return a cost with the cascade's unit, where it has one.
+
+        Args:
+            cost: A cost per input.
+
+        Returns:
+            The number as people write it: "3.2 ms".
+        """
+        return priced(cost, self.test_trace.spec.unit)
 
     @property
     def measure(self) -> Measure:
@@ -323,16 +358,11 @@ class Frontier:
         Returns:
             The mean error, from 0 to 1.
         """
-        low, high = self.cost_range
-        costs, errors = self.curve(family)
-        whole = area_under([*costs, self.cheapest[0]], [*errors, self.cheapest[1]], low, high)
-        return whole / (high - low)
-
-    @property
-    def cost_range(self) -> tuple[float, float]:
-        """From the cheapest answer's cost to the full model's."""
         low = self.cheapest[0]
-        return low, max(self.full_cost, low * (1 + 1e-9) + 1e-300)
+        high = max(self.full_cost, low * (1 + 1e-9) + 1e-300)  # where all nodes cost the same
+        costs, errors = self.curve(family)
+        area = area_under([*costs, low], [*errors, self.cheapest[1]], low, high)
+        return area / (high - low)
 
     @property
     def alone(self) -> str:
@@ -360,7 +390,7 @@ class Frontier:
             if self.same_rows
             else f"Fitted on {fit_rows}, measured on {counted(self.test_rows, 'other', ',')}.",
             f"Compared with {self.alone}: {noun} {shown_error(best.error, noun)}, "
-            f"cost {number(best.cost)} per input.",
+            f"cost {self.priced(best.cost)} per input.",
             "",
             f"Cost as a share of what {self.alone} costs, at its {noun} and at {wider}",
             f"('-': not reached); {mean} over all costs:",
@@ -409,7 +439,7 @@ class Frontier:
             f"fitted on {counted(self.fit_rows, 'row', ',')}, measured on {self.test_rows:,}"
             + (" of the same: errors are too low" if self.same_rows else ""),
             f"{reference.node} alone: {measured} {shown_error(reference.error, measured)}, cost "
-            f"{number(reference.cost)}",
+            f"{self.priced(reference.cost)}",
         ]
         return card("Frontier", notes=notes, head=head, rows=rows, drawing=self.plot())
 
@@ -427,12 +457,13 @@ class Frontier:
         curves = {}
         for family in self._ranked[:MAX_DRAWN]:
             costs, errors = self.curve(family)
-            kept = lower_envelope(costs, errors).tolist()
-            curves[family] = ([costs[k] for k in kept], [errors[k] for k in kept])
+            corners = lower_envelope(costs, errors).tolist()
+            curves[family] = ([costs[k] for k in corners], [errors[k] for k in corners])
         alone = self.reference
         marks = {f"{alone.node} alone": (alone.cost, alone.error)}
         share = self.measure == "error"
-        labels = ("cost per input", self.measure)
+        unit = self.test_trace.spec.unit
+        labels = (f"cost per input ({unit})" if unit else "cost per input", self.measure)
         return draw_curves(curves, *labels, marks=marks, y_percent=share).written(path)
 
     @property
@@ -475,10 +506,10 @@ class Frontier:
         }
 
 
-def require_frontier(found: object, what: str) -> None:
+def require_frontier(value: object, what: str) -> None:
     """Refuse anything but a frontier."""
     remedy = "make one with ttamer.frontier(fit_trace, test_trace)"
-    require_kind(found, Frontier, f"{what} needs a Frontier", remedy)
+    require_kind(value, Frontier, f"{what} needs a Frontier", remedy)
 
 
 def frontier(
@@ -539,16 +570,21 @@ def frontier(
             ladder = fit(fit_trace, progress=hook)
         settings, left_out = fit_all(fit_trace, names, ladder=ladder, progress=hook)
         points, played = [], {}
-        for place, (name, choices) in enumerate(settings.items(), start=1):
+        for count, (name, choices) in enumerate(settings.items(), start=1):
             if hook:
-                hook(f"measuring {name} ({place} of {len(settings)})")
+                hook(f"measuring {name} ({count} of {len(settings)})")
             try:
                 played[name] = _play(choices, test_trace)
             except Unsuitable as reason:
                 left_out[name] = f"on the test rows: {reason}"
                 continue
             points += [
-                Point(name, choice.knob, measure(done, test_trace, resamples=resamples, seed=seed))
+                Point(
+                    name,
+                    choice.knob,
+                    measure(done, test_trace, resamples=resamples, seed=seed),
+                    choice.rule,
+                )
                 for choice, done in zip(choices, played[name], strict=True)
             ]
     if not points:
@@ -625,7 +661,7 @@ class Resampled:
     ) -> Resampled:
         """Draw the rows on which the frontier was measured."""
         trace = frontier.test_trace
-        rows = RowBootstrap.of(len(trace), resamples=resamples, seed=seed)
+        rows = RowBootstrap.of(units_of(trace), resamples=resamples, seed=seed)
         losses = known_losses(trace)
         measured = {}
         for family in families:
@@ -645,19 +681,18 @@ class Resampled:
 
     def error_at_price(self, family: str) -> tuple[float, float]:
         """Return a 95% interval of the family's error at the reference's cost."""
-        found = (
+        reached = (
             error_at_cost(costs, errors, price)
             for costs, errors, price in zip(*self.families[family], self.cost, strict=True)
         )
         # No answer is a wrong one, or loses as much as the worst setting.
         worst = 1.0 if self.measure == "error" else float(self.families[family][1].max())
-        draws = [worst if error is None else error for error in found]
-        low, high = interval(draws)
+        low, high = interval([worst if error is None else error for error in reached])
         return float(low), float(high)
 
-    def cannot_tell(self, one: str, other: str, more_error: float) -> bool:
+    def cannot_tell(self, family: str, rival: str, more_error: float) -> bool:
         """Whether the 95% interval of the difference between two savings holds zero."""
-        first, second = self._savings(one, more_error), self._savings(other, more_error)
+        first, second = self._savings(family, more_error), self._savings(rival, more_error)
         with np.errstate(invalid="ignore"):
             gap = np.nan_to_num(first - second, nan=0.0, posinf=np.inf, neginf=-np.inf)
         low, high = interval(gap, method="inverted_cdf")

@@ -1,11 +1,7 @@
 """Evaluation: error, cost and the node that answered, with percentile bootstrap intervals.
 
-Where answers have losses, the error is the mean loss, in the unit of the losses.
-
-A resampled mean depends only on how often each group of rows is drawn, so rows are grouped, and
-resamples are drawn as counts of the groups. Points are grouped by their distinct pairs of (loss,
-cost): a million rows cost no more than a thousand. Where there are many pairs, rows are grouped at
-random: groups of rows that are alike would hide how far large costs and losses differ.
+Where answers have losses, the error is the mean loss, in the unit of the losses. Resamples draw
+whole groups of rows: those that the trace names, or groups made at random where rows are many.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import counted, number, percent, require_kind, require_whole
+from ttamer._checks import counted, number, percent, priced, require_kind, require_whole
 from ttamer._extras import require
 from ttamer.cascade import Target
 from ttamer.errors import ArgumentError, TraceError
@@ -28,10 +24,6 @@ from ttamer.show import card
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Measure, Trace
 
-# The quantiles of the cost that a result holds.
-QUANTILES = (0.5, 0.9, 0.99)
-# With more distinct pairs of (loss, cost), rows are drawn themselves.
-MAX_GROUPS = 1000
 # The largest number of groups of rows that are drawn. More rows are grouped at random: the mean
 # of a group varies less in proportion to its size, so the spread of the drawn means does not
 # change.
@@ -57,23 +49,6 @@ def check_resampling(resamples: int, seed: int) -> None:
     require_whole(seed, "seed")
 
 
-def draw_counts(
-    counts: NDArray[Any], resamples: int, generator: np.random.Generator
-) -> NDArray[np.int64]:
-    """Return, shape (resamples, groups), how often each group is drawn.
-
-    Args:
-        counts: Shape (groups,): the number of units in each group; as many units are drawn.
-        resamples: How many resamples to draw.
-        generator: The source of randomness.
-
-    >>> draw_counts(np.array([2, 1]), 3, np.random.default_rng(0)).sum(axis=1).tolist()
-    [3, 3, 3]
-    """
-    total = int(counts.sum())
-    return generator.multinomial(total, counts / total, size=resamples)
-
-
 def interval(draws: Any, *, method: Any = "linear", axis: int | None = None) -> Any:
     """Return the ends of the 95% percentile interval of resampled values.
 
@@ -83,28 +58,38 @@ def interval(draws: Any, *, method: Any = "linear", axis: int | None = None) -> 
     return np.quantile(draws, [0.025, 0.975], method=method, axis=axis)
 
 
+def units_of(trace: Trace) -> NDArray[np.intp]:
+    """Return, shape (T,), which rows are drawn together: those of one group; -1 is a row alone."""
+    rows = np.arange(len(trace))
+    if trace.group is None:
+        return rows
+    alone = trace.group < 0
+    return np.unique(np.where(alone, -1 - rows, trace.group), return_inverse=True)[1]
+
+
 @dataclass(frozen=True, eq=False)
 class RowBootstrap:
-    """Resamples of T rows, drawn in at most ``MAX_BLOCKS`` groups made at random.
+    """Resamples of T rows, drawn in at most ``MAX_BLOCKS`` blocks; a group is never split.
 
-    >>> rows = RowBootstrap.of(3, resamples=2, seed=0)
+    >>> rows = RowBootstrap.of(np.arange(3), resamples=2, seed=0)
     >>> rows.means(np.ones(3)).tolist()
     [1.0, 1.0]
     """
 
-    group: NDArray[np.intp]
-    """Shape (T,): the group of each row."""
+    block: NDArray[np.intp]
+    """Shape (T,): the block of each row."""
     share: NDArray[np.float64]
-    """Shape (B, groups): the weight of a group's sum in each resampled mean."""
+    """Shape (B, blocks): the weight of a block's sum in each resampled mean."""
 
     @classmethod
-    def of(cls, rows: int, *, resamples: int, seed: int) -> RowBootstrap:
-        """Draw resamples of ``rows`` rows."""
+    def of(cls, unit: NDArray[np.intp], *, resamples: int, seed: int) -> RowBootstrap:
+        """Draw resamples of rows; ``unit`` has which of them belong together."""
         generator = np.random.default_rng(seed)
-        groups = min(rows, MAX_BLOCKS)
-        group = generator.permutation(np.arange(rows) % groups)
-        drawn = draw_counts(np.ones(groups, np.int64), resamples, generator)
-        return cls(group, drawn / (drawn @ np.bincount(group))[:, np.newaxis])
+        units = int(unit.max()) + 1
+        blocks = min(units, MAX_BLOCKS)
+        block = generator.permutation(np.arange(units) % blocks)[unit]
+        drawn = generator.multinomial(blocks, np.full(blocks, 1 / blocks), size=resamples)
+        return cls(block, drawn / (drawn @ np.bincount(block))[:, np.newaxis])
 
     def means(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Return, shape (B,), the mean of values, shape (T,), in each resample."""
@@ -114,9 +99,36 @@ class RowBootstrap:
         """Return, shape (B, k), the mean of each of k columns in each resample."""
         return self.share @ np.column_stack([self._sums(values) for values in columns])
 
+    def interval(self, values: NDArray[Any]) -> Interval:
+        """Return the 95% interval of the mean of values, shape (T,)."""
+        low, high = interval(self.means(values))
+        return float(low), float(high)
+
     def _sums(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        total: NDArray[Any] = np.bincount(self.group, values, self.share.shape[1])
+        total: NDArray[Any] = np.bincount(self.block, values, self.share.shape[1])
         return total
+
+
+def _bootstrap(trace: Trace, resamples: int, seed: int) -> RowBootstrap:
+    """Return resamples of rows."""
+    if trace.group is None:
+        return _of_single_rows(len(trace), resamples, seed)
+    return RowBootstrap.of(units_of(trace), resamples=resamples, seed=seed)
+
+
+@lru_cache(maxsize=1)  # for the next rule on the same rows
+def _of_single_rows(rows: int, resamples: int, seed: int) -> RowBootstrap:
+    return RowBootstrap.of(np.arange(rows), resamples=resamples, seed=seed)
+
+
+def standard_error(values: NDArray[Any], unit: NDArray[np.intp]) -> float:
+    """Return the standard error of a mean over rows; rows of one unit belong together.
+
+    >>> standard_error(np.array([0.0, 2.0] * 2), np.array([0, 0, 1, 1]))
+    0.0
+    """
+    sums = np.bincount(unit, values - values.mean())
+    return float(np.sqrt((sums**2).sum()) / len(values))
 
 
 @dataclass(frozen=True)
@@ -156,6 +168,8 @@ class Result:
     """The share of rows where it was wrong and the last one right, or lost more."""
     measure: Measure = "error"
     """What ``error`` is: the share of wrong answers, or ``"mean loss"``."""
+    unit: str = ""
+    """The unit of costs."""
     latency: float | None = None
     """The mean time per row, where the trace has latencies: nodes are asked one after another."""
     latency_p95: float | None = None
@@ -172,7 +186,7 @@ class Result:
         low, high = map(number, self.cost_interval)
         notes = [
             f"{self.measure} {error}, 95% interval {ends[0]} to {ends[1]}",
-            f"cost {number(self.cost)} per input, 95% interval {low} to {high}; "
+            f"cost {priced(self.cost, self.unit)} per input, 95% interval {low} to {high}; "
             f"{percent(self.relative_cost)} of the full model's",
         ]
         if self.latency is not None and self.latency_p95 is not None:
@@ -194,15 +208,12 @@ class Result:
         """Return plain values.
 
         Returns:
-            The fields by name; the quantiles of the cost have text keys, such as ``"0.5"``.
-            ``measure`` is there only where answers have losses, latencies where they are known.
+            The fields by name, without latencies that are not known; the quantiles of the cost
+            have text keys, such as ``"0.5"``.
         """
         quantiles = {f"{q:g}": cost for q, cost in self.cost_quantiles.items()}
         values = {**vars(self), "cost_quantiles": quantiles}
-        if self.measure == "error":
-            del values["measure"]
-        unknown = [name for name in ("latency", "latency_p95") if values[name] is None]
-        return {name: value for name, value in values.items() if name not in unknown}
+        return {name: value for name, value in values.items() if value is not None}
 
     def to_frame(self, library: Library = "pandas") -> Any:
         """Return a data frame of one row.
@@ -303,7 +314,10 @@ def measure(
     names = trace.names
     recalled = played.last != played.answer
     theirs = returned(losses, played.last, trace)
-    error_interval, cost_interval = _intervals(mine, cost, resamples, seed)
+    error_interval, cost_interval = (float(mine.mean()),) * 2, (float(cost.mean()),) * 2
+    if resamples:
+        drawn = _bootstrap(trace, resamples, seed)
+        error_interval, cost_interval = drawn.interval(mine), drawn.interval(cost)
     took = latency_of(played.asked, trace)
     answers = played.answer[played.answer >= 0]
     shares = np.bincount(answers, minlength=len(names)) / len(rows)
@@ -314,39 +328,17 @@ def measure(
         cost=float(cost.mean()),
         cost_interval=cost_interval,
         relative_cost=float(cost.mean()) / full_cost(trace.spec, trace),
-        cost_quantiles={q: float(np.quantile(cost, q)) for q in QUANTILES},
+        cost_quantiles={q: float(np.quantile(cost, q)) for q in (0.5, 0.9, 0.99)},
         answered=dict(zip(names, shares.tolist(), strict=True)),
         asked=dict(zip(names, played.asked.mean(axis=0).tolist(), strict=True)),
         recalled=float(recalled.mean()),
         recall_helped=float((recalled & (theirs > mine)).mean()),
         recall_hurt=float((recalled & (theirs < mine)).mean()),
         measure=trace.measure,
+        unit=trace.spec.unit,
         latency=None if took is None else float(took.mean()),
         latency_p95=None if took is None else float(np.quantile(took, 0.95)),
     )
-
-
-def _intervals(
-    wrong: NDArray[np.float64], cost: NDArray[np.float64], resamples: int, seed: int
-) -> tuple[Interval, Interval]:
-    """95% bootstrap intervals of the two means."""
-    rows = len(wrong)
-    if not resamples:
-        return (float(wrong.mean()),) * 2, (float(cost.mean()),) * 2
-    both = np.column_stack([wrong.astype(float), cost])
-    pairs, counts = np.unique(both, axis=0, return_counts=True)
-    if len(pairs) > MAX_GROUPS:  # most rows have a cost or a loss of their own
-        means = _row_bootstrap(rows, resamples, seed).column_means(both.T)
-    else:
-        means = draw_counts(counts, resamples, np.random.default_rng(seed)) @ pairs / rows
-    low, high = interval(means, axis=0)
-    return (float(low[0]), float(high[0])), (float(low[1]), float(high[1]))
-
-
-@lru_cache(maxsize=1)
-def _row_bootstrap(rows: int, resamples: int, seed: int) -> RowBootstrap:
-    """Return resamples of rows; the last ones are kept, for the next rule on the same rows."""
-    return RowBootstrap.of(rows, resamples=resamples, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -375,6 +367,8 @@ class Difference:
     cost_se: float
     """The standard error of that difference, over rows."""
     measure: Measure = "error"
+    unit: str = ""
+    """The unit of costs."""
 
     def __str__(self) -> str:
         sign = "-" if self.error < 0 else "+"
@@ -386,8 +380,8 @@ class Difference:
             f"{percent(self.answers_differ)} of them, and ask other nodes on "
             f"{percent(self.asks_differ)}\n"
             f"{self.measure} {sign}{error} (standard error {spread})\n"
-            f"cost {'-' if self.cost < 0 else '+'}{number(abs(self.cost))} per input (standard "
-            f"error {number(self.cost_se)})"
+            f"cost {'-' if self.cost < 0 else '+'}{priced(abs(self.cost), self.unit)} per input "
+            f"(standard error {number(self.cost_se)})"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -435,23 +429,23 @@ def compare(
     >>> compare(ladder.at(0.5), ladder.at(0.9), datasets.load("langid", "test")).cost < 0
     True
     """
-    for each in (rule, baseline):
-        _require_rule(each, trace)
+    _require_rule(rule, trace)
+    _require_rule(baseline, trace)
     trace = trace.with_verification()
-    one, other = rule.play(trace), baseline.play(trace)
+    mine, theirs, unit = rule.play(trace), baseline.play(trace), units_of(trace)
     losses = known_losses(trace, target)
-    lost = returned(losses, one.answer, trace) - returned(losses, other.answer, trace)
-    cost = paid(one.asked, trace) - paid(other.asked, trace)
-    root = max(len(trace), 1) ** 0.5
+    lost = returned(losses, mine.answer, trace) - returned(losses, theirs.answer, trace)
+    cost = paid(mine.asked, trace) - paid(theirs.asked, trace)
     return Difference(
         rows=len(trace),
-        answers_differ=float((one.answer != other.answer).mean()),
-        asks_differ=float((one.asked != other.asked).any(axis=1).mean()),
+        answers_differ=float((mine.answer != theirs.answer).mean()),
+        asks_differ=float((mine.asked != theirs.asked).any(axis=1).mean()),
         error=float(lost.mean()),
-        error_se=float(lost.std() / root),
+        error_se=standard_error(lost, unit),
         cost=float(cost.mean()),
-        cost_se=float(cost.std() / root),
+        cost_se=standard_error(cost, unit),
         measure=trace.measure,
+        unit=trace.spec.unit,
     )
 
 
@@ -475,8 +469,7 @@ def returned(
     losses: NDArray[np.float64], answer: NDArray[np.intp], trace: Trace
 ) -> NDArray[np.float64]:
     """Return, shape (T,), the loss of the answers returned; none at all loses most."""
-    known = losses[np.arange(len(losses)), answer]
-    return np.where(answer < 0, trace.unit, known)
+    return np.where(answer < 0, trace.unit, losses[np.arange(len(losses)), answer])
 
 
 def _require_rule(rule: object, trace: object) -> None:

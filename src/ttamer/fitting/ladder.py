@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer import __version__
-from ttamer._checks import counted, is_number, number, percent
+from ttamer._checks import counted, is_number, number, percent, priced
 from ttamer._extras import require
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
@@ -203,7 +203,7 @@ class Described:
     @property
     def described(self) -> str:
         """What it costs and how often it errs, in words."""
-        return described(self.cost, self.error, self.fitted.measure)
+        return described(self.cost, self.error, self.fitted.measure, self.spec.unit)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -1119,15 +1119,17 @@ def shown_error(value: float, measure: Measure, *, digits: int = 2) -> str:
     return percent(value, digits=digits) if measure == "error" else f"{value:.4g}"
 
 
-def described(cost: float | None, error: float | None, measure: Measure = "error") -> str:
+def described(
+    cost: float | None, error: float | None, measure: Measure = "error", unit: str = ""
+) -> str:
     """Return what a policy costs and how often it errs, or what it loses, in words.
 
-    >>> described(3.25, 0.0412)
-    'cost 3.25 per input, error 4.12%'
+    >>> described(3.25, 0.0412, unit="ms")
+    'cost 3.25 ms per input, error 4.12%'
     """
     if cost is None or error is None:
         return f"cost and {measure} not estimated"
-    return f"cost {number(cost)} per input, {measure} {shown_error(error, measure)}"
+    return f"cost {priced(cost, unit)} per input, {measure} {shown_error(error, measure)}"
 
 
 def policy_card(kind: str, policy: FittedPolicy | Mixture) -> str:

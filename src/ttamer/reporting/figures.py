@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import number, percent
+from ttamer._checks import number, percent, priced
 from ttamer._extras import require
 from ttamer.evaluation.frontiers import Frontier, Point, require_frontier, uses_labels
 from ttamer.fitting.ladder import shown_error
@@ -231,8 +231,8 @@ def _tip(point: Point, unit: float, node: str) -> str:
     low, high = (shown_error(end, result.measure) for end in result.error_interval)
     return (
         f"{point.policy}: {result.measure} {shown_error(result.error, result.measure)} "
-        f"({low} to {high}) at {number(result.cost)} per input, {percent(result.cost / unit)} of "
-        f"{node}'s; asks {node} on {percent(result.asked[node])} of inputs"
+        f"({low} to {high}) at {priced(result.cost, result.unit)} per input, "
+        f"{percent(result.cost / unit)} of {node}'s; asks {node} on {percent(result.asked[node])} of inputs"
     )
 
 
@@ -258,14 +258,16 @@ def answered_drawing(points: Sequence[Point], trace: Trace) -> Drawing:
             bars = axes.bar(places, shares, bottom=below, width=0.86, color=_node_colour(node),
                             label=printable(name))  # fmt: skip
             for bar, share, point in zip(bars, shares, points, strict=True):
+                asked, cost = point.result.asked[name], point.result.cost
                 drawing.mark(bar, f"{name} answers {percent(share)} of inputs, and is asked on "
-                             f"{percent(point.result.asked[name])}, at "
-                             f"{number(point.result.cost)} per input")  # fmt: skip
+                             f"{percent(asked)}, at {priced(cost, trace.spec.unit)} per "
+                             "input")  # fmt: skip
             below += shares
         some = places[:: max(1, -(-len(points) // 6))]
         axes.set_xticks(some, [number(points[k].result.cost) for k in some])
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
-        axes.set_xlabel("cost per input", color=MUTED)
+        unit = f" ({trace.spec.unit})" if trace.spec.unit else ""
+        axes.set_xlabel(f"cost per input{unit}", color=MUTED)
         axes.set_title("answered by", loc="left", color=MUTED, fontsize=11)
         drawing.figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=10,
                               labelcolor=INK)  # fmt: skip

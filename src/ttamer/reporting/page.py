@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ttamer import __version__
-from ttamer._checks import counted, number, percent, require_path
+from ttamer._checks import counted, percent, require_path
 from ttamer._extras import require
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import (
@@ -30,6 +30,7 @@ from ttamer.evaluation.frontiers import (
     require_frontier,
     uses_labels,
 )
+from ttamer.evaluation.learning import learning_curve
 from ttamer.fitting.ladder import shown_error
 from ttamer.reporting.figures import (
     Drawing,
@@ -50,6 +51,7 @@ from ttamer.reporting.recommendation import (
 )
 from ttamer.show import ProgressOption, shown
 from ttamer.stats.envelope import lower_envelope
+from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Trace
 
 # What a cell shows where there is no number.
@@ -106,12 +108,13 @@ def report(
     ['report.html', 'report_figures']
     """
     require_page(path)
-    names = None
-    if families is not None:
-        names = ["ttamer", *(name for name in family_names(families) if name != "ttamer")]
+    require_trace(trace, "a report")
+    names = None if families is None else list(dict.fromkeys(["ttamer", *family_names(families)]))
+    if test_trace is None:
+        trace, test_trace = trace.split(0.5, seed=0)
     with shown(progress) as hook:
         result = frontier(trace, test_trace, families=names, progress=hook)
-    write_report(result, path, title=title)
+        write_report(result, path, title=title, fit_trace=trace, progress=hook)
     return result
 
 
@@ -121,6 +124,8 @@ def write_report(
     *,
     title: str | None = None,
     png: bool = True,
+    fit_trace: Trace | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> list[Path]:
     """Write one self-contained HTML file, and its figures as PNG and SVG in a folder beside it.
 
@@ -129,6 +134,8 @@ def write_report(
         path: Where to write the page. The folder of figures has its name and ``_figures``.
         title: The title of the page; by default the name of the cascade, or its nodes.
         png: Whether to write the figures too.
+        fit_trace: The rows fitted to, for a learning curve.
+        progress: Called with a line of text as the work proceeds.
 
     Returns:
         The paths written, the page first.
@@ -149,6 +156,12 @@ def write_report(
     require_frontier(frontier, "write_report")
     target = require_page(path)
     advice, trace = recommend(frontier), frontier.test_trace
+    notes = [*advice.notes]
+    if fit_trace is not None and frontier.reference.cost > 0:
+        curve = learning_curve(frontier, fit_trace, more_error=advice.more_error, progress=progress)
+        notes.append(str(curve))
+    if progress is not None:
+        progress("drawing the report")
     pictures = _pictures(frontier, advice)
     if title is None:
         title = trace.spec.name or ", ".join(trace.names[:6])
@@ -158,9 +171,10 @@ def write_report(
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     page = environment.from_string(source).render(
         title=title,
-        advice=advice,
+        sentence=advice.sentence,
+        notes=notes,
         tiles=_tiles(frontier, advice),
-        pictures=[vars(each) | {"svg": _safe(each.drawing.svg())} for each in pictures],
+        pictures=[vars(picture) | {"svg": _safe(picture.drawing.svg())} for picture in pictures],
         families=_families(frontier),
         policies=_policies(frontier, advice),
         rows=f"{frontier.test_rows:,}",
@@ -175,8 +189,8 @@ def write_report(
     paths = [target]
     if png:
         folder = target.with_name(f"{target.stem}_figures")
-        for each in pictures:
-            paths += save_figure(each.drawing.figure, folder / each.name)
+        for picture in pictures:
+            paths += save_figure(picture.drawing.figure, folder / picture.name)
     return paths
 
 
@@ -220,7 +234,7 @@ class Picture:
 def _pictures(frontier: Frontier, advice: Recommendation) -> list[Picture]:
     """Return the four figures, of the family recommended."""
     trace, points = frontier.test_trace, frontier.of(advice.family)
-    kept = [points[place] for place in lower_envelope(*frontier.curve(advice.family))]
+    corners = [points[k] for k in lower_envelope(*frontier.curve(advice.family))]
     setting = advice.settings[0].point
     played = frontier.played[advice.family][points.index(setting)]
     result = setting.result
@@ -231,18 +245,18 @@ def _pictures(frontier: Frontier, advice: Recommendation) -> list[Picture]:
             f"inputs: it helped on {percent(result.recall_helped)} and hurt on "
             f"{percent(result.recall_hurt)}"
         )
-    place = f"{number(result.cost)} per input"
+    price = f"{frontier.priced(result.cost)} per input"
     return [
         Picture("frontier", "Error against cost", "Each curve is what a family reaches when two of "
                 "its settings may be mixed; grey: other families. Point at a mark for its "
                 "numbers.", frontier_drawing(frontier)),
         Picture("answered", f"Who answers: {advice.family}", f"Each bar is a setting on the "
-                f"frontier. At {place}, {recall}.", answered_drawing(kept, trace)),
+                f"frontier. At {price}, {recall}.", answered_drawing(corners, trace)),
         Picture("calibration", "Calibration", "Rows in ten groups by a node's confidence. On the "
                 "dotted line the confidence is the chance of being right."
                 if trace.measure == "error" else "Rows in ten groups by a node's confidence.",
                 calibration_drawing(trace)),
-        Picture("stopping", f"When to stop: {advice.family}", f"At {place}: on what share of the "
+        Picture("stopping", f"When to stop: {advice.family}", f"At {price}: on what share of the "
                 "inputs that a node was asked on the search stopped there, by its confidence.",
                 stopping_drawing(played, trace)),
     ]  # fmt: skip
@@ -318,8 +332,8 @@ def _families(frontier: Frontier) -> dict[str, Any]:
         ],
         "caption": (
             f"What each family costs at the {frontier.measure} of {frontier.alone} ({theirs}) and "
-            f"at more, as a share of what that costs ({number(unit)} per input); mean: the mean "
-            f"{frontier.measure} over all costs."
+            f"at more, as a share of what that costs ({frontier.priced(unit)} per input); mean: "
+            f"the mean {frontier.measure} over all costs."
         ),
         "left_out": frontier.left_out,
     }
@@ -333,11 +347,10 @@ def _policies(frontier: Frontier, advice: Recommendation) -> list[dict[str, Any]
     points, measure = frontier.of("ttamer"), frontier.measure
     used = [share.point for share in advice.settings]
     rows = []
-    for place in lower_envelope(*frontier.curve("ttamer")):
-        point = points[place]
+    for point in (points[k] for k in lower_envelope(*frontier.curve("ttamer"))):
         result = point.result
         rows.append({
-            "cost": number(result.cost),
+            "cost": frontier.priced(result.cost),
             "error": shown_error(result.error, measure),
             "interval": " to ".join(shown_error(end, measure) for end in result.error_interval),
             "asked": percent(result.asked[frontier.reference.node]),
