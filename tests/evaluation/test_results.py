@@ -87,7 +87,7 @@ def test_a_learning_curve_measures_fits_to_fewer_rows():
 
 def test_a_curve_that_does_not_reach_the_error_promises_nothing():
     assert str(LearningCurve((1, 2, 4), (None, None, 0.5), "large alone")) == (
-        "Fitted to 1, 2 and 4 rows, it costs (not reached), (not reached) and 50% of large alone "
-        "at that accuracy."
+        "Fitted to 1, 2 and 4 rows, ttamer costs (not reached), (not reached) and 50% of what "
+        "large alone costs."
     )
     assert str(LearningCurve((1, 2, 4), (0.5, 0.5, 0.5), "a")).endswith("would save nothing more.")

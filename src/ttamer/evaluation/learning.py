@@ -15,7 +15,7 @@ class LearningCurve:
     """What policies cost at one error, by the number of rows that they were fitted to.
 
     >>> print(LearningCurve((250, 500, 1000), (0.6, 0.5, 0.46), "large alone"))
-    Fitted to 250, 500 and 1,000 rows, it costs 60%, 50% and 46% of large alone at that accuracy; \
+    Fitted to 250, 500 and 1,000 rows, ttamer costs 60%, 50% and 46% of what large alone costs; \
 1,000 rows more would save about 2% more.
     """
 
@@ -42,8 +42,8 @@ class LearningCurve:
             "(not reached)" if share is None else percent(share) for share in self.shares
         )
         curve = (
-            f"Fitted to {', '.join(rows)} and {last_rows} rows, it costs {', '.join(shares)} and "
-            f"{last} of {self.against} at that accuracy"
+            f"Fitted to {', '.join(rows)} and {last_rows} rows, ttamer costs {', '.join(shares)} "
+            f"and {last} of what {self.against} costs"
         )
         if self.further is None:
             return f"{curve}."

@@ -114,7 +114,7 @@ def plain_axes(axes: Axes, *, grid: Any = "both") -> None:
     axes.set_facecolor("none")
     for side in axes.spines.values():
         side.set_visible(False)
-    axes.tick_params(length=0, labelsize=10, colors=MUTED)
+    axes.tick_params(which="both", length=0, labelsize=10, colors=MUTED)
     axes.set_axisbelow(True)
     if grid:
         axes.grid(axis=grid, color=RULE, lw=0.8)
@@ -232,7 +232,8 @@ def _tip(point: Point, unit: float, node: str) -> str:
     return (
         f"{point.policy}: {result.measure} {shown_error(result.error, result.measure)} "
         f"({low} to {high}) at {priced(result.cost, result.unit)} per input, "
-        f"{percent(result.cost / unit)} of {node}'s; asks {node} on {percent(result.asked[node])} of inputs"
+        f"{percent(result.cost / unit)} of {node}'s; asks {node} on {percent(result.asked[node])} "
+        "of inputs"
     )
 
 
