@@ -47,6 +47,7 @@ BODY = json.dumps(
 ).encode()
 HEAD = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    b"authorization: Bearer sk-master\r\n"
 )
 REQUEST = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 NODE = '[[node]]\nname = "{}"\ncost = {}\nupstream = "http://127.0.0.1:{}/{}/v1"\n'
@@ -83,8 +84,10 @@ class Model(asyncio.Protocol):
         self.received += data
         while (end := self.received.find(b"\r\n\r\n")) >= 0:
             head = self.received[:end].lower()
-            length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
-            if len(self.received) < end + 4 + length:
+            length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
+            if b"transfer-encoding: chunked" in head:
+                length = self.received.find(b"0\r\n\r\n", end + 4) + 1 - end
+            if length < 0 or len(self.received) < end + 4 + length:
                 return
             self.received = self.received[end + 4 + length :]
             body = self.answers[b"/sure/" in head[:40]]
@@ -203,7 +206,8 @@ def start_litellm(python: str, folder: Path, name: str, url: str) -> tuple[int, 
     params = {"model": "openai/ttamer", "api_base": url, "api_key": "none"}
     params |= {"input_cost_per_token": 1e-6, "output_cost_per_token": 1e-6}
     models = [{"model_name": "ttamer", "litellm_params": params}]
-    config.write_text(json.dumps({"model_list": models, "litellm_settings": {"telemetry": False}}))
+    tables = {"model_list": models, "litellm_settings": {"telemetry": False}}
+    config.write_text(json.dumps(tables | {"general_settings": {"master_key": "sk-master"}}))
     program = Path(python).with_name("litellm")
     command = [program, "--config", config, "--port", port, "--host", "127.0.0.1"]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -211,12 +215,12 @@ def start_litellm(python: str, folder: Path, name: str, url: str) -> tuple[int, 
         [str(part) for part in command], env=env | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    for _ in range(600):
+    while process.poll() is None:
         with contextlib.suppress(OSError, RuntimeError, EOFError):
             asyncio.run(load(port, CONNECTIONS))
             return port, process
         time.sleep(0.5)
-    raise TimeoutError("LiteLLM does not start")
+    raise RuntimeError("LiteLLM does not start")
 
 
 def wait_for(port: int) -> None:

@@ -201,6 +201,10 @@ def write(folder: Path, models: dict[str, Model], serve: str = "") -> tuple[Path
     return cascade, policy
 
 
+GRANIAN = ["granian", "--interface", "asgi", "--factory", "ttamer.serve:create", "--no-ws"]
+GRANIAN += ["--http", "1", "--http1-header-read-timeout", "15000"]
+
+
 async def started(
     cascade: Path, policy: Path, server: str, *, files: int = 512
 ) -> tuple[subprocess.Popen[bytes], int]:
@@ -209,11 +213,12 @@ async def started(
     port = listener.sockets[0].getsockname()[1]
     listener.close()
     command = ["bash", "-c", f'ulimit -n {files}; exec "$@"', "bash", sys.executable, "-m"]
-    command += ["ttamer", "serve", cascade, policy, "--port", port, "--server", server]
+    command += ["ttamer", "serve", cascade, policy] if server == "uvicorn" else GRANIAN
+    env = os.environ | {"TTAMER_CASCADE": str(cascade), "TTAMER_POLICY": str(policy)}
     output = cascade.with_name("server.log").open("ab")
     with output:
-        arguments = [str(part) for part in command]
-        process = subprocess.Popen(arguments, stdout=output, stderr=output)  # noqa: S603
+        arguments = [*map(str, command), "--port", str(port)]
+        process = subprocess.Popen(arguments, env=env, stdout=output, stderr=output)  # noqa: S603
     for _ in range(600):
         await asyncio.sleep(0.1)
         with contextlib.suppress(OSError, TimeoutError):

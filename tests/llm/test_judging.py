@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from ttamer.llm.confidence import Unreadable
 from ttamer.llm.judging import score_from, verdict_from
-from ttamer.llm.likeness import Agreement
+from ttamer.llm.likeness import LabelAgreement
 
 
 def reply(text):
@@ -50,7 +50,7 @@ def test_another_reply_is_no_score(text):
 @given(st.integers(1, 60), st.data())
 def test_the_interval_holds_the_share(answers, data):
     agree = data.draw(st.integers(0, answers))
-    low, high = Agreement(answers, agree).interval
+    low, high = LabelAgreement(answers, agree).interval
     assert 0 <= low <= agree / answers <= high <= 1
     assert (low == 0) == (agree == 0)
     assert (high == 1) == (agree == answers)
@@ -58,10 +58,12 @@ def test_the_interval_holds_the_share(answers, data):
 
 def test_a_judge_that_always_says_no_is_no_better_than_one_verdict_for_all():
     labels = [True] * 2 + [False] * 8
-    assert "no more than the same verdict for all (80%)" in str(Agreement.of([False] * 10, labels))
+    assert "no more than the same verdict for all (80%)" in str(
+        LabelAgreement.of([False] * 10, labels)
+    )
     better = [True] * 3 + [False] * 7
-    assert "same verdict" not in str(Agreement.of(better, labels))
+    assert "same verdict" not in str(LabelAgreement.of(better, labels))
 
 
 def test_without_labels_there_is_nothing_to_compare():
-    assert "there are none" in str(Agreement.of([], []))
+    assert "there are none" in str(LabelAgreement.of([], []))

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.server
 
 
 @contextlib.contextmanager
-def serving(folder, server, *, options=(), limit=None, **tables):
-    """Serve two models with ``ttamer serve``; give the process, the base URL and the models."""
+def serving(folder, server, *, limit=None, **tables):
+    """Serve two models; give the process, the base URL and the models."""
     with contextlib.ExitStack() as stack:
         names = ("small", "large")
         models = {
@@ -33,11 +33,17 @@ def serving(folder, server, *, options=(), limit=None, **tables):
         cascade, policy = write_cascade(folder, 2, urls=urls, **tables)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        command = [sys.executable, "-m", "ttamer", "serve", cascade, policy, "--port", str(port)]
-        command += ["--server", server, "--lame-duck", "5", *options]
+        command = [sys.executable, "-m"]
+        if server == "uvicorn":
+            command += ["ttamer", "serve", cascade, policy, "--lame-duck", "5"]
+        else:
+            command += ["granian", "--interface", "asgi", "--factory", "ttamer.serve:create"]
+        command += ["--port", str(port)]
         if limit is not None:
             command = ["bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash", *map(str, command)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"TOKEN": "t"})
+        env = os.environ | {"TTAMER_CASCADE": str(cascade), "TTAMER_POLICY": str(policy)}
+        env |= {"TOKEN": "t"}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env)
         stack.callback(process.stdout.close)
         stack.callback(process.wait, 40)
         stack.callback(process.terminate)

@@ -10,7 +10,7 @@ from ttamer.cli.options import command, json_option, refuse_trace
 from ttamer.errors import ArgumentError
 from ttamer.serve.app import make_app
 from ttamer.serve.probing import probe
-from ttamer.serve.server import serve, serve_with_granian
+from ttamer.serve.server import serve
 from ttamer.serve.settings import read_settings
 
 
@@ -20,8 +20,6 @@ from ttamer.serve.settings import read_settings
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=int, default=8080, show_default=True,
               help="The port to listen on; 0 for any.")  # fmt: skip
-@click.option("--server", type=click.Choice(["uvicorn", "granian"]), default="uvicorn",
-              show_default=True, help="The ASGI server.")  # fmt: skip
 @click.option("--lame-duck", type=float, default=5.0, show_default=True, metavar="SECONDS",
               help="How long connections are accepted after SIGTERM, with /ready 503.")  # fmt: skip
 @click.option("--drain", type=float, default=30.0, show_default=True, metavar="SECONDS",
@@ -36,7 +34,6 @@ def serve_command(
     policy: str,
     host: str,
     port: int,
-    server: str,
     lame_duck: float,
     drain: float,
     check: bool,
@@ -87,12 +84,7 @@ def serve_command(
         text = f"serving {names} at {url}/v1 with the policy {active.version}"
         _print({"url": url, **facts}, text, as_json=as_json)
 
-    if server == "granian":
-        started(f"http://{host}:{port}")
-        has_token = bool(settings.serve.token_env)
-        serve_with_granian(cascade, policy, host=host, port=port, has_token=has_token)
-    else:
-        serve(app, host=host, port=port, lame_duck=lame_duck, drain=drain, started=started)
+    serve(app, host=host, port=port, lame_duck=lame_duck, drain=drain, started=started)
 
 
 def _print(facts: dict[str, Any], text: str, *, as_json: bool) -> None:

@@ -34,7 +34,7 @@ from ttamer.llm.labelling import AnsweredPrompt, write_answers
 from ttamer.llm.likeness import (
     EMBEDDED_AT_ONCE,
     MAX_TEXT,
-    Agreement,
+    LabelAgreement,
     Likeness,
     cosines,
     pairs_of,
@@ -424,7 +424,7 @@ class _Collection:
                 if label is not None:
                     judged.append(verdict.confidence >= HALF)
                     labelled.append((text, label))
-        agreement = Agreement.of(judged, await comparer.right(labelled))
+        agreement = LabelAgreement.of(judged, await comparer.right(labelled))
         wanted = judge.min_agreement
         if agreement.answers and agreement.interval[1] < wanted:
             raise TraceError(

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,9 @@ MAX_TEXT = 20_000  # characters at the end of a text that are embedded
 Embed = Callable[[list[str]], Any]
 """From a list of texts to a vector for each, plain or async."""
 
-INTERVAL = 0.95  # the confidence of the interval for an agreement
-
 
 @dataclass(frozen=True)
-class Agreement:
+class LabelAgreement:
     """How often verdicts, of a judge or by a threshold, agree with labels."""
 
     answers: int
@@ -52,12 +50,12 @@ class Agreement:
     @classmethod
     def of(
         cls, judged: Sequence[bool], by_label: Sequence[bool], what: str = "answers"
-    ) -> Agreement:
+    ) -> LabelAgreement:
         """Count the answers on which both verdicts are equal.
 
-        >>> print(Agreement.of([True, True, False, True], [True, True, False, False]))
+        >>> print(LabelAgreement.of([True, True, False, True], [True, True, False, False]))
         agrees with the labels on 3 of 4 answers (75%, 95% interval 19% to 99%)
-        >>> print(Agreement.of([False, False, False, False], [True, False, False, False]))
+        >>> print(LabelAgreement.of([False, False, False, False], [True, False, False, False]))
         agrees with the labels on 3 of 4 answers (75%, 95% interval 19% to 99%), no more than the \
 same verdict for all (75%)
         """
@@ -67,41 +65,28 @@ same verdict for all (75%)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The exact interval for the share (Clopper and Pearson, 1934)."""
-        alpha, wrong = (1 - INTERVAL) / 2, self.answers - self.agree
-        low = 1 - binomial_upper(wrong, self.answers, alpha) if self.agree else 0.0
-        high = binomial_upper(self.agree, self.answers, alpha) if wrong else 1.0
+        """The exact 95% interval for the share (Clopper and Pearson, 1934)."""
+        wrong = self.answers - self.agree
+        low = 1 - binomial_upper(wrong, self.answers, 0.025) if self.agree else 0.0
+        high = binomial_upper(self.agree, self.answers, 0.025) if wrong else 1.0
         return low, high
 
     def __str__(self) -> str:
         if not self.answers:
             return "cannot be compared with labels: there are none"
         low, high = self.interval
-        share = self.agree / self.answers
-        more = ""
-        if self.agree <= self.constant:
-            more = f", no more than the same verdict for all ({self.constant / self.answers:.0%})"
-        return (
-            f"agrees with the labels on {self.agree} of {self.answers} {self.what} ({share:.0%}, "
-            f"{INTERVAL:.0%} interval {low:.0%} to {high:.0%}){more}"
-        )
-
-
-MIN_PAIRS = 20  # that a threshold is fitted to
+        text = f"agrees with the labels on {self.agree} of {self.answers} {self.what} "
+        text += f"({self.agree / self.answers:.0%}, 95% interval {low:.0%} to {high:.0%})"
+        if self.agree > self.constant:
+            return text
+        return f"{text}, no more than the same verdict for all ({self.constant / self.answers:.0%})"
 
 
 def cosine(first: ArrayLike, second: ArrayLike) -> float:
-    """Return the cosine of two vectors; 0 where either is 0.
+    """Return the cosine of two vectors, to six decimal places; 0 where either is 0.
 
     >>> cosine([1.0, 0.0], [2.0, 0.0])
     1.0
-
-    Args:
-        first: A vector.
-        second: Another vector of the same length.
-
-    Returns:
-        A number from -1 to 1, to six decimal places.
     """
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
     size = float(np.linalg.norm(a) * np.linalg.norm(b))
@@ -139,12 +124,12 @@ def cosines(embed: Embed) -> PairScore:
 class FittedThreshold:
     """A threshold on scores, and how often it agrees with pairs that it was not fitted to.
 
-    >>> print(FittedThreshold(0.8, Agreement(40, 38, "pairs")))
+    >>> print(FittedThreshold(0.8, LabelAgreement(40, 38, "pairs")))
     threshold 0.8 agrees with the labels on 38 of 40 pairs (95%, 95% interval 83% to 99%)
     """
 
     threshold: float
-    agreement: Agreement
+    agreement: LabelAgreement
 
     def __str__(self) -> str:
         return f"threshold {self.threshold:g} {self.agreement}"
@@ -176,9 +161,9 @@ def fit_threshold(
     values, labels = np.asarray(scores, np.float64), np.asarray(equal, bool)
     if len(values) != len(labels):
         raise ArgumentError(f"there are {len(values)} scores and {len(labels)} labels")
-    if len(values) < MIN_PAIRS or labels.all() or not labels.any():
+    if len(values) < 20 or labels.all() or not labels.any():
         raise ArgumentError(
-            f"a threshold needs at least {MIN_PAIRS} labelled pairs, equal and unequal ones; there "
+            "a threshold needs at least 20 labelled pairs, equal and unequal ones; there "
             f"are {len(values)}, of which {int(labels.sum())} are equal"
         )
     if not (np.abs(values) <= 1).all():
@@ -191,32 +176,25 @@ def fit_threshold(
     if group.max() == 0:
         raise ArgumentError("a threshold needs labelled pairs of at least two groups")
     # At random, as labels may alternate with the order.
-    sides = np.random.default_rng(0).permutation(int(group.max()) + 1)[group] % 2
+    is_first = np.random.default_rng(0).permutation(int(group.max()) + 1)[group] % 2 == 0
     judged = np.empty(len(values), bool)
-    for side in (0, 1):
-        held = sides == side
-        judged[held] = values[held] >= _best(values[~held], labels[~held])
-    agreement = Agreement.of(judged.tolist(), labels.tolist(), "pairs")
+    for half in (is_first, ~is_first):
+        judged[half] = values[half] >= _best(values[~half], labels[~half])
+    agreement = LabelAgreement.of(judged.tolist(), labels.tolist(), "pairs")
     return FittedThreshold(_best(values, labels), agreement)
 
 
 def _best(values: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
     """Return the threshold with most agreement; of several, one in the widest gap of scores."""
     order = np.argsort(values, kind="stable")
-    ordered, is_equal = values[order], labels[order]
-    # At cut k the pairs from k on count as equal.
-    right = np.concatenate([[0], np.cumsum(~is_equal)]) + np.concatenate(
-        [np.cumsum(is_equal[::-1])[::-1], [0]]
-    )
-    ends = np.concatenate([[-1.0], ordered, [1.0]])
-    gaps = np.diff(ends)
-    # A cut within equal scores is none; those at the ends are.
-    gaps[0], gaps[-1] = max(gaps[0], 0.0), max(gaps[-1], 0.0)
-    is_cut = np.concatenate([[True], np.diff(ordered) > 0, [True]])
-    best = right == right[is_cut].max()
-    chosen = int(np.flatnonzero(is_cut & best)[np.argmax(gaps[is_cut & best])])
-    middle = (ends[chosen] + ends[chosen + 1]) / 2
-    return round(float(np.clip(middle, -1.0, 1.0)), 4)
+    ends, is_equal = np.concatenate([[-1.0], values[order], [1.0]]), labels[order]
+    # At cut k the pairs from k on count as equal; a cut within equal scores is none.
+    right = np.append(0, np.cumsum(~is_equal)) + np.append(np.cumsum(is_equal[::-1])[::-1], 0)
+    gaps = np.maximum(np.diff(ends), 0.0)
+    is_cut = (gaps > 0) | (np.arange(len(gaps)) % len(values) == 0)
+    is_best = is_cut & (right == right[is_cut].max())
+    chosen = int(np.argmax(np.where(is_best, gaps, -1.0)))
+    return round(float(np.clip((ends[chosen] + ends[chosen + 1]) / 2, -1.0, 1.0)), 4)
 
 
 def vectors_from(body: Mapping[str, Any], count: int) -> list[list[float]]:
@@ -230,24 +208,15 @@ def vectors_from(body: Mapping[str, Any], count: int) -> list[list[float]]:
     """
     data = body.get("data")
     if isinstance(data, list) and len(data) == count and all(isinstance(e, dict) for e in data):
-        ordered = sorted(enumerate(data), key=lambda item: _index(item[1], item[0]))
-        vectors = [entry.get("embedding") for _, entry in ordered]
-        if all(_is_vector(vector) for vector in vectors):
-            return [[float(value) for value in vector] for vector in vectors if vector]
+        indices = [entry.get("index") for entry in data]
+        if sorted(map(str, indices)) == sorted(map(str, range(count))):  # else in their order
+            data = [data[indices.index(number)] for number in range(count)]
+        vectors = [entry.get("embedding") for entry in data]
+        if all(isinstance(vector, list) and vector for vector in vectors):
+            rows = [[float(v) if is_number(v) else math.nan for v in vector] for vector in vectors]
+            if all(map(math.isfinite, chain.from_iterable(rows))):
+                return rows
     raise Unreadable("returned no vector for each text")
-
-
-def _index(entry: Mapping[str, Any], position: int) -> int:
-    index = entry.get("index")
-    return index if isinstance(index, int) else position
-
-
-def _is_vector(vector: object) -> bool:
-    return (
-        isinstance(vector, list)
-        and bool(vector)
-        and all(is_number(value) and math.isfinite(value) for value in vector)
-    )
 
 
 @dataclass(frozen=True)
@@ -358,7 +327,7 @@ class Likeness:
                 "under [serve]",
             )
         else:
-            agreement = Agreement.of([v >= threshold for v in values], equal, "pairs")
+            agreement = LabelAgreement.of([v >= threshold for v in values], equal, "pairs")
         note = f"the threshold {threshold:g} of embeddings {agreement}"
         if agreement.interval[1] < self.min_agreement:
             raise TraceError(

@@ -1,10 +1,9 @@
-"""Starting an ASGI server: uvicorn with h11, whose connections are bounded here, or granian."""
+"""Starting uvicorn with h11, whose connections are bounded here."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-import os
 import resource
 import signal
 import socket
@@ -16,10 +15,7 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ttamer._extras import require
 from ttamer.errors import ArgumentError
-
-HEADER_SECONDS = 15.0  # in which the head of a request must have come
 
 
 def check_exposure(host: str, *, has_token: bool) -> None:
@@ -47,6 +43,7 @@ class BoundedH11(H11Protocol):
     """
 
     max_connections = 10_000
+    head_seconds = 15.0  # in which the head of a request must have come
     idle: ClassVar[dict[BoundedH11, None]] = {}
     _timer: asyncio.TimerHandle | None = None
 
@@ -80,7 +77,7 @@ class BoundedH11(H11Protocol):
 
     def _await_head(self) -> None:
         self.idle[self] = None
-        self._timer = self.loop.call_later(HEADER_SECONDS, self._expire)
+        self._timer = self.loop.call_later(self.head_seconds, self._expire)
 
     def _end_wait(self) -> None:
         self.idle.pop(self, None)
@@ -157,28 +154,3 @@ def serve(
     address, number = listener.getsockname()[:2]
     started(f"http://[{address}]:{number}" if ":" in address else f"http://{address}:{number}")
     server.run(sockets=[listener])
-
-
-def serve_with_granian(cascade: str, policy: str, *, host: str, port: int, has_token: bool) -> None:
-    """Serve with granian, which reads the files by itself.
-
-    Args:
-        cascade: The file of the cascade.
-        policy: The file of the policy; "" in shadow mode.
-        host: The address to listen on.
-        port: The port.
-        has_token: Whether the settings name a token.
-
-    Raises:
-        ArgumentError: If others can reach the address and there is no token.
-        MissingExtra: If granian is not installed.
-    """
-    check_exposure(host, has_token=has_token)
-    granian = require("granian", "serve")
-    http = require("granian.http", "serve")
-    os.environ |= {"TTAMER_CASCADE": cascade, "TTAMER_POLICY": policy}
-    head = http.HTTP1Settings(header_read_timeout=int(1000 * HEADER_SECONDS))
-    granian.Granian(
-        "ttamer.serve.app:create", address=host, port=port, interface="asgi", factory=True,
-        websockets=False, http="1", http1_settings=head, log_access=False, workers=1,
-    ).serve()  # fmt: skip
