@@ -53,23 +53,22 @@ def plays(draw):
         state %= len(policy.problem.nodes[node].losses)
         turn.observe(state)
         history = (*history, (node, state))
-    assert turn.stopped
+    assert turn.next is None
     return policy, turns
 
 
 def test_a_session_asks_until_it_stops_and_answers():
     turn = POLICIES["walk"].session()
-    assert (turn.next, turn.answer, turn.stopped, turn.asked, turn.cost) == (
+    assert (turn.next, turn.answer, turn.asked, turn.cost) == (
         "small",
         None,
-        False,
         (),
         0,
     )
     turn.observe(1)
-    assert (turn.next, turn.answer, turn.stopped) == ("large", "small", False)
+    assert (turn.next, turn.answer) == ("large", "small")
     turn.observe(0)
-    assert (turn.next, turn.answer, turn.stopped) == (None, "large", True)
+    assert (turn.next, turn.answer) == (None, "large")
     assert turn.asked == ("small", "large")
     assert turn.cost == 0.1 + 0.2
 
@@ -102,7 +101,7 @@ def test_a_gain_that_is_rounding_alone_is_no_reason_to_go_on(moves):
         same = tt.Problem.line([[0.0, x], [x] * 5], [0.0, 0.0], rows, moves=moves)
         turn = tt.solve(same, 0.7).session()
         turn.observe(1)
-        assert turn.stopped
+        assert turn.next is None
 
 
 def test_sessions_of_one_policy_do_not_share_anything():
@@ -152,22 +151,6 @@ def test_answer_asked_and_cost_are_those_of_what_was_seen(play):
             assert answer == (problem.names[earliest[0]] if earliest else None)
         else:
             assert answer == (asked[-1] if asked and loss < math.inf else None)
-
-
-@examples(100)
-@given(plays())
-def test_on_a_walk_the_next_answer_is_preferred_if_it_is_better_in_every_state(play):
-    policy, turns = play
-    problem = policy.problem
-    if not (isinstance(policy, tt.WalkPolicy) and policy.recall):
-        return
-    turn = policy.session()
-    for following, *_, history in turns:
-        if history:
-            turn.observe(history[-1][1])
-        if following is not None:
-            worst = problem.nodes[problem.number[following]].losses.max()
-            assert turn.prefers_next() == (worst < stop_loss(problem, history, recall=True))
 
 
 @examples(200)
@@ -220,7 +203,7 @@ def test_a_stop_before_the_end_is_explained_by_the_index(policy):
     turn = policy.session()
     turn.observe(0)
     why = turn.explain()
-    assert turn.stopped
+    assert turn.next is None
     assert why.best == pytest.approx(0.03)
     assert why.best < why.index < math.inf
     assert why.why == f"the answer of 'small' loses 0.03, at or below {why.index:.4g}: stop"
@@ -251,8 +234,8 @@ def test_on_a_walk_the_loss_in_hand_is_compared_with_the_value_of_going_on(probl
         )
         why = turn.explain()
         if why.best < math.inf or why.next is not None:
-            assert why.index == pytest.approx(max(goes_on, why.best) if turn.stopped else goes_on)
-        if turn.stopped:
+            assert why.index == pytest.approx(max(goes_on, why.best) if turn.next is None else goes_on)
+        if turn.next is None:
             return
         law = next(
             law for e, law in available(problem, history) if problem.ends[e][1] == turn.number
@@ -276,7 +259,7 @@ def test_a_stop_without_any_answer_is_explained_as_such(moves):
     sure = tt.Problem.line([0.1, math.inf], [1.0], [[1.0, 0.0]], moves=moves)
     turn = tt.solve(sure, 0.5).session()
     turn.observe(1)  # a state of no chance: the policy never reckoned with it
-    assert turn.stopped
+    assert turn.next is None
     assert "None" not in turn.explain().why
 
 
@@ -297,11 +280,8 @@ def test_a_state_the_node_has_not_is_refused_and_nothing_changes(policy, state):
 def test_nothing_more_can_be_observed_after_the_stop(policy, state):
     turn = policy.session()
     turn.observe(0)
-    for observe in (turn.observe, turn.observe_loss):
-        with pytest.raises(
-            ObservationError, match="stopped and answers with 'small': start a new one"
-        ):
-            observe(state)
+    with pytest.raises(ObservationError, match="stopped and answers with 'small': start a new one"):
+        turn.observe(state)
     assert (turn.next, turn.answer, turn.asked) == (None, "small", ("small",))
 
 
@@ -326,30 +306,6 @@ def test_small_numpy_integers_lead_where_plain_ones_lead(states):
         plain.observe(state)
         small.observe(np.uint8(state))
         assert small.next == plain.next
-
-
-@EACH
-def test_a_loss_names_the_state_it_belongs_to(policy):
-    turn = policy.session()
-    turn.observe_loss(0.5)
-    assert turn.next == "large"
-    turn.observe_loss(np.float64(0.05))
-    assert (turn.stopped, turn.answer) == (True, "large")
-
-
-@pytest.mark.parametrize(
-    ("loss", "count"), [(0.3, 0), (math.nan, 0), (None, 0), ("0.1", 0), (0.2, 2)]
-)
-def test_a_loss_of_no_state_or_of_several_is_refused_with_what_is_allowed(loss, count):
-    problem = tt.Problem.line([0.1, 0.2, 0.2, math.inf], [1.0], [[0.5, 0.25, 0.25, 0.0]])
-    turn = tt.solve(problem, 0.5).session()
-    with pytest.raises(ObservationError) as caught:
-        turn.observe_loss(loss)
-    assert f"node 'm1' has {count} states of loss {loss!r}" in str(caught.value)
-    assert "give the state's number, or one of its losses, 0.1, 0.2, 0.2, inf" in str(caught.value)
-    assert not turn.asked
-    turn.observe_loss(math.inf)
-    assert turn.asked == ("m1",)
 
 
 @EACH
@@ -483,7 +439,7 @@ def test_a_stop_within_rounding_is_explained_as_a_stop():
     turn = tt.solve(line, 1.0).session()
     turn.observe(0)
     reported = turn.explain()
-    assert turn.stopped
+    assert turn.next is None
     assert reported.best <= reported.index
 
 

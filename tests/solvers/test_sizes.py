@@ -103,11 +103,11 @@ def test_of_many_children_only_the_next_is_put_on_the_heap():
     )
     turn = tt.solve(problem, 0.5).session()
     turn.observe(0)
-    assert len(turn._below) == 1
+    assert len(turn._open) == 1
     turn.observe(1)
-    assert (turn.asked, turn.next, len(turn._below)) == (("m1", "m2"), "m3", 1)
+    assert (turn.asked, turn.next, len(turn._open)) == (("m1", "m2"), "m3", 1)
     turn.fail()
-    assert (turn.next, len(turn._below)) == ("m4", 1)
+    assert (turn.next, len(turn._open)) == ("m4", 1)
 
 
 @pytest.mark.parametrize("moves", ["walk", "precedence"])

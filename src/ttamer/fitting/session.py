@@ -144,11 +144,10 @@ class FittedSession(Session):
         """What asking ``next`` costs; 0 once stopped."""
         return 0.0 if self._next < 0 else self._costs[self._next]
 
-    def start_with(self, node: str) -> None:
-        """Ask this one of ``starts`` first, whatever the policy's choice."""
-        if self._asked or node not in self.starts:
-            raise ArgumentError(f"node {node!r} cannot be asked first; one of {[*self.starts]} can")
-        self._next = self._names.index(node)
+    @property
+    @abstractmethod
+    def starts(self) -> dict[str, float]:
+        """The nodes that may be asked first, and what each costs."""
 
     @abstractmethod
     def ahead(self) -> frozenset[str | None]:

@@ -1,9 +1,10 @@
 """What a policy is: solved tables, and the sessions and batches that look decisions up in them.
 
-A policy answers three questions in constant time: stop or go on, which node to ask next, and which
-answer to return. There is one kind per kind of moves, in a module of its own:
-:class:`~ttamer.policy.IndexPolicy` under precedence, :class:`~ttamer.policy.WalkPolicy` for walks,
-:class:`~ttamer.policy.JointPolicy` where all that was asked matters. What they share is here.
+A policy answers three questions: stop or go on, which node to ask next, and which answer to return.
+There is one kind per module: :class:`~ttamer.policy.WalkPolicy`,
+:class:`~ttamer.policy.IndexPolicy` under precedence, :class:`~ttamer.policy.JointPolicy` where all
+that was asked matters. A decision takes constant time on a walk, and under precedence a time
+logarithmic in the nodes asked so far.
 
 ::
 
@@ -20,7 +21,6 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,14 +38,8 @@ from ttamer.problem.problem import Edge, Problem
 from ttamer.problem.tradeoff import check_tradeoff, weigh_losses
 from ttamer.show import card
 from ttamer.show.curves import draw_curves
-from ttamer.show.graph import Arrow, Box, Drawing, draw_graph
+from ttamer.show.graph import Arrow, Box, Drawing, draw_graph, draw_path
 
-# The most rows of a table in a notebook.
-MAX_ROWS = 12
-# The most states of a node that its box lists, and the most costs of an arrow.
-MAX_STATES_DRAWN, MAX_COSTS_DRAWN = 8, 3
-# The most histories that are played to see what is asked after what.
-MAX_HISTORIES = 2000
 INFINITY = float("inf")
 NO_ANSWER = "no node asked has an answer, and no node is left that might: stop"
 
@@ -77,21 +71,15 @@ class Explanation:
     price: float = 0.0
     """What asking ``next`` costs, in the problem's units; 0 once stopped."""
     beliefs: Mapping[str, float] = field(default_factory=dict)
-    """The chance that each answer in hand is wrong, or its expected loss, where the policy is one
-    on beliefs."""
-    has_losses: bool = False
-    """Whether ``beliefs`` are expected losses."""
+    """The chance that each answer in hand is wrong, where the policy is one on beliefs."""
 
     def _repr_html_(self) -> str:
-        rows = [
-            [name, number(value) if self.has_losses else percent(value, digits=1)]
-            for name, value in self.beliefs.items()
-        ]
+        rows = [[name, percent(value, digits=1)] for name, value in self.beliefs.items()]
         if self.next is None:
             decision = f"stop and return the answer of {self.answer!r}"
         else:
             decision = f"ask {self.next!r}, which costs {number(self.price)}"
-        head = ["answer of", "expected loss" if self.has_losses else "chance that it is wrong"]
+        head = ["answer of", "chance that it is wrong"]
         return card(decision, notes=[self.why], head=head, rows=rows)
 
     @property
@@ -108,13 +96,12 @@ class Explanation:
         """Return plain values; infinite ones as ``None``, since JSON has none.
 
         Returns:
-            The fields and ``gain``, by name; ``has_losses`` only where it is true.
+            The fields and ``gain``, by name.
         """
         values = {**vars(self), "beliefs": dict(self.beliefs), "gain": self.gain}
-        if not self.has_losses:
-            del values["has_losses"]
-        fields = values.items()
-        return {k: None if isinstance(v, float) and abs(v) == INFINITY else v for k, v in fields}
+        return {
+            k: None if isinstance(v, float) and abs(v) == INFINITY else v for k, v in values.items()
+        }
 
 
 class Session(ABC):
@@ -159,19 +146,6 @@ class Session(ABC):
     def price(self) -> float:
         """What asking ``next`` costs; 0 once stopped."""
 
-    @property
-    @abstractmethod
-    def starts(self) -> dict[str, float]:
-        """The nodes that may be asked first, and what each costs."""
-
-    @abstractmethod
-    def start_with(self, node: str) -> None:
-        """Ask this one of ``starts`` first, whatever the policy's choice.
-
-        Args:
-            node: One of ``starts``.
-        """
-
     @abstractmethod
     def fail(self) -> None:
         """Record that ``next`` was asked and gave no answer, and move on.
@@ -202,36 +176,25 @@ class Session(ABC):
         >>> "the answer" in turn.plot()
         True
         """
-        why = self.explain()
-        boxes = []
-        for step, name in enumerate(self.asked):
+        reasons = self.explain()
+        steps = []
+        for name in self.asked:
             lines = [name]
-            if name in why.beliefs:
-                value = why.beliefs[name]
-                lost = f"expected loss {value:.4g}"
-                lines.append(lost if why.has_losses else f"wrong with chance {value:.2%}")
-            is_answer = name == self.answer
-            if is_answer:
+            if name in reasons.beliefs:
+                lines.append(f"wrong with chance {reasons.beliefs[name]:.2%}")
+            if name == self.answer:
                 lines.append("the answer" if self.next is None else "the best answer so far")
-            boxes.append(Box(tuple(lines), step, "answer" if is_answer else "used"))
+            steps.append((lines, "answer" if name == self.answer else "used"))
         if self.next is not None:
-            last = (self.next, f"next, costs {self.price:.4g}")
-            boxes.append(Box(last, len(boxes), "unused"))
-        arrows = [Arrow(step - 1, step, "") for step in range(1, len(boxes))]
-        caption = f"cost {self.cost:.4g}; {why.why}"
-        return draw_graph(boxes, arrows, caption=caption).written(path)
+            steps.append(([self.next, f"next, costs {self.price:.4g}"], "unused"))
+        return draw_path(steps, f"cost {self.cost:.4g}; {reasons.why}").written(path)
 
     def _repr_html_(self) -> str:
         return self.plot()._repr_html_()
 
     @property
-    def stopped(self) -> bool:
-        """Whether no further node is asked."""
-        return self.next is None
-
-    @property
     def capped(self) -> bool:
-        """Whether a cap on the cost ended the session, or changed where it started."""
+        """Whether a cap on the cost changed what was asked."""
         return False
 
 
@@ -258,7 +221,8 @@ class StateSession(Session):
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._path: list[tuple[int, int]] = []  # (node, state), the state of a failure is -1
-        self._failed: dict[int, NDArray[np.float64]] | None = None  # the chances of its states
+        # Of nodes that failed: the chances of their states. A dict takes time; most never fail.
+        self._failed: dict[int, NDArray[np.float64]] | None = None
         self._answer = STOP
 
     @abstractmethod
@@ -271,34 +235,6 @@ class StateSession(Session):
         Raises:
             ObservationError: The session has stopped, or the node has no such state.
         """
-
-    @abstractmethod
-    def start_at(self, node: int) -> None:
-        """Ask this node first, whatever the policy's choice.
-
-        Args:
-            node: The number of a node of the problem that may be asked first.
-        """
-
-    def start_with(self, node: str) -> None:
-        """Ask this one of ``starts`` first, whatever the policy's choice.
-
-        Args:
-            node: The name of one of ``starts``.
-
-        Raises:
-            ArgumentError: If there is no such node.
-        """
-        self.start_at(self._policy.problem.index_of(node))
-
-    @property
-    def starts(self) -> dict[str, float]:
-        """The nodes that may be asked first, and what each is expected to cost."""
-        problem = self._policy.problem
-        return {
-            problem.names[problem.ends[edge][1]]: float(problem.edges[edge].expected_costs[0])
-            for edge in problem.starts
-        }
 
     @property
     def is_certain(self) -> bool:
@@ -324,78 +260,10 @@ class StateSession(Session):
             )
         self.observe(state)
 
-    def _certain_state(self) -> int | None:
-        """The only state in which ``next`` can be; ``None`` where there are several."""
-        row = self._chances()
-        return int(row.argmax()) if row.max() == 1 else None
-
-    def _chances(self) -> NDArray[np.float64]:
-        """The chance of each state of ``next``, given what has been seen."""
-        edge, chances = self._next_edge()
-        return np.asarray(np.tensordot(chances, edge.probabilities, axes=chances.ndim))
-
-    def _next_edge(self) -> tuple[Edge, NDArray[np.float64]]:
-        """The edge to ``next``, and the chances of the states of its sources."""
-        number = self._edge_to(self._node, self._path[-1][0] if self._path else START)
-        return self._policy.problem.edges[number], self._source_chances(number)
-
-    def _source_chances(self, number: int) -> NDArray[np.float64]:
-        """The chances of the states of an edge's sources: one is sure, unless it has failed."""
-        states, failed = dict(self._path), self._failed or {}
-        edge, chances = self._policy.problem.edges[number], np.ones(())
-        for source, size in zip(
-            self._policy.problem.sources[number], edge.probabilities.shape[:-1], strict=True
-        ):
-            one = failed.get(source)
-            if one is None:
-                one = np.zeros(size)
-                one[states.get(source, 0)] = 1.0
-            chances = np.multiply.outer(chances, one)
-        return chances
-
-    def _fail(self) -> NDArray[np.float64]:
-        """Record that ``next`` was asked in a state that is not known; return its chances."""
-        if self.next is None:
-            raise self._ended()
-        chances = self._chances()
-        self._failed = {**(self._failed or {}), self._node: chances}
-        self._path.append((self._node, -1))
-        return chances
-
-    def observe_loss(self, loss: float) -> None:
-        """Give the loss with which ``next`` is observed, and move on.
-
-        Args:
-            loss: In the problem's units; exactly one state of the node has it.
-
-        Raises:
-            ObservationError: The session has stopped, or not exactly one state has this
-                loss.
-        """
-        if self.next is None:
-            raise self._ended()
-        losses = self._policy.problem.nodes[self._node].losses.tolist()
-        if losses.count(loss) != 1:
-            raise ObservationError(
-                f"node {self.next!r} has {losses.count(loss)} states of loss {loss!r}: give the "
-                f"state's number, or one of its losses, {', '.join(map(repr, losses))}"
-            )
-        self.observe(losses.index(loss))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The nodes of the problem, in order."""
-        return self._policy.problem.names
-
     @property
     def number(self) -> int:
         """The number of the node to ask now; -1 once stopped."""
         return self._node
-
-    @property
-    def problem(self) -> Problem:
-        """The problem of the policy."""
-        return self._policy.problem
 
     @property
     def answer(self) -> str | None:
@@ -412,13 +280,11 @@ class StateSession(Session):
         """What they cost, in the problem's units; where a node failed, what it costs on average."""
         total, last = 0.0, START
         for node, state in self._path:
-            number = self._edge_to(node, last)
-            edge, last = self._policy.problem.edges[number], node
+            edge, chances = self._entered(node, last)
+            last = node
             if isinstance(edge.cost, float):
                 total += edge.cost
-                continue
-            chances = self._source_chances(number)
-            if state < 0:
+            elif state < 0:
                 total += float((chances * edge.expected_costs).sum())
             else:
                 if chances.max() < 1:  # the source failed; its state is now less unsure
@@ -434,12 +300,44 @@ class StateSession(Session):
         edge, chances = self._next_edge()
         return float((chances * edge.expected_costs).sum())
 
-    def _edge_to(self, node: int, last: int) -> int:
-        """The number of the edge by which a node is asked after the one asked last."""
+    def _next_edge(self) -> tuple[Edge, NDArray[np.float64]]:
+        return self._entered(self._node, self._path[-1][0] if self._path else START)
+
+    def _entered(self, node: int, last: int) -> tuple[Edge, NDArray[np.float64]]:
+        """The edge by which a node is asked after the last, and the chances of its sources."""
         problem = self._policy.problem
+        numbers = list(problem.incoming[node])
         if problem.moves == "walk":
-            return next(e for e in problem.incoming[node] if problem.ends[e][0] == last)
-        return problem.incoming[node][0]
+            numbers = [number for number in numbers if problem.ends[number][0] == last]
+        edge, states = problem.edges[numbers[0]], dict(self._path)
+        chances = np.ones(())
+        sizes = edge.probabilities.shape[:-1]
+        for source, size in zip(problem.sources[numbers[0]], sizes, strict=True):
+            one = (self._failed or {}).get(source)
+            if one is None:
+                one = np.zeros(size)
+                one[states.get(source, 0)] = 1.0
+            chances = np.multiply.outer(chances, one)
+        return edge, chances
+
+    def _chances(self) -> NDArray[np.float64]:
+        """The chance of each state of ``next``, given what has been seen."""
+        edge, chances = self._next_edge()
+        return np.asarray(np.tensordot(chances, edge.probabilities, axes=chances.ndim))
+
+    def _certain_state(self) -> int | None:
+        """The only state in which ``next`` can be; ``None`` where there are several."""
+        row = self._chances()
+        return int(row.argmax()) if row.max() == 1 else None
+
+    def _fail(self) -> NDArray[np.float64]:
+        """Record that ``next`` was asked in a state that is not known; return its chances."""
+        if self.next is None:
+            raise self._ended()
+        chances = self._chances()
+        self._failed = {**(self._failed or {}), self._node: chances}
+        self._path.append((self._node, -1))
+        return chances
 
     def _ended(self) -> ObservationError:
         return ObservationError(
@@ -555,17 +453,14 @@ class Batch(ABC):
         problem = self._policy.problem
         for entering in problem.incoming[node]:
             edge, source = problem.edges[entering], problem.ends[entering][0]
-            cost: float | NDArray[np.float64]
+            # On a walk one of the edges was taken; under precedence there is one.
+            taken = problem.moves != "walk" or self._last[rows] == source
+            cost: float | NDArray[np.float64] = 0.0
             if isinstance(edge.cost, float):
                 cost = edge.cost
-            elif problem.moves == "walk":
-                last = np.where(self._last[rows] == source, self._seen[rows, source], 0)
-                cost = edge.cost_table[last, states]
             else:
-                cost = edge.cost_table[self._seen[rows, source], states]
-            if problem.moves == "walk":
-                cost = np.where(self._last[rows] == source, cost, 0.0)
-            self.cost[rows] += cost
+                cost = edge.cost_table[np.where(taken, self._seen[rows, source], 0), states]
+            self.cost[rows] += np.where(taken, cost, 0.0)
         if self._seen.shape[1]:
             self._seen[rows, node] = states
         self.steps[rows] += 1
@@ -636,7 +531,7 @@ class Policy(ABC):
         rows = [[name, percent(share)] for name, share in self.asked.items()]
         loss, cost = number(self.expected_loss), number(self.expected_cost)
         notes = [f"expected loss {loss}, expected cost {cost}"]
-        return card(repr(self), notes=notes, head=["node", "asked"], rows=rows[:MAX_ROWS])
+        return card(repr(self), notes=notes, head=["node", "asked"], rows=rows[:12])
 
     @property
     def ratio(self) -> float:
@@ -860,43 +755,36 @@ class Policy(ABC):
         position = self.problem.index_of(node)
         rules = []
         for state, loss in enumerate(self.problem.nodes[position].losses.tolist()):
-            seen = self._played.get((position, state))
-            if seen is None:
-                rules.append(Rule(state, loss, None, ()))
-                continue
-            stops, following = seen
+            stops, following = self._played.get((position, state), ((), ()))
             # At tradeoff 0 no loss counts: the first answer is as good as any.
-            ends = (self._unweighed(min(stops)), self._unweighed(max(stops)))
-            ask = sorted(following, key=self.problem.index_of)
-            rules.append(Rule(state, loss, ends, tuple(ask)))
+            limits = [stop / self.tradeoff if self.tradeoff else INFINITY for stop in stops]
+            ends = (min(limits), max(limits)) if limits else None
+            rules.append(
+                Rule(state, loss, ends, tuple(sorted(following, key=self.problem.index_of)))
+            )
         return rules
-
-    def _unweighed(self, value: float) -> float:
-        """Return a weighed loss in the problem's units."""
-        return value / self.tradeoff if self.tradeoff > 0 else INFINITY
 
     @cached_property
     def _played(self) -> dict[tuple[int, int], tuple[list[float], set[str]]]:
         """By node and state: what the loss in hand was compared with, and the nodes asked next.
 
-        Over all courses of events; empty where there are more than ``MAX_HISTORIES``.
+        Over all courses of events; empty where there are more than 2,000, a second's work.
         """
-        seen: dict[tuple[int, int], tuple[list[float], set[str]]] = {}
+        played: dict[tuple[int, int], tuple[list[float], set[str]]] = {}
         histories: list[tuple[int, ...]] = [()]
-        for count, states in enumerate(histories):  # grows as it goes
-            if count == MAX_HISTORIES:
+        for states in histories:  # grows as it goes
+            if len(histories) > 2000:
                 return {}
             turn = self.session()
-            assert isinstance(turn, StateSession)  # noqa: S101 - that of a solved policy
             for state in states:
                 turn.observe(state)
             if states:
-                stops, following = seen.setdefault(turn._path[-1], ([], set()))
+                stops, following = played.setdefault(turn._path[-1], ([], set()))
                 stops.append(turn.explain().index)
                 following |= set() if turn.next is None else {turn.next}
             if turn.next is not None:
                 histories += [(*states, int(y)) for y in np.flatnonzero(turn._chances())]
-        return seen
+        return played
 
     def _is_taken(self, source: int, target: int) -> bool:
         """Return whether an edge, by the numbers of its ends (-1: the start), is ever taken."""
@@ -955,7 +843,7 @@ class Ladder:
     def _repr_html_(self) -> str:
         rows = [
             [f"{policy.tradeoff:.3g}", number(policy.expected_cost), number(policy.expected_loss)]
-            for policy in self.policies[:: -(-len(self) // MAX_ROWS)]
+            for policy in self.policies[:: -(-len(self) // 12)]  # at most 12 rows
         ]
         head = ["tradeoff", "expected cost", "expected loss"]
         return card(repr(self), head=head, rows=rows)
@@ -1002,57 +890,34 @@ class Ladder:
         Raises:
             ArgumentError: If the tradeoff is out of range.
         """
-        return self.policies[self.rung_at(tradeoff)]
-
-    def rung_at(self, tradeoff: float) -> int:
-        """Return the place in the ladder of the policy that :meth:`at` returns.
-
-        Args:
-            tradeoff: From 0 (only cost counts) to 1 (only loss counts).
-
-        Returns:
-            The place, counted from 0.
-
-        Raises:
-            ArgumentError: If the tradeoff is out of range.
-        """
         wanted = check_tradeoff(tradeoff)
-        tradeoffs = self.tradeoffs
-        right = min(bisect_left(tradeoffs, wanted), len(self) - 1)
-        left = max(right - 1, 0)
-        nearer_left = wanted - tradeoffs[left] <= tradeoffs[right] - wanted
-        return left if nearer_left else right
+        return min(self.policies, key=lambda one: (abs(one.tradeoff - wanted), one.tradeoff))
 
 
 def draw_policy(policy: Policy) -> Drawing:
     """Return the graph of a solved policy, and what it does after each state, as SVG.
 
-    Losses, indices and thresholds are in units of loss.
+    Losses, indices and thresholds are in units of loss. A box lists at most 8 states.
     """
-    problem = policy.problem
+    problem, asked = policy.problem, policy.asked
     columns = {START: 0}
     for node in problem.order:
-        sources = [problem.sources[edge] for edge in problem.incoming[node]]
-        columns[node] = 1 + max(columns[source] for ends in sources for source in ends)
-    asked = list(policy.asked.values())
+        sources = [source for edge in problem.incoming[node] for source in problem.sources[edge]]
+        columns[node] = 1 + max(columns[source] for source in sources)
+    first = f"first ask {policy.session().next}"
     title = f"start: value {policy.value:.4g}"
-    first = policy.session().next
-    boxes = [Box((title, f"tradeoff {policy.tradeoff:g}", f"first ask {first}"), 0)]
+    boxes = [Box((title, f"tradeoff {policy.tradeoff:g}", first), 0)]
     for node, name in enumerate(problem.names):
-        lines = [name, f"asked {asked[node]:.1%}"]
-        states = policy.rules(name)
-        lines += [
-            f"{rule.state}: loss {rule.loss:.4g}, {rule}" for rule in states[:MAX_STATES_DRAWN]
-        ]
-        if len(states) > MAX_STATES_DRAWN:
-            lines.append(f"... {len(states)} states")
-        boxes.append(Box(tuple(lines), columns[node], "used" if asked[node] > 0 else "unused"))
+        rules = policy.rules(name)
+        lines = [name, f"asked {asked[name]:.1%}"]
+        lines += [f"{rule.state}: loss {rule.loss:.4g}, {rule}" for rule in rules[:8]]
+        lines += [f"... {len(rules)} states"] * (len(rules) > 8)
+        boxes.append(Box(tuple(lines), columns[node], "used" if asked[name] > 0 else "unused"))
     arrows = []
     for position, edge in enumerate(problem.edges):
-        target = problem.ends[position][1]
-        costs = np.unique(edge.cost).tolist()
+        target, costs = problem.ends[position][1], np.unique(edge.cost).tolist()
         label = ", ".join(f"{cost:.4g}" for cost in costs)
-        if len(costs) > MAX_COSTS_DRAWN:
+        if len(costs) > 3:
             label = f"{costs[0]:.4g} to {costs[-1]:.4g}"
         for source in problem.sources[position]:
             colour = "used" if policy._is_taken(source, target) else "unused"

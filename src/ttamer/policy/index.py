@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,40 +16,24 @@ from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
 from ttamer.policy.base import INFINITY, Batch, Explanation, Policy, StateSession
-from ttamer.policy.expected import (
-    START,
-    STOP,
-    expected_forest,
-    expected_walk,
-    forest_future,
-    walk_future,
-)
+from ttamer.policy.expected import START, STOP, expected_forest, forest_future
 from ttamer.policy.future import Expected, Future, index_unsure, surrogate_below
 from ttamer.problem.problem import Problem
 from ttamer.problem.tradeoff import weigh_losses
 
 
-class Children(NamedTuple):
-    """The children of a node seen in one state, the least index first."""
+class Queue(NamedTuple):
+    """Nodes waiting to be asked, the least index first, as plain sequences."""
 
     indices: array[float]
     nodes: array[int]
-
-
-class Layout(NamedTuple):
-    """The table of indices as plain sequences; the last entry, without states, is "stopped"."""
-
-    names: tuple[str | None, ...]
-    tables: tuple[tuple[tuple[float, ...], tuple[Children, ...]], ...]
-    """Per node: the weighed loss, and the children, of each state; no children for a leaf."""
-    roots: tuple[tuple[float, int], ...]
-    """(index, node) for every root, the least first; the last stands for "no node is left"."""
+    """A queue ends with -1."""
 
 
 class Queues(NamedTuple):
     """The children of each node and state as queues one after another, the least index first."""
 
-    node: NDArray[np.intp]
+    nodes: NDArray[np.int32]
     """The node at each place; -1 after the last one of a queue."""
     indices: NDArray[np.float64]
     rank: NDArray[np.intp]
@@ -60,6 +44,17 @@ class Queues(NamedTuple):
     """The column of each of them in a batch."""
     group_of: NDArray[np.intp]
     """The column in which each node waits."""
+
+
+class Layout(NamedTuple):
+    """The table of indices as plain sequences; the last entry, without states, is "stopped"."""
+
+    names: tuple[str | None, ...]
+    losses: tuple[tuple[float, ...], ...]
+    """Per node, the weighed loss of each state."""
+    opens: tuple[tuple[int, ...], ...]
+    """Per node, where the queue of its children begins for each state; none for a leaf."""
+    queue: Queue
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -143,10 +138,6 @@ class IndexPolicy(Policy):
         if not best >= 0:  # also NaN
             raise ArgumentError(f"the best loss so far is from 0 up, or inf for none, not {best!r}")
         weighed = weigh_losses(np.array([best]), self.tradeoff)
-        if self.problem.is_line:
-            columns = np.minimum(self.fallbacks, weighed)
-            choice = [self._choice(at, columns) for at in (*range(len(self.sigma)), -1)]
-            return walk_future(self.problem, choice, recall=True, place=place, state=state)
         return forest_future(
             self.problem, self.tradeoff, self.sigma, place=place, state=state, best=weighed[0]
         )
@@ -179,62 +170,44 @@ class IndexPolicy(Policy):
         return tuple(weigh_losses(node.losses, self.tradeoff) for node in self.problem.nodes)
 
     @cached_property
-    def layout(self) -> Layout:
-        """The tables as a session reads them."""
-        tables = []
-        for node in range(len(self.sigma)):
-            children = sorted(self.problem.ends[edge][1] for edge in self.problem.outgoing[node])
-            ordered: tuple[Children, ...] = ()
-            if children:
-                sigma = np.stack([self.sigma[child] for child in children], axis=1)
-                least_first = sigma.argsort(axis=1, kind="stable")  # ties: the node given first
-                numbers = np.array(children, np.int32)[least_first]
-                sigma = np.take_along_axis(sigma, least_first, axis=1)
-                ordered = tuple(
-                    Children(array("d", row.tobytes()), array("i", nodes.tobytes()))
-                    for row, nodes in zip(sigma, numbers, strict=True)
-                )
-            tables.append((tuple(self.weighed_losses[node].tolist()), ordered))
-        roots = [self.problem.ends[edge][1] for edge in self.problem.starts]
-        by_index = sorted((float(self.sigma[root][0]), root) for root in roots)
-        none_left = (INFINITY, len(tables))
-        return Layout((*self.problem.names, None), (*tables, ((), ())), (*by_index, none_left))
-
-    @cached_property
     def queues(self) -> Queues:
         """The same as arrays, for batches."""
-        groups = [START, *(v for v in range(len(self.sigma)) if self.problem.outgoing[v])]
-        sizes = [1, *(len(losses) for losses in self.weighed_losses)]
-        nodes: list[NDArray[np.intp]] = []
-        indices: list[NDArray[np.float64]] = []
+        outgoing, ends = self.problem.outgoing, self.problem.ends
+        groups = [START, *(v for v in range(len(self.sigma)) if outgoing[v])]
+        parts: list[tuple[NDArray[np.intp], NDArray[np.float64]]] = []
         starts: dict[int, NDArray[np.intp]] = {}
-        at = 0
+        size = 0
         for group in groups:
-            children = np.array([self.problem.ends[e][1] for e in self.problem.outgoing[group]])
-            states = sizes[group + 1]
+            children = np.array([ends[edge][1] for edge in outgoing[group]])
             sigma = np.stack([self.sigma[child] for child in children], axis=1)
             order = np.lexsort((np.broadcast_to(children, sigma.shape), sigma), axis=1)
-            width = len(children) + 1  # after the last one there is none
-            starts[group] = at + width * np.arange(states)
-            at += width * states
-            nodes.append(np.pad(children[order], ((0, 0), (0, 1)), constant_values=STOP).ravel())
-            sigma = np.take_along_axis(sigma, order, axis=1)
-            indices.append(np.pad(sigma, ((0, 0), (0, 1)), constant_values=np.inf).ravel())
-        node, index = np.concatenate(nodes), np.concatenate(indices)
-        rank = np.empty(len(node), np.intp)
-        rank[np.lexsort((node, node == STOP, index))] = np.arange(len(node))
+            end = ((0, 0), (0, 1))  # after the last one there is none
+            nodes = np.pad(children[order], end, constant_values=STOP)
+            least = np.take_along_axis(sigma, order, axis=1)
+            parts.append((nodes.ravel(), np.pad(least, end, constant_values=np.inf).ravel()))
+            starts[group] = size + nodes.shape[1] * np.arange(len(nodes))
+            size += nodes.size
+        node, index = (np.concatenate(part) for part in zip(*parts, strict=True))
+        rank = np.empty(size, np.intp)
+        rank[np.lexsort((node, node == STOP, index))] = np.arange(size)
         column = {group: number for number, group in enumerate(groups)}
-        group_of = np.array(
-            [column[self.problem.ends[edges[0]][0]] for edges in self.problem.incoming]
+        group_of = np.array([column[ends[edges[0]][0]] for edges in self.problem.incoming])
+        return Queues(node.astype(np.int32), index, rank, starts, column, group_of)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The queues as a session reads them."""
+        queues, nodes = self.queues, range(len(self.sigma))
+        opens = [tuple(queues.starts[v].tolist()) if v in queues.starts else () for v in nodes]
+        return Layout(
+            (*self.problem.names, None),
+            (*(tuple(losses.tolist()) for losses in self.weighed_losses), ()),
+            tuple(opens),
+            Queue(array("d", queues.indices.tobytes()), array("i", queues.nodes.tobytes())),
         )
-        return Queues(node, index, rank, starts, column, group_of)
 
     @cached_property
     def _expected(self) -> tuple[Expected, NDArray[np.float64]]:
-        if self.problem.is_line:
-            return expected_walk(
-                self.problem, lambda place: self._choice(place, self.fallbacks), recall=True
-            )
         return expected_forest(self.problem, self.tradeoff, self.sigma)
 
     def _choice(self, place: int, columns: NDArray[np.float64]) -> NDArray[np.int32]:
@@ -254,94 +227,71 @@ class IndexSession(StateSession):
     It opens in constant time; a step takes a time that is logarithmic in the nodes asked so far.
     """
 
-    __slots__ = ("_at", "_below", "_best", "_names", "_roots", "_started", "_tables")
+    __slots__ = ("_best", "_names", "_open")
 
     _policy: IndexPolicy
 
     def __init__(self, policy: IndexPolicy) -> None:
         super().__init__(policy)
-        # Roots come in a known order, so a place will do; what opens below them goes on a heap.
-        self._names, self._tables, self._roots = policy.layout
-        self._at = 0
-        self._started = STOP  # the root that was asked first out of order
-        # (index, node, its siblings, its place among them): of siblings the least is on the heap.
-        self._below: list[tuple[float, int, Children, int]] = []
+        self._names, _, _, queue = policy.layout
+        # A heap with the first of every queue: (index, node, its place, the queue).
+        self._open = [(queue.indices[0], queue.nodes[0], 0, queue)]
         self._best = INFINITY
-        self._node = self._roots[0][1]
+        self._node = queue.nodes[0]
         self.next = self._names[self._node]
 
     def observe(self, state: int) -> None:
         """Give the state in which ``next`` is observed, and move on."""
         node = self._node
+        _, losses, opens, queue = self._policy.layout
         try:
-            losses, children = self._tables[node]
             if state < 0:
                 raise self._refuse(state)
-            loss = losses[state]
+            loss = losses[node][state]
         except (IndexError, TypeError):
             raise self._refuse(state) from None
         if loss < self._best:
             self._best = loss
             self._answer = node
-        self._leave(node)
-        if children:
-            opened = children[state]
-            heappush(self._below, (opened.indices[0], opened.nodes[0], opened, 0))
         self._path.append((node, state))
-        self._go_on()
+        if opens[node]:
+            self._go_on(opens[node][state], queue)
+        else:
+            self._go_on()
 
     def fail(self) -> None:
         """Record that ``next`` was asked and gave no answer, and move on.
 
         Its state stays unknown: the indices of its children are those of their average law.
         """
-        chances, node = self._fail(), self._node
-        self._leave(node)
-        policy, problem = self._policy, self._policy.problem
+        node, chances = self._node, self._fail()
+        problem, tradeoff, sigma = self._policy.problem, self._policy.tradeoff, self._policy.sigma
         children = [problem.ends[edge][1] for edge in problem.outgoing[node]]
+        by_index = sorted((index_unsure(problem, tradeoff, sigma, v, chances), v) for v in children)
+        indices, nodes = zip(*by_index, (INFINITY, STOP), strict=True)
         if children:
-            by_index = sorted(
-                (index_unsure(problem, policy.tradeoff, policy.sigma, child, chances), child)
-                for child in children
-            )
-            opened = Children(
-                array("d", [index for index, _ in by_index]), array("i", [v for _, v in by_index])
-            )
-            heappush(self._below, (opened.indices[0], opened.nodes[0], opened, 0))
-        self._go_on()
-
-    def _leave(self, node: int) -> None:
-        """Take a node that was asked off the nodes that may be asked."""
-        if self._roots[self._at][1] == node:
-            self._at += 1
-        elif node == self._started:
-            self._started = STOP - 1 - node  # met again among the roots, where it is passed over
+            self._go_on(0, Queue(array("d", indices), array("i", nodes)))
         else:
-            _, _, siblings, at = heappop(self._below)
-            if (at := at + 1) < len(siblings.nodes):
-                heappush(self._below, (siblings.indices[at], siblings.nodes[at], siblings, at))
-        if STOP - 1 - self._roots[self._at][1] == self._started:
-            self._at += 1
+            self._go_on()
 
-    def _go_on(self) -> None:
-        """Ask the node of least index, or stop."""
-        index, following = self._least()
-        self._node = STOP if self._best <= index else following
+    def _go_on(self, place: int = 0, opened: Queue | None = None) -> None:
+        """Take the node asked off its queue, add the queue that it opens, and choose the next."""
+        _, _, position, queue = self._open[0]
+        position += 1
+        following = queue.nodes[position]
+        if following >= 0:
+            heapreplace(self._open, (queue.indices[position], following, position, queue))
+        else:
+            heappop(self._open)
+        if opened is not None:
+            heappush(self._open, (opened.indices[place], opened.nodes[place], place, opened))
+        index, node = self._open[0][:2] if self._open else (INFINITY, STOP)
+        self._node = STOP if self._best <= index else node
         self.next = self._names[self._node]
-
-    def start_at(self, node: int) -> None:
-        """Ask this node first, whatever the policy's choice."""
-        self._started = STOP if self._roots[0][1] == node else node
-        self._node, self.next = node, self._names[node]
 
     def explain(self) -> Explanation:
         """Return the reasons for the current decision."""
-        return self._explained(self._best, self._least()[0])
-
-    def _least(self) -> tuple[float, int]:
-        """The least index of the nodes that may be asked, and its node."""
-        least = self._roots[self._at]
-        return min(least, self._below[0][:2]) if self._below else least
+        return self._explained(self._best, self._open[0][0] if self._open else INFINITY)
 
 
 class IndexBatch(Batch):
@@ -361,7 +311,7 @@ class IndexBatch(Batch):
             (size, len(queues.column)), queues.starts[START][0] + len(policy.problem.starts)
         )
         self._heads[:, 0] = queues.starts[START][0]
-        self.next[:] = queues.node[queues.starts[START][0]]
+        self.next[:] = queues.nodes[queues.starts[START][0]]
 
     def _step(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
         queues = self._policy.queues
@@ -375,4 +325,4 @@ class IndexBatch(Batch):
         heads = self._heads[rows]
         least = heads[np.arange(len(rows)), queues.rank[heads].argmin(axis=1)]
         goes_on = best > queues.indices[least]
-        self.next[rows] = np.where(goes_on, queues.node[least], STOP)
+        self.next[rows] = np.where(goes_on, queues.nodes[least], STOP)

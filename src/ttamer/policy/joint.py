@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ttamer.errors import ArgumentError
 from ttamer.policy.base import Batch, Explanation, Policy, StateSession
-from ttamer.policy.expected import START, STOP
+from ttamer.policy.expected import STOP
 from ttamer.policy.future import Expected, Future, cost_keys
 from ttamer.policy.walk import WalkBatch, WalkPolicy, WalkSession
 
@@ -177,12 +177,6 @@ class JointPolicy(Policy):
         return JointBatch(self, size)
 
     @cached_property
-    def first_steps(self) -> dict[int, int]:
-        """The step of each node that is asked first, by its number."""
-        walk = self.walk.problem
-        return {self.steps[step].node: step for step in (walk.ends[e][1] for e in walk.starts)}
-
-    @cached_property
     def barred(self) -> tuple[int, ...]:
         """Per node of the walk, its state beyond the cap; -1 where it has none."""
         sizes = [math.prod(step.sizes) for step in self.steps]
@@ -207,7 +201,7 @@ class JointPolicy(Policy):
 class JointSession(StateSession):
     """A session where more than the last node matters."""
 
-    __slots__ = ("_inner", "_spent", "_states")
+    __slots__ = ("_inner", "_spent")
 
     _policy: JointPolicy
 
@@ -215,7 +209,6 @@ class JointSession(StateSession):
         super().__init__(policy)
         self._inner = WalkSession(policy.walk)
         self._inner.barred = policy.barred
-        self._states: dict[int, int] = {}
         self._spent = 0.0
         self._follow()
 
@@ -227,20 +220,23 @@ class JointSession(StateSession):
             or not (0 <= state < len(self._policy.problem.nodes[self._node].losses))
         ):
             raise self._refuse(state)
-        step, states = self._policy.steps[self._inner.number], int(state)
+        step, state = self._policy.steps[self._inner.number], int(state)
         if self._failed is None:
-            self._states[step.node] = states
-            spent = _spent_at(step, np.array([self._spent + self._counted(states)]))
+            edge, chances = self._next_edge()  # the states of the sources are certain
+            sources = np.unravel_index(int(chances.argmax()), chances.shape)
+            if self._policy.cap is not None:
+                cost = edge.cost_table[(*sources, state)]
+                self._spent += float(self._policy.cap.counted(cost))
+            spent = _spent_at(step, np.array([self._spent]))
             self._spent = step.spent[spent[0]]
-            seen = [*(self._states[node] for node in step.kept), int(spent[0])]
-            self._inner.observe(int(np.ravel_multi_index(seen, step.sizes)))
+            states = {**dict(self._path), step.node: state}
+            joint = [*(states[node] for node in step.kept), int(spent[0])]
+            self._inner.observe(int(np.ravel_multi_index(joint, step.sizes)))
         else:
-            size = math.prod(step.sizes)
-            joint = np.unravel_index(np.arange(size), step.sizes)[step.kept.index(step.node)]
-            self._inner.observe_among(
-                np.arange(size)[joint == states], lambda chances: _most_spent(step, chances)
-            )
-        self._path.append((step.node, states))
+            own = np.indices(step.sizes)[step.kept.index(step.node)].ravel()
+            possible = np.flatnonzero(own == state)
+            self._inner.observe_among(possible, lambda chances: _most_spent(step, chances))
+        self._path.append((step.node, state))
         self._follow()
 
     def fail(self) -> None:
@@ -253,51 +249,17 @@ class JointSession(StateSession):
         self._inner.fail(lambda chances: _most_spent(step, chances))
         self._follow()
 
-    def _counted(self, state: int) -> float:
-        """Return what asking ``next`` counts as spent, seen in a state."""
-        cap = self._policy.cap
-        if cap is None:
-            return 0.0
-        number = self._edge_to(self._node, self._path[-1][0] if self._path else START)
-        given = tuple(
-            self._states.get(source, 0) for source in self._policy.problem.sources[number]
-        )
-        cost = self._policy.problem.edges[number].cost_table[(*given, state)]
-        return float(cap.counted(cost))
-
-    def start_at(self, node: int) -> None:
-        """Ask this node first, whatever the policy's choice."""
-        self._inner.start_at(self._policy.first_steps[node])
-        self._follow()
-
     def explain(self) -> Explanation:
         """Return the reasons for the current decision."""
         return self._explained(*self._inner.compared())
 
-    @property
-    def cost(self) -> float:
-        """What the nodes asked cost, in the problem's units."""
-        return self._inner.cost
-
-    @property
-    def price(self) -> float:
-        """What asking ``next`` is expected to cost; 0 once stopped."""
-        return self._inner.price
-
-    @property
-    def starts(self) -> dict[str, float]:
-        """The nodes that may be asked first, and what each is expected to cost."""
-        first = {self._policy.problem.names[node] for node in self._policy.first_steps}
-        return {name: cost for name, cost in super().starts.items() if name in first}
-
     def _follow(self) -> None:
         """Take over what the walk decided."""
         steps, problem = self._policy.steps, self._policy.problem
-        number = self._inner.number
-        self._node = steps[number].node if number >= 0 else -1
+        number, answer = self._inner.number, self._inner._answer
+        self._node = steps[number].node if number >= 0 else STOP
         self.next = problem.names[self._node] if number >= 0 else None
-        answer = self._inner._answer
-        self._answer = steps[answer].node if answer >= 0 else -1
+        self._answer = steps[answer].node if answer >= 0 else STOP
 
 
 class JointBatch(Batch):

@@ -353,14 +353,6 @@ class WalkSession(StateSession):
         """The column of the tables."""
         return self._best if self._recall else 0
 
-    def start_at(self, node: int) -> None:
-        """Ask this node first, whatever the policy's choice."""
-        self._node, self.next = node, self._names[node]
-
-    def prefers_next(self) -> bool:
-        """Return whether ``next`` has a lower loss than the best so far in every state."""
-        return max(self._tables[self._node][0]) < self._best
-
     def explain(self) -> Explanation:
         """Return the reasons for the current decision."""
         return self._explained(*self.compared())

@@ -33,7 +33,7 @@ import numpy as np
 from ttamer._checks import as_float, counted, is_number, number
 from ttamer.errors import TraceError, TTamerError
 from ttamer.show import card
-from ttamer.show.graph import Arrow, Box, Drawing, draw_graph
+from ttamer.show.graph import Drawing, draw_path
 from ttamer.trace.classes import class_text
 
 _NAMES = ("prediction", "confidence", "answer", "cost", "latency")
@@ -249,16 +249,17 @@ class Outcome:
         Returns:
             The text of an SVG file; notebooks show it as a picture.
         """
-        boxes = []
-        for step, call in enumerate(self.asked):
-            reply = f"{call.error or call.prediction!s:.40}"
-            lines = [call.node, reply, f"cost {number(call.cost)}"]
+        steps = []
+        for call in self.asked:
+            lines = [
+                call.node,
+                f"{call.error or call.prediction!s:.40}",
+                f"cost {number(call.cost)}",
+            ]
             if call.node == self.by:
                 lines.append("the answer")
-            boxes.append(Box(tuple(lines), step, "answer" if call.node == self.by else "used"))
-        arrows = [Arrow(step - 1, step, "") for step in range(1, len(boxes))]
-        caption = f"cost {number(self.cost)}; {self.why}"
-        return draw_graph(boxes, arrows, caption=caption).written(path)
+            steps.append((lines, "answer" if call.node == self.by else "used"))
+        return draw_path(steps, f"cost {number(self.cost)}; {self.why}").written(path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; the answer and predictions are as the nodes returned them.

@@ -106,10 +106,7 @@ def is_last(call: Call, *, may_differ: bool) -> bool:
     session = call.session
     if set(session.ahead()) != {None}:
         return False
-    if may_differ or all(made.error is not None for made in call.asked):
-        return True
-    prefers: Any = getattr(session, "prefers_next", None)
-    return prefers is not None and bool(prefers())
+    return may_differ or all(made.error is not None for made in call.asked)
 
 
 def is_ineligible(call: NodeCall) -> bool:

@@ -63,6 +63,13 @@ class Arrow:
     colour: str = "used"
 
 
+def draw_path(steps: Sequence[tuple[Sequence[str], str]], caption: str) -> Drawing:
+    """Return the path of one input: the lines and the colour of each box, from left to right."""
+    boxes = [Box(tuple(lines), step, colour) for step, (lines, colour) in enumerate(steps)]
+    arrows = [Arrow(step - 1, step, "") for step in range(1, len(boxes))]
+    return draw_graph(boxes, arrows, caption=caption)
+
+
 def draw_graph(boxes: Sequence[Box], arrows: Sequence[Arrow], *, caption: str = "") -> Drawing:
     """Return boxes in columns, and arrows between them, as SVG."""
     sizes = [
