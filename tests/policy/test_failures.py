@@ -124,17 +124,6 @@ def test_several_parents_of_which_one_failed():
     assert (turn.next, turn.answer) == (None, "judge")
 
 
-def test_a_root_asked_first_out_of_order_is_not_asked_again():
-    boxes = tt.Problem.forest(
-        [0.0, 1.0], [0.01, 0.02, 0.03], [[0.5, 0.5]] * 3, [None] * 3, names="abc"
-    )
-    turn = tt.solve(boxes, 0.9).session()
-    turn.start_with("b")
-    for _ in range(3):
-        turn.observe(1)
-    assert (turn.next, turn.asked, turn.answer) == (None, ("b", "a", "c"), "b")
-
-
 CHAIN = tt.Problem.line(
     [[0.9, 0.8], [0.5, math.inf], [0.0, 0.3]],
     [[[0.1, 0.3]], 0.1, 0.1],

@@ -234,7 +234,9 @@ def test_on_a_walk_the_loss_in_hand_is_compared_with_the_value_of_going_on(probl
         )
         why = turn.explain()
         if why.best < math.inf or why.next is not None:
-            assert why.index == pytest.approx(max(goes_on, why.best) if turn.next is None else goes_on)
+            assert why.index == pytest.approx(
+                max(goes_on, why.best) if turn.next is None else goes_on
+            )
         if turn.next is None:
             return
         law = next(
@@ -505,12 +507,3 @@ def test_notebooks_show_a_ladder_with_a_row_for_each_policy():
     ladder = tt.solve_ladder(LINE, [0.2, 0.6, 0.9])
     assert ladder._repr_html_().count("<tr") == 4
     assert ladder.plot().startswith("<svg")
-
-
-def test_an_explanation_names_expected_losses_where_beliefs_are_losses():
-    given_losses = tt.Explanation(
-        None, "small", 0.1, 0.2, "stops", beliefs={"small": 0.25}, has_losses=True
-    )
-    assert given_losses.to_dict()["has_losses"]
-    assert "has_losses" not in POLICIES["walk"].session().explain().to_dict()
-    assert "expected loss" in given_losses._repr_html_()

@@ -134,15 +134,14 @@ def test_a_judge_is_asked_after_both_where_it_pays():
     assert policy.value == pytest.approx(best_value(judged(), 0.7), abs=CLOSE)
     turn = policy.session()
     assert turn.explain().why.startswith("there is no answer yet: ask")
-    assert set(turn.starts) == {"a", "b"}
-    turn.start_with("b")
-    assert (turn.next, turn.price) == ("b", 0.04)
+    assert (turn.next, turn.price) == ("a", 0.02)
     turn.observe(1)
+    assert (turn.next, turn.price) == ("b", 0.04)
     turn.observe(1)
     assert turn.next == "judge"
     assert "ask 'judge'" in turn.explain().why
     turn.fail()
-    assert (turn.stopped, turn.answer, turn.asked) == (True, "b", ("b", "a", "judge"))
+    assert (turn.next, turn.answer, turn.asked) == (None, "b", ("a", "b", "judge"))
     assert turn.cost == pytest.approx(0.11)
     with pytest.raises(ObservationError, match="has stopped"):
         turn.fail()

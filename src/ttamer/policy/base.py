@@ -449,21 +449,25 @@ class Batch(ABC):
                 f"{most - 1}, not {states[at]}"
             )
 
-    def _pay(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
-        problem = self._policy.problem
+    def _pay(
+        self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]
+    ) -> NDArray[np.float64]:
+        """Add what asking a node costs, seen in these states, and return it."""
+        problem, prices = self._policy.problem, np.zeros(len(rows))
         for entering in problem.incoming[node]:
-            edge, source = problem.edges[entering], problem.ends[entering][0]
+            edge, sources = problem.edges[entering], problem.sources[entering]
             # On a walk one of the edges was taken; under precedence there is one.
-            taken = problem.moves != "walk" or self._last[rows] == source
-            cost: float | NDArray[np.float64] = 0.0
-            if isinstance(edge.cost, float):
-                cost = edge.cost
-            else:
-                cost = edge.cost_table[np.where(taken, self._seen[rows, source], 0), states]
-            self.cost[rows] += np.where(taken, cost, 0.0)
+            taken = problem.moves != "walk" or self._last[rows] == sources[0]
+            cost: float | NDArray[np.float64] = edge.cost
+            if not isinstance(cost, float):
+                before = tuple(np.where(taken, self._seen[rows, v], 0) for v in sources)
+                cost = edge.cost_table[(*before, states)]
+            prices += np.where(taken, cost, 0.0)
+        self.cost[rows] += prices
         if self._seen.shape[1]:
             self._seen[rows, node] = states
         self.steps[rows] += 1
+        return prices
 
 
 @dataclass(frozen=True)

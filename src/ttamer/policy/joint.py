@@ -271,7 +271,7 @@ class JointBatch(Batch):
         super().__init__(policy, size)
         self._inner = WalkBatch(policy.walk, size)
         # The start, -1, has one state.
-        self._states = np.zeros((size, len(policy.problem.nodes) + 1), np.intp)
+        self._seen = np.zeros((size, len(policy.problem.nodes) + 1), np.intp)
         self._spent = np.zeros(size)
         self._nodes = np.array([*(step.node for step in policy.steps), STOP], np.int32)
         self.next = self._nodes[self._inner.next]
@@ -293,31 +293,18 @@ class JointBatch(Batch):
             self._check(self._policy.steps[number].node, rows, seen[rows])
         joint = np.zeros(len(self), np.intp)
         for number, rows in groups:
-            step = self._policy.steps[number]
-            self._states[rows, step.node] = seen[rows]
-            spent = _spent_at(step, self._spent[rows] + self._counted(step.node, rows))
+            step, cap = self._policy.steps[number], self._policy.cap
+            prices = self._pay(step.node, rows, seen[rows])
+            if cap is not None:
+                self._spent[rows] += cap.counted(prices)
+            spent = _spent_at(step, self._spent[rows])
             self._spent[rows] = np.array(step.spent)[spent]
-            kept = [self._states[rows, node] for node in step.kept]
-            joint[rows] = np.ravel_multi_index((*kept, spent), step.sizes)
+            states = [self._seen[rows, node] for node in step.kept]
+            joint[rows] = np.ravel_multi_index((*states, spent), step.sizes)
         self._inner.observe(joint)
         self.next = self._nodes[self._inner.next]
         self.answer = self._nodes[self._inner.answer]
-        self.cost, self.steps = self._inner.cost, self._inner.steps
         self._last = np.where(asked == STOP, self._last, self._nodes[asked])
-
-    def _counted(self, node: int, rows: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Return what asking a node, seen in a state, counts as spent."""
-        cap, problem = self._policy.cap, self._policy.problem
-        spent = np.zeros(len(rows))
-        if cap is None:
-            return spent
-        for number in problem.incoming[node]:
-            sources = problem.sources[number]
-            given = tuple(self._states[rows, source] for source in (*sources, node))
-            costs = cap.counted(problem.edges[number].cost_table[given])
-            taken = problem.moves == "precedence" or self._last[rows] == sources[0]
-            spent += np.where(taken, costs, 0.0)
-        return spent
 
     def _step(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
         """Do nothing: the walk behind it moves the inputs on."""
