@@ -111,7 +111,7 @@ class Gate:
     async def slot(self, seconds: float) -> AsyncIterator[None]:
         """Wait for a slot, and hold it."""
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds if self._slots.locked() else None):
                 await self._slots.acquire()
         except TimeoutError:
             raise self._busy() from None
@@ -358,7 +358,7 @@ def _is_local_name(host: str) -> bool:
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """Run a handler; where the client leaves, cancel it and its calls."""
-    task, has_left = asyncio.current_task(), False
+    task, watcher, has_left = asyncio.current_task(), None, False
     assert task is not None  # noqa: S101 - this is a coroutine
 
     async def wait() -> None:
@@ -368,7 +368,12 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) ->
         has_left = True
         task.cancel()
 
-    watcher = asyncio.create_task(wait())
+    def watch() -> None:
+        nonlocal watcher
+        watcher = asyncio.create_task(wait())
+
+    # A task for each request would take a tenth of its time, and most answers are quick.
+    timer = asyncio.get_running_loop().call_later(0.05, watch)
     try:
         return await work
     except asyncio.CancelledError:
@@ -377,7 +382,9 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) ->
         task.uncancel()
         raise ClientDisconnect from None
     finally:
-        watcher.cancel()
+        timer.cancel()
+        if watcher is not None:
+            watcher.cancel()
 
 
 def make_app(
