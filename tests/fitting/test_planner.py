@@ -63,8 +63,8 @@ def test_an_offset_without_the_row_is_that_of_a_fit_without_it():
     for row in range(0, 400, 37):
         others = np.arange(400) != row
         alone = Offsets.fit(codes[others], 4, odds[others], losses[others]).table[codes[row]]
-        assert fitted.without_own[row] == pytest.approx(alone, abs=0.01)
-        assert fitted.without_own[row] != fitted.table[codes[row]]
+        assert fitted.without_row[row] == pytest.approx(alone, abs=0.01)
+        assert fitted.without_row[row] != fitted.table[codes[row]]
 
 
 def test_offsets_that_are_noise_are_drawn_to_nothing():
