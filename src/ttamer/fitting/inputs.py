@@ -23,9 +23,10 @@ from __future__ import annotations
 import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -173,17 +174,15 @@ class FeatureSpec:
         """
         features = []
         for name, values in inputs.items():
-            some = [v for v in values if v is not None]
-            if some and isinstance(some[0], str):
-                counts: dict[str, int] = {}
-                for v in some:
-                    counts[str(v)] = counts.get(str(v), 0) + 1
+            example = next((v for v in values if v is not None), None)
+            if isinstance(example, str):
+                counts = Counter(str(v) for v in values if v is not None)
                 levels = sorted(counts, key=lambda v: (-counts[v], v))[:most_levels]
                 features.append(InputFeature(name, "category", len(levels), levels=tuple(levels)))
-            elif some and np.size(some[0]) > 1:
+            elif example is not None and np.size(example) > 1:
                 embedder = (embedders or {}).get(name, "")
-                features.append(InputFeature(name, "vector", np.size(some[0]), embedder=embedder))
-            elif some:
+                features.append(InputFeature(name, "vector", np.size(example), embedder=embedder))
+            elif example is not None:
                 numbers = np.array([_numbers(name, v, 1) for v in values])
                 features.append(_standardised(name, "number", numbers))
         if prompts is not None:
@@ -376,167 +375,29 @@ class CrossFittedPrior:
         self.features, self.complete, self.fold, self.spec = features, complete, fold, spec
         self.losses, self.mean_cost = on_grid(losses[complete]), cost.mean(axis=0)
         self.near = near_columns(features, near or features.shape[1])
+        self.nodes, self.folds = losses.shape[1], range(int(fold.max()) + 1)
         shares = cost[complete] / np.maximum(self.mean_cost, 1e-300)
         self._prepare_ridge(np.hstack([self.losses, shares]))
         self._prepare_neighbours()
         self._prepare_clusters()
-        self._weights: dict[Folds, Floats] = {}
-        self._chances: dict[Folds, tuple[Floats, Floats]] = {}
+        self._weights, self._of_rows = cache(self._ridge), cache(self._all_rows)
 
-    # Ridge.
-    def _prepare_ridge(self, targets: Floats) -> None:
-        """Turn features to their eigenvectors and targets to directions; choose penalties."""
-        rows, nodes = self.features[self.complete].astype(float), self.losses.shape[1]
-        self._centre = rows.mean(axis=0)
-        rows -= self._centre
-        wide = rows.shape[1] > len(rows)
-        values, vectors = np.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
-        values = np.maximum(values, 1e-9 * max(float(values[-1]), 1e-9))
-        basis = rows.T @ vectors / np.sqrt(values) if wide else vectors
-        turned = targets - targets.mean(axis=0)
-        halves = [np.linalg.svd(turned[:, s], full_matrices=False)[2].T
-                  for s in (slice(nodes), slice(nodes, None))]  # fmt: skip
-        directions = np.zeros((2 * nodes, 2 * nodes))
-        directions[:nodes, : halves[0].shape[1]] = halves[0]
-        directions[nodes:, nodes : nodes + halves[1].shape[1]] = halves[1]
-        turned = turned @ directions
-        scores = rows @ basis
-        product, square = scores.T @ turned, scores**2
-        best = 0.999 * (turned**2).mean(axis=0)
-        chosen = np.full(2 * nodes, np.inf)
-        for penalty in self.penalties:
-            fit = scores @ (product / (values + penalty)[:, None])
-            hat = square @ (1 / (values + penalty)) + 1 / len(rows)
-            loss = (((turned - fit) / (1 - np.minimum(hat, 0.99))[:, None]) ** 2).mean(axis=0)
-            chosen = np.where(loss < best, penalty, chosen)
-            best = np.minimum(loss, best)
-        # Directions of so little variance are shrunk to nothing by every penalty chosen.
-        some = values >= 0.01 * min(float(chosen.min()), self.penalties[-1])
-        self._basis, self._penalty, self._directions = basis[:, some], chosen, directions
-        self._targets = targets
-        scores = scores[:, some]
-        self._scores = scores
-        own = self.fold[self.complete]
-        self._folds = range(int(self.fold.max()) + 1)
-        self._parts = [(scores[own == k].T @ scores[own == k]) for k in self._folds]
+    def log_odds(self, out: Folds) -> Floats:
+        """Return the log-odds of all rows, shape (T, n), by priors without some folds."""
+        return self._of_rows(out)[0]
 
-    def _ridge(self, left: Folds) -> Floats:
-        """Return the weights of all features without some folds, shape (D + 1, 2 n)."""
-        if left not in self._weights:
-            used = ~np.isin(self.fold[self.complete], [*left])
-            scores, targets = self._scores[used], self._targets[used]
-            middle, base = scores.mean(axis=0), targets.mean(axis=0)
-            square = np.sum([p for k, p in enumerate(self._parts) if k not in left], axis=0)
-            square = square - len(scores) * np.outer(middle, middle)
-            product = scores.T @ ((targets - base) @ self._directions)
-            solved = np.zeros_like(product)
-            for penalty in np.unique(self._penalty[np.isfinite(self._penalty)]):
-                which = self._penalty == penalty
-                ridge = square + penalty * np.eye(len(square))
-                solved[:, which] = np.linalg.solve(ridge, product[:, which])
-            weights = self._basis @ solved @ self._directions.T
-            constant = base - (self._centre + self._basis @ middle) @ weights
-            # Finer than the grid of odds: sums of a thousand products stay exact.
-            self._weights[left] = np.rint(np.vstack([weights, constant]) * 2.0**20) / 2.0**20
-        return self._weights[left]
-
-    # Neighbours.
-    def _prepare_neighbours(self) -> None:
-        """List the nearest complete rows of each row, and choose how many count."""
-        known = self.near[self.complete]
-        listed = min(self.listed, len(known))
-        self._nearest = np.empty((len(self.near), listed), np.intp)
-        for start in range(0, len(self.near), 1024):
-            block = slice(start, start + 1024)
-            closeness = self.near[block] @ known.T
-            order = np.argpartition(-closeness, listed - 1, axis=1)[:, :listed]
-            inner = np.argsort(-np.take_along_axis(closeness, order, 1), axis=1, kind="stable")
-            self._nearest[block] = np.take_along_axis(order, inner, 1)
-        self._fold_of_nearest = self.fold[self.complete][self._nearest]
-        best, self.count = np.inf, 1
-        for count in self.counts:
-            if count > max(len(known) // 3, 1):
-                break
-            means = self._neighbours(frozenset(), count)[self.complete]
-            loss = float(((means - self.losses) ** 2).mean())
-            if loss < best:
-                best, self.count = loss, count
-
-    def _neighbours(self, left: Folds, count: int) -> Floats:
-        """Return mean losses of the nearest rows outside some folds and a row's own."""
-        used = self._fold_of_nearest != self.fold[:, None]
-        for k in left:
-            used &= self._fold_of_nearest != k
-        used &= used.cumsum(axis=1) <= count
-        total = np.maximum(used.sum(axis=1), 1)
-        sums = [(self.losses[:, v][self._nearest] * used).sum(axis=1) for v in self._nodes]
-        return np.asarray(np.stack(sums, axis=1) / total[:, None])
+    def costs(self, out: Folds) -> Floats:
+        """Return the costs of all rows, likewise."""
+        return self._of_rows(out)[1]
 
     @property
-    def _nodes(self) -> range:
-        return range(self.losses.shape[1])
-
-    # Clusters.
-    def _prepare_clusters(self) -> None:
-        """Cluster rows, and sum the losses of each cluster by fold."""
-        known, rng = self.near[self.complete], np.random.default_rng(0)
-        sizes = [min(count, max(2, len(known) // 12)) for count in self.clusters]
-        levels = [k_means(known, size, rng) for size in sizes]
-        self._centres, self._coarse = np.concatenate(levels), len(levels[0])
-        self._own = nearest_centres(self.near, self._centres, self._coarse)
-        shape = len(self._folds), len(self._centres), len(self._nodes)
-        self._sums, self._rows = np.zeros(shape), np.zeros(shape[:2])
-        own_fold = self.fold[self.complete]
-        for own in self._own:
-            np.add.at(self._sums, (own_fold, own[self.complete]), self.losses)
-            np.add.at(self._rows, (own_fold, own[self.complete]), 1)
-
-    def _cluster_means(self, left: Folds) -> tuple[Floats, Floats]:
-        """Return the losses of clusters, and their weight beside what they are drawn to."""
-        folds = [k for k in self._folds if k not in left]
-        sums, rows = self._sums[folds].sum(axis=0), self._rows[folds].sum(axis=0)
-        base = sums[: self._coarse].sum(axis=0) / max(rows[: self._coarse].sum(), 1)
-        means = sums / np.maximum(rows, 1)[:, None]
-        weight = rows / (rows + self.drawn)
-        drawn = weight[: self._coarse, None]
-        means[: self._coarse] = drawn * means[: self._coarse] + (1 - drawn) * base
-        return on_grid(means), on_grid(weight)
-
-    def _of_all(self, left: Folds) -> tuple[Floats, Floats]:
-        """Return log-odds and costs of all rows: each by the prior without its fold and others."""
-        if left not in self._chances:
-            nodes, rows = len(self._nodes), len(self.features)
-            z, cost = np.empty((rows, nodes)), np.empty((rows, nodes))
-            near = self._neighbours(left, self.count)
-            coarse, fine = self._own
-            for k in self._folds:
-                on = self.fold == k
-                weights = self._ridge(left | {k})
-                linear = self.features[on].astype(float) @ weights[:-1] + weights[-1]
-                means, own = self._cluster_means(left | {k})
-                share = own[fine[on]][:, None]
-                cluster = share * means[fine[on]] + (1 - share) * means[coarse[on]]
-                z[on] = z_of((2 * linear[:, :nodes] + near[on] + cluster) / 4)
-                cost[on] = costs_of(linear[:, nodes:], self.mean_cost)
-            self._chances[left] = z, cost
-        return self._chances[left]
-
-    def log_odds(self, left: Folds) -> Floats:
-        """Return the log-odds of all rows, shape (T, n), by priors without some folds."""
-        return self._of_all(left)[0]
-
-    def costs(self, left: Folds) -> Floats:
-        """Return the costs of all rows, likewise."""
-        return self._of_all(left)[1]
-
-    @cached_property
     def full(self) -> Prior:
         """The prior of all complete rows."""
         means, shrink = self._cluster_means(frozenset())
         return Prior(
             base=z_of(self.losses.mean(axis=0)),
             mean_cost=self.mean_cost,
-            weights=self._ridge(frozenset()),
+            weights=self._weights(frozenset()),
             near=self.near[self.complete],
             losses=self.losses,
             count=self.count,
@@ -546,3 +407,128 @@ class CrossFittedPrior:
             shrink=shrink,
             spec=self.spec,
         )
+
+    def _all_rows(self, out: Folds) -> tuple[Floats, Floats]:
+        """Return log-odds and costs of all rows: each by the prior without its fold and others."""
+        z, cost = np.empty((2, len(self.features), self.nodes))
+        near = self._neighbours(out, self.count)
+        coarse, fine = self._cluster
+        for k in self.folds:
+            on = self.fold == k
+            weights = self._weights(out | {k})
+            linear = self.features[on].astype(float) @ weights[:-1] + weights[-1]
+            means, shrink = self._cluster_means(out | {k})
+            share = shrink[fine[on]][:, None]
+            cluster = share * means[fine[on]] + (1 - share) * means[coarse[on]]
+            z[on] = z_of((2 * linear[:, : self.nodes] + near[on] + cluster) / 4)
+            cost[on] = costs_of(linear[:, self.nodes :], self.mean_cost)
+        return z, cost
+
+    # Ridge.
+    def _prepare_ridge(self, targets: Floats) -> None:
+        """Turn features to their eigenvectors and targets to directions; choose penalties."""
+        rows, nodes = self.features[self.complete].astype(float), self.nodes
+        self._centre = rows.mean(axis=0)
+        rows -= self._centre
+        wide = rows.shape[1] > len(rows)
+        values, vectors = np.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
+        values = np.maximum(values, 1e-9 * max(float(values[-1]), 1e-9))
+        basis = rows.T @ vectors / np.sqrt(values) if wide else vectors
+        turned = targets - targets.mean(axis=0)
+        directions = np.zeros((2 * nodes, 2 * nodes))
+        for part in (slice(nodes), slice(nodes, None)):  # losses, then costs
+            axes = np.linalg.svd(turned[:, part], full_matrices=False)[2].T
+            directions[part, part.start or 0 : (part.start or 0) + axes.shape[1]] = axes
+        turned = turned @ directions
+        scores = rows @ basis
+        product, square = scores.T @ turned, scores**2
+        best = 0.999 * (turned**2).mean(axis=0)
+        self._penalty = np.full(2 * nodes, np.inf)
+        for penalty in self.penalties:
+            fit = scores @ (product / (values + penalty)[:, None])
+            hat = square @ (1 / (values + penalty)) + 1 / len(rows)
+            loss = (((turned - fit) / (1 - np.minimum(hat, 0.99))[:, None]) ** 2).mean(axis=0)
+            self._penalty = np.where(loss < best, penalty, self._penalty)
+            best = np.minimum(loss, best)
+        # Directions of so little variance are shrunk to nothing by every penalty chosen.
+        used = values >= 0.01 * min(float(self._penalty.min()), self.penalties[-1])
+        self._basis, self._directions, self._targets = basis[:, used], directions, targets
+        self._scores, fold = scores[:, used], self.fold[self.complete]
+        parts = [self._scores[fold == k] for k in self.folds]
+        self._squares = [part.T @ part for part in parts]
+
+    def _ridge(self, out: Folds) -> Floats:
+        """Return the weights of all features without some folds, shape (D + 1, 2 n)."""
+        used = ~np.isin(self.fold[self.complete], [*out])
+        scores, targets = self._scores[used], self._targets[used]
+        middle, base = scores.mean(axis=0), targets.mean(axis=0)
+        square = np.sum([part for k, part in enumerate(self._squares) if k not in out], axis=0)
+        square = square - len(scores) * np.outer(middle, middle)
+        product = scores.T @ ((targets - base) @ self._directions)
+        solved = np.zeros_like(product)
+        for penalty in np.unique(self._penalty[np.isfinite(self._penalty)]):
+            columns = self._penalty == penalty
+            ridge = square + penalty * np.eye(len(square))
+            solved[:, columns] = np.linalg.solve(ridge, product[:, columns])
+        weights = self._basis @ solved @ self._directions.T
+        constant = base - (self._centre + self._basis @ middle) @ weights
+        # Finer than the grid of odds: sums of a thousand products stay exact.
+        return np.rint(np.vstack([weights, constant]) * 2.0**20) / 2.0**20
+
+    # Neighbours.
+    def _prepare_neighbours(self) -> None:
+        """List the nearest complete rows of each row, and choose how many count."""
+        rows = self.near[self.complete]
+        listed = min(self.listed, len(rows))
+        self._nearest = np.empty((len(self.near), listed), np.intp)
+        for start in range(0, len(self.near), 1024):
+            block = slice(start, start + 1024)
+            closeness = self.near[block] @ rows.T
+            order = np.argpartition(-closeness, listed - 1, axis=1)[:, :listed]
+            inner = np.argsort(-np.take_along_axis(closeness, order, 1), axis=1, kind="stable")
+            self._nearest[block] = np.take_along_axis(order, inner, 1)
+        self._fold_of_nearest = self.fold[self.complete][self._nearest]
+        best, self.count = np.inf, 1
+        for count in self.counts:
+            if count > max(len(rows) // 3, 1):
+                break
+            means = self._neighbours(frozenset(), count)[self.complete]
+            loss = float(((means - self.losses) ** 2).mean())
+            if loss < best:
+                best, self.count = loss, count
+
+    def _neighbours(self, out: Folds, count: int) -> Floats:
+        """Return mean losses of the nearest rows outside some folds and the row's fold."""
+        used = self._fold_of_nearest != self.fold[:, None]
+        for k in out:
+            used &= self._fold_of_nearest != k
+        used &= used.cumsum(axis=1) <= count
+        total = np.maximum(used.sum(axis=1), 1)
+        sums = [(losses[self._nearest] * used).sum(axis=1) for losses in self.losses.T]
+        return np.asarray(np.stack(sums, axis=1) / total[:, None])
+
+    # Clusters.
+    def _prepare_clusters(self) -> None:
+        """Cluster rows, and sum the losses of each cluster by fold."""
+        rows, rng = self.near[self.complete], np.random.default_rng(0)
+        sizes = [min(count, max(2, len(rows) // 12)) for count in self.clusters]
+        levels = [k_means(rows, size, rng) for size in sizes]
+        self._centres, self._coarse = np.concatenate(levels), len(levels[0])
+        self._cluster = nearest_centres(self.near, self._centres, self._coarse)
+        shape = len(self.folds), len(self._centres), self.nodes
+        self._sums, self._rows = np.zeros(shape), np.zeros(shape[:2])
+        for cluster in self._cluster:
+            cell = self.fold[self.complete], cluster[self.complete]
+            np.add.at(self._sums, cell, self.losses)
+            np.add.at(self._rows, cell, 1)
+
+    def _cluster_means(self, out: Folds) -> tuple[Floats, Floats]:
+        """Return the losses of clusters, and their weight beside what they are drawn to."""
+        folds = [k for k in self.folds if k not in out]
+        sums, rows = self._sums[folds].sum(axis=0), self._rows[folds].sum(axis=0)
+        coarse = slice(self._coarse)
+        base = sums[coarse].sum(axis=0) / max(rows[coarse].sum(), 1)
+        means, weight = sums / np.maximum(rows, 1)[:, None], rows / (rows + self.drawn)
+        share = weight[coarse, None]
+        means[coarse] = share * means[coarse] + (1 - share) * base
+        return on_grid(means), on_grid(weight)
