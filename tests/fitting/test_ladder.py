@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 import numpy as np
 import pytest
@@ -76,28 +74,6 @@ def ladders():
 each = pytest.mark.parametrize(
     ("kind", "belief"), [(kind, belief) for kind in TRACES for belief in BELIEFS]
 )
-
-
-@each
-def test_sessions_decide_as_play_does(ladders, kind, belief):
-    ladder, rows = ladders(kind, belief), TRACES[kind](40, 1)
-    policy = ladder.at(0.9)
-    played = policy.play(rows)
-    for row in range(len(rows)):
-        prompt = None if rows.prompt is None else rows.prompt[row]
-        turn = policy.session(prompt=prompt)
-        while turn.next is not None:
-            node = rows.names.index(turn.next)
-            if not rows.answered[row, node]:
-                turn.fail()
-                continue
-            code = -1 if rows.prediction is None else rows.prediction[row, node]
-            text = None if code < 0 else rows.classes[code]
-            turn.observe(confidence=float(rows.confidence[row, node]), prediction=text)
-        asked = {rows.names[v] for v in np.flatnonzero(played.asked[row])}
-        assert set(turn.asked) == asked
-        answer = played.answer[row]
-        assert turn.answer == (None if answer < 0 else rows.names[answer])
 
 
 @each
@@ -307,33 +283,3 @@ def test_a_file_larger_than_memory_is_fitted_by_a_sample():
     sampled = fit_batches(lambda: parts, sample_rows=400, belief="threshold")
     assert (sampled.record.rows, sampled.record.sampled) == (900, 400)
     assert sampled.record.trace_digest.startswith("batches:")
-
-
-@pytest.mark.parametrize("kind", ["models", "prompts"])
-def test_under_a_cap_and_after_failures_whoever_is_left_is_asked(ladders, kind):
-    """Sessions and rows alike, whatever fails."""
-    ladder, rows = ladders(kind, "answers"), TRACES[kind](30, 1)
-    rng = np.random.default_rng(0)
-    for policy in list(ladder)[::9]:
-        seen = ladder.fitted.read(rows)
-        absent = rng.random(seen.seen.confidence.shape) < 0.6
-        confidence = np.where(absent, np.nan, seen.seen.confidence)
-        seen = dataclasses.replace(seen.seen, confidence=confidence)
-        for cap in (None, 3.5, 9.0):
-            played = policy.rule.play(seen, max_cost=cap)
-            if cap is None:
-                came = ~absent.all(axis=1)
-                assert (played.answer[came] >= 0).all()
-            for row in range(len(rows)):
-                prior = None if seen.prior is None else seen.prior[row]
-                turn = policy.rule.session(prior, max_cost=cap)
-                while turn.next is not None:
-                    node = rows.names.index(turn.next)
-                    if absent[row, node]:
-                        turn.fail()
-                    else:
-                        text = rows.classes[rows.prediction[row, node]]
-                        turn.observe(confidence=confidence[row, node], prediction=text)
-                assert {rows.names.index(name) for name in turn.asked} == {
-                    *np.flatnonzero(played.asked[row]).tolist()
-                }

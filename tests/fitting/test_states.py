@@ -48,13 +48,11 @@ def test_no_input_costs_more_than_the_cap_failures_included(cap):
     ladder, caps = tt.fit(trace_of(1), belief="markov", states=3), 0
     for policy in list(ladder)[::12]:
         free = policy.play(rows)
-        played = policy.rule.play(policy.fitted.read(rows).seen, max_cost=cap)
         for row in range(len(rows)):
             turn, failing = policy.session(max_cost=cap), policy.session(max_cost=cap)
             while turn.next is not None:
                 turn.observe(confidence=float(rows.confidence[row, "abc".index(turn.next)]))
             assert turn.cost <= cap + 1e-9
-            assert "abc".index(turn.answer) == played.answer[row]
             caps += turn.capped
             if not turn.capped:
                 assert "abc".index(turn.answer) == free.answer[row]

@@ -28,10 +28,9 @@ from ttamer._checks import counted, is_number, number, percent, priced
 from ttamer._extras import require
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
-from ttamer.fitting.batch import StepBatch
-from ttamer.fitting.belief import Floats, Seen
+from ttamer.fitting.belief import Floats, Seen, View
 from ttamer.fitting.points import Mix, OperatingPoints
-from ttamer.fitting.policy import SingleNode, StepPolicy, StepTables, play
+from ttamer.fitting.policy import SingleNode, StepBatch, StepPolicy, StepTables, play
 from ttamer.fitting.promises import Held, Kind, Measure, Promise, make_promise
 from ttamer.fitting.replay import Played, alone_paid, paid
 from ttamer.fitting.session import FittedSession
@@ -47,6 +46,7 @@ from ttamer.trace.trace import Trace
 
 Tables = StepTables | StateTables
 PolicyRule = StepPolicy | StatePolicy | SingleNode
+Column = Sequence[Any] | NDArray[Any]
 BeliefKind = Literal["answers", "markov", "threshold"]
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2  # fractional parts of its multiples are spread evenly over [0, 1)
@@ -139,16 +139,34 @@ class Fitted:
                     else ""
                 )
             )
-        if not isinstance(self.tables, StepTables):
-            return Rows(self, Seen(trace.confidence))
-        prior, costs = None, None
-        if self.tables.prior is not None and (spec := self.tables.prior.spec) is not None:
-            prompts = None if trace.prompt is None else trace.prompt.tolist()
-            inputs = {name: list(values) for name, values in trace.inputs.items()}
-            if prompts is None and not inputs:
-                prompts = [None] * len(trace)
-            prior, costs = self.tables.prior(spec.rows(prompts, inputs))
+        prior, costs = self.of_inputs(trace.prompt, trace.inputs, len(trace))
         return Rows(self, Seen(trace.confidence, self._codes(trace), prior), costs)
+
+    def of_inputs(
+        self, prompt: Column | None, inputs: Mapping[str, Column], count: int
+    ) -> tuple[Floats | None, Floats | None]:
+        """Return the log-odds of errors and the costs of rows, (T, n) each; ``None`` if not used.
+
+        A row of which nothing is known that policies read has the mean log-odds and costs.
+        """
+        prior = self.tables.prior if isinstance(self.tables, StepTables) else None
+        if prior is None:
+            return None, None
+        odds, costs = (np.tile(mean, (count, 1)) for mean in (prior.base, self.tables.costs))
+        names = () if prior.spec is None else {feature.name for feature in prior.spec.features}
+        columns = dict(inputs) if prompt is None else {**inputs, "prompt": prompt}
+        columns = {name: columns[name] for name in names if name in columns}
+        known = np.zeros(count, bool)
+        for column in columns.values():
+            known |= [not (v is None or (is_number(v) and v != v)) for v in column]
+        rows = np.flatnonzero(known)
+        if prior.spec is not None and rows.size:
+            taken = {
+                name: [column[row] for row in rows.tolist()] for name, column in columns.items()
+            }
+            text = taken.pop("prompt", None)
+            odds[rows], costs[rows] = prior(prior.spec.rows(text, taken))
+        return odds, costs
 
     def _codes(self, trace: Trace) -> NDArray[np.intp] | None:
         """Return predictions in the belief's codes; new classes get new ones."""
@@ -172,13 +190,11 @@ class Rows:
     def play(self, rule: PolicyRule) -> Played:
         """Return what a rule does."""
         if isinstance(rule, StepPolicy):
-            decisions = play(rule, self._view, self.costs)
-        else:
-            decisions = rule.play(self.seen)
-        return Played(decisions.answer, decisions.asked, decisions.last)
+            return play(rule, self._view, self.costs)
+        return rule.play(self.seen)
 
     @cached_property
-    def _view(self) -> Any:
+    def _view(self) -> View:
         assert isinstance(self.fitted.tables, StepTables)  # noqa: S101 - its policies are
         return self.fitted.tables.belief.view(self.seen)
 
@@ -292,15 +308,14 @@ class FittedPolicy(Described):
             A session that takes confidences and predictions.
         """
         del key
-        tables = self.fitted.tables
-        if isinstance(self.rule, SingleNode):
-            return self.rule.session(max_cost)
-        if isinstance(tables, StepTables) and tables.prior is not None:
-            spec = tables.prior.spec
-            if spec is not None and (prompt is not None or inputs):
-                prior, costs = tables.prior(spec.one(prompt, inputs or {}))
-                return self.rule.session(prior[0], costs[0], max_cost)
-        return self.rule.session(max_cost=max_cost)
+        if not isinstance(self.rule, StepPolicy):
+            return self.rule.session(max_cost=max_cost)
+        prior, costs = self.fitted.of_inputs(
+            [prompt], {name: [value] for name, value in (inputs or {}).items()}, 1
+        )
+        if prior is None or costs is None:
+            return self.rule.session(max_cost=max_cost)
+        return self.rule.session(prior[0], costs[0], max_cost)
 
     def batch(
         self,
@@ -321,6 +336,39 @@ class FittedPolicy(Described):
         """
         return _batch([self], np.zeros(count, np.intp), prompt, inputs)
 
+    def without(self, node: str) -> FittedPolicy:
+        """Return the policy for when a node cannot be asked: it goes on as if the node had failed.
+
+        A fit without the node (``fit(trace, without=node)``) is better; this one needs no log.
+
+        Args:
+            node: The name of a model of the cascade.
+
+        Returns:
+            A policy whose error and cost are not estimated.
+
+        Raises:
+            ArgumentError: There is no such node, it is an exit of a network or the last one left,
+                or the policy is one of ``belief="markov"``.
+        """
+        gone, rule = self.spec.index_of(node), self.rule
+        if isinstance(rule, StatePolicy) or self.spec.kind == "exits":
+            raise ArgumentError(
+                f"this policy needs {node!r}: fit again without it (fit(trace, without={node!r}))",
+                param="node",
+            )
+        if isinstance(rule, StepPolicy):
+            rule = dataclasses.replace(rule, absent=tuple(sorted({*rule.absent, gone})))
+            remaining = set(range(len(self.spec))) - {*rule.absent}
+        else:
+            remaining = {rule.node, *rule.before, *rule.backups} - {gone}
+            first, *backups = [v for v in (rule.node, *rule.backups) if v != gone] or [gone]
+            before = () if rule.node == gone else tuple(v for v in rule.before if v != gone)
+            rule = dataclasses.replace(rule, node=first, before=before, backups=tuple(backups))
+        if not remaining:
+            raise ArgumentError(f"{node!r} is the only node left", param="node")
+        return dataclasses.replace(self, rule=rule, error=None, cost=None)
+
 
 def _batch(
     policies: Sequence[FittedPolicy],
@@ -329,15 +377,10 @@ def _batch(
     inputs: Mapping[str, Sequence[Any]] | None,
 ) -> StepBatch | None:
     """Start policies of one fit on many inputs; as :meth:`FittedPolicy.session` reads inputs."""
-    tables = policies[0].fitted.tables
     rules = [policy.rule for policy in policies if isinstance(policy.rule, StepPolicy)]
-    if not isinstance(tables, StepTables) or len(rules) < len(policies):
+    if len(rules) < len(policies):
         return None
-    if (prior := tables.prior) is None:
-        return StepBatch(rules, drawn)
-    if prior.spec is not None and (prompt is not None or inputs):
-        return StepBatch(rules, drawn, *prior(prior.spec.rows(prompt, inputs or {})))
-    return StepBatch(rules, drawn, np.tile(prior.base, (len(drawn), 1)))
+    return StepBatch(rules, drawn, *policies[0].fitted.of_inputs(prompt, inputs or {}, len(drawn)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -469,6 +512,18 @@ class Mixture(Described):
             np.where(drawn[:, np.newaxis], two.asked, one.asked),
             np.where(drawn, two.last, one.last),
         )
+
+    def without(self, node: str) -> Mixture:
+        """Return the mixture for when a node cannot be asked; see :meth:`FittedPolicy.without`.
+
+        Args:
+            node: The name of a model of the cascade.
+
+        Returns:
+            A mixture without a promise, whose error and cost are not estimated.
+        """
+        cheap, expensive = self.cheap.without(node), self.expensive.without(node)
+        return dataclasses.replace(self, cheap=cheap, expensive=expensive, promise=None)
 
     def draws(self, rows: int) -> NDArray[np.bool_]:
         """Return which inputs the expensive policy decides, numbered from 0.

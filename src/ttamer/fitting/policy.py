@@ -21,16 +21,15 @@ decide alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ttamer.fitting.belief import (
     Belief,
-    Bools,
     Floats,
     Ints,
     Seen,
@@ -41,6 +40,8 @@ from ttamer.fitting.belief import (
     chance,
 )
 from ttamer.fitting.inputs import Prior
+from ttamer.fitting.replay import Played
+from ttamer.trace.classes import class_text
 
 if TYPE_CHECKING:  # sessions decide as this module says, and import it
     from ttamer.fitting.session import SingleNodeSession, StepSession
@@ -71,19 +72,6 @@ class Way:
 
 
 ListedWay = tuple[int, list[float], list[float], float, float, float]
-
-
-class Decisions(NamedTuple):
-    """What a policy did on T rows."""
-
-    asked: Bools
-    """Shape (T, n): the nodes asked, failures included."""
-    answer: Ints
-    """Shape (T,): whose answer is returned; -1 where none came."""
-    last: Ints
-    """Shape (T,): the node asked last; -1 where none could be."""
-    cost: Floats
-    """Shape (T,): what they cost, as the session adds it up: predicted or mean costs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,14 +144,12 @@ def _index(tables: StepTables, way: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class StepPolicy:
-    """The policy of one price.
-
-    >>> policy = tables.policy(20)                              # doctest: +SKIP
-    >>> policy.play(seen).answer                                # doctest: +SKIP
-    """
+    """The policy of one price."""
 
     tables: StepTables
     number: int
+    absent: Step = ()
+    """Nodes that are not there: what would ask one goes on as if it had failed, for nothing."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -183,29 +169,25 @@ class StepPolicy:
             u, v = t.columns[e].tolist()
             step = t.steps[t.source[e]]
             ways.setdefault(step, []).append(Way(int(t.node[e]), t.base[e], t.slope[e], u, v))
-        return {step: tuple(kinds) for step, kinds in ways.items()}
+        return {step: tuple(listed) for step, listed in ways.items()}
 
     def after(self, asked: Step, came: Step) -> tuple[Way, ...]:
         """Return the ways after the nodes asked, of which some answered."""
         ways = self.ways.get(asked, ())
         if not ways and not came:  # all failed where the policy would have stopped
             ways = tuple(way for way in self.ways[()] if way.node not in asked)
-        if not ways and not came:  # and so did every start: any other node may have an answer
-            ways = tuple(map(self._blind, self.left(asked)))
+        if not ways and not came:  # so did every start: any other node may have an answer
+            nothing = np.zeros(self.tables.base.shape[1])
+            ways = tuple(Way(v, nothing, nothing, 0.0, 0.0) for v in self.remaining(asked))
         return ways
 
-    def left(self, asked: Step) -> list[int]:
+    def remaining(self, asked: Step) -> list[int]:
         """Return the nodes that may be asked where none of those asked has answered."""
         tables, nodes = self.tables, range(len(self.names))
         if tables.kind == "exits":
             return [v for v in nodes if v > max(asked, default=-1)]
         parents = tables.parents or (-1,) * len(nodes)
         return [v for v in nodes if v not in asked and parents[v] < 0]
-
-    def _blind(self, node: int) -> Way:
-        """Return a way of which nothing is known but its cost."""
-        nothing = np.zeros(self.tables.base.shape[1])
-        return Way(node, nothing, nothing, 0.0, 0.0)
 
     @cached_property
     def knots(self) -> Mapping[Step, Floats]:
@@ -260,91 +242,138 @@ class StepPolicy:
             return StepSession(self, costs=listed, max_cost=max_cost)
         return StepSession(self, prior.tolist(), float(bar_of(prior)), listed, max_cost)
 
-    def play(
-        self, seen: Seen, costs: Floats | None = None, max_cost: float | None = None
-    ) -> Decisions:
+    def play(self, seen: Seen, costs: Floats | None = None) -> Played:
         """Decide for rows: what sessions would do, one for each.
 
         Args:
-            seen: T rows. The answer of a node that has none fails where it is asked.
+            seen: T rows. A node without an answer fails where it is asked.
             costs: Shape (T, n): the cost that the input predicts; the means if ``None``.
-            max_cost: A cap on the cost of each row.
         """
-        return play(self, self.tables.belief.view(seen), costs, max_cost)
+        return play(self, self.tables.belief.view(seen), costs)
 
     def ahead(self, asked: Step) -> tuple[int, ...]:
         """Return the nodes that may be asked right after a set, where some of it answered."""
-        return tuple(way.node for way in self.ways.get(asked, ()))
+        return tuple(way.node for way in self.ways.get(asked, ()) if way.node not in self.absent)
 
 
-def play(
-    policy: StepPolicy, view: View, costs: Floats | None = None, max_cost: float | None = None
-) -> Decisions:
+def play(policy: StepPolicy, view: View, costs: Floats | None = None) -> Played:
     """Decide for the rows of a view; several policies of a fit may share it."""
-    tables, seen = policy.tables, view.seen
-    rows, nodes = seen.confidence.shape
-    means = tables.costs
-    asked, answer = np.zeros((rows, nodes), bool), np.full(rows, -1, np.intp)
-    last, paid = np.full(rows, -1, np.intp), np.zeros(rows)
-    limit = None if max_cost is None else max_cost * (1 + SLACK)
-    waiting: dict[Step, list[Ints]] = {(): [np.arange(rows)]}
-    for size in range(nodes + 1):
+    shape = view.seen.confidence.shape
+    asked, answer = np.zeros(shape, bool), np.full(shape[0], -1, np.intp)
+    last = answer.copy()
+    waiting: dict[Step, list[Ints]] = {(): [np.arange(shape[0])]}
+    for size in range(shape[1] + 1):
         for step in sorted(step for step in waiting if len(step) == size):
-            here = np.concatenate(waiting.pop(step))
-            for pattern, group in by_pattern(seen.came[here][:, list(step)]):
-                came = tuple(step[k] for k in pattern)
-                at = here[group]
-                choice = choose(policy, view, step, came, at, costs, paid, limit)
-                stops = choice < 0
+            arrived = np.concatenate(waiting.pop(step))
+            for pattern, group in by_pattern(view.seen.came[arrived][:, list(step)]):
+                came = tuple(step[k] for k in pattern if step[k] not in policy.absent)
+                rows = arrived[group]
+                choice = choose(policy, view, step, came, rows, costs)
                 if came:
-                    answer[at[stops]] = view.best(came)[1][at[stops]]
-                for node in np.unique(choice[~stops]).tolist():
-                    on = at[choice == node]
-                    paid[on] += means[node] if costs is None else costs[on, node]
-                    asked[on, node], last[on] = True, node
-                    waiting.setdefault(tuple(sorted((*step, node))), []).append(on)
-    return Decisions(asked, answer, last, paid)
+                    answer[rows] = view.best(came)[1][rows]
+                for node in np.unique(choice[choice >= 0]).tolist():
+                    going = rows[choice == node]
+                    waiting.setdefault(tuple(sorted((*step, node))), []).append(going)
+                    if node not in policy.absent:
+                        asked[going, node], last[going] = True, node
+    return Played(answer, asked, last)
 
 
 def choose(
-    policy: StepPolicy,
-    view: View,
-    step: Step,
-    came: Step,
-    rows: Ints,
-    costs: Floats | None,
-    paid: Floats,
-    limit: float | None,
+    policy: StepPolicy, view: View, step: Step, came: Step, rows: Ints, costs: Floats | None
 ) -> Ints:
     """Return the node that each row asks after a set, -1 where it stops."""
     tables = policy.tables
     x = view.best(came)[0][rows] if came else np.full(len(rows), NOTHING)
-    knots = policy.knots.get(step)
     # Where all of an unforeseen set failed, the ways are those of the start, which has one piece.
-    piece = (
-        np.zeros(len(rows), np.intp) if knots is None else np.searchsorted(knots, x, side="right")
-    )
+    piece = np.searchsorted(policy.knots.get(step, np.empty(0)), x, side="right")
     p = chance(x)
     best = np.full(len(rows), 0.0 if came else -np.inf)
     choice = np.full(len(rows), -1, np.intp)
     for way in policy.after(step, came):
-        cost = (
-            np.full(len(rows), tables.costs[way.node]) if costs is None else costs[rows, way.node]
-        )
+        cost = tables.costs[way.node] if costs is None else costs[rows, way.node]
         q = view.q(came, way.node)[rows]
         second = p * q if step else view.typical[rows]
         net = way.gain(piece, x, q, second) - policy.price * (cost + tables.wait[way.node])
         better = net > best
-        if limit is not None:
-            better &= paid[rows] + cost <= limit
         best, choice = np.where(better, net, best), np.where(better, way.node, choice)
-    if not came and limit is not None:  # no way is within the cap: the most expensive node that is
-        most, lacking = np.full(len(rows), -np.inf), choice < 0
-        for node in policy.left(step):
-            cost = np.full(len(rows), tables.costs[node]) if costs is None else costs[rows, node]
-            better = lacking & (paid[rows] + cost <= limit) & (cost > most)
-            most, choice = np.where(better, cost, most), np.where(better, node, choice)
     return choice
+
+
+class StepBatch:
+    """Sessions of many inputs in step, over arrays, without caps on their cost.
+
+    ::
+
+        batch = policy.batch(len(inputs))
+        while (rows := np.flatnonzero(batch.next >= 0)).size:
+            batch.observe(rows, confidences, predictions)   # the answers of batch.next on these
+        batch.answer                                        # the node whose answer to return
+
+    Args:
+        policies: Policies of one fit.
+        drawn: Shape (T,): which of them decides each input.
+        prior: Shape (T, n): what the inputs say; ``None`` where policies read none.
+        costs: Shape (T, n): the costs that the inputs predict; the means if ``None``.
+    """
+
+    def __init__(
+        self,
+        policies: Sequence[StepPolicy],
+        drawn: Ints,
+        prior: Floats | None = None,
+        costs: Floats | None = None,
+    ) -> None:
+        self._policies, self._drawn, self._prior = policies, drawn, prior
+        self._tables = policies[0].tables
+        shape = len(drawn), len(self._tables.names)
+        self.costs = np.broadcast_to(self._tables.costs if costs is None else costs, shape)
+        """Shape (T, n): what asking each node costs."""
+        self.asked = np.zeros(shape, bool)
+        self.next = np.full(len(drawn), -1, np.intp)
+        """Shape (T,): the node to ask; -1 once stopped."""
+        self.answer = np.full(len(drawn), -1, np.intp)
+        """Shape (T,): the node whose answer is the best so far; -1 for none."""
+        self._passed = np.zeros(shape, bool)  # asked, or absent where it would have been
+        self._confidence = np.full(shape, np.nan)
+        self._codes = np.full(shape, -1, np.intp)
+        self._code = dict(policies[0].codes)  # classes that the fit never saw get new numbers
+        self._choose(np.arange(len(drawn)))
+
+    def observe(
+        self, rows: Ints, confidence: Sequence[float | None], prediction: Sequence[object]
+    ) -> None:
+        """Give the answers of ``next`` on some rows; a confidence of ``None`` is a failure."""
+        at = rows, self.next[rows]
+        values = np.array([np.nan if c is None else -np.inf if c != c else c for c in confidence])
+        self._confidence[at] = values
+        texts = [None if c is None else class_text(p)
+                 for c, p in zip(confidence, prediction, strict=True)]  # fmt: skip
+        number = self._code.setdefault
+        self._codes[at] = [-1 if text is None else number(text, len(self._code)) for text in texts]
+        self.asked[at] = self._passed[at] = True
+        self._choose(rows)
+
+    def _choose(self, rows: Ints) -> None:
+        """Choose the next node for rows: those that asked alike, and had answers alike, at once."""
+        for number, policy in enumerate(self._policies):
+            drawn = rows[self._drawn[rows] == number]
+            for step, of_step in by_pattern(self._passed[drawn]):
+                asked = drawn[of_step]
+                for came, group in by_pattern(~np.isnan(self._confidence[asked])):
+                    self._decide(policy, step, came, asked[group])
+
+    def _decide(self, policy: StepPolicy, step: Step, came: Step, rows: Ints) -> None:
+        prior = None if self._prior is None else self._prior[rows]
+        view = self._tables.belief.view(Seen(self._confidence[rows], self._codes[rows], prior))
+        choice = choose(policy, view, step, came, np.arange(len(rows)), self.costs[rows])
+        self.next[rows] = choice
+        if came:
+            self.answer[rows] = view.best(came)[1]
+        absent = rows[np.isin(choice, policy.absent)]
+        if absent.size:
+            self._passed[absent, self.next[absent]] = True
+            self._choose(absent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -377,22 +406,16 @@ class SingleNode:
                 spent += float(self.costs[node])
                 yield node
 
-    def play(
-        self, seen: Seen, costs: Floats | None = None, max_cost: float | None = None
-    ) -> Decisions:
+    def play(self, seen: Seen) -> Played:
         """Decide for rows: what sessions would do, one for each."""
-        del costs  # what it asks does not depend on it
-        rows, nodes = seen.confidence.shape
-        asked, answer = np.zeros((rows, nodes), bool), np.full(rows, -1, np.intp)
-        last, paid, open_rows = np.full(rows, -1, np.intp), np.zeros(rows), np.ones(rows, bool)
-        for node in self.order(max_cost):
-            asked[open_rows, node], last[open_rows] = True, node
-            paid[open_rows] += self.costs[node]
-            came = open_rows & seen.came[:, node]
-            answer[came] = node
+        asked, answer = np.zeros(seen.came.shape, bool), np.full(len(seen), -1, np.intp)
+        last, going = answer.copy(), np.ones(len(seen), bool)
+        for node in self.order():
+            asked[going, node], last[going] = True, node
+            answer[going & seen.came[:, node]] = node
             if node not in self.before:
-                open_rows &= ~came
-        return Decisions(asked, answer, last, paid)
+                going &= ~seen.came[:, node]
+        return Played(answer, asked, last)
 
 
 @dataclass(frozen=True, eq=False)

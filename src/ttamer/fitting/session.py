@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -49,7 +49,7 @@ class StepExplanation(Explanation):
 class FittedSession(Session):
     """A session that takes what each node answers: a confidence and a prediction."""
 
-    __slots__ = ("_asked", "_cost", "_costs", "_limit", "_names", "_next", "_step", "unclear")
+    __slots__ = ("_asked", "_cost", "_costs", "_limit", "_names", "_next", "unclear")
 
     unclear: int
     """How many answers came without a confidence, and had the lowest."""
@@ -58,11 +58,12 @@ class FittedSession(Session):
         self, names: tuple[str, ...], costs: Sequence[float], max_cost: float | None
     ) -> None:
         if max_cost is not None and not (is_number(max_cost) and max_cost > 0):
-            raise ArgumentError(f"max_cost is {max_cost!r}; it must be a number above 0")
+            raise ArgumentError(
+                f"max_cost is {max_cost!r}; it must be a number above 0", param="max_cost"
+            )
         self._names, self._costs = names, costs
         self._limit = inf if max_cost is None else max_cost * (1 + SLACK)
         self._asked: list[int] = []
-        self._step: Step = ()
         self._cost = 0.0
         self._next = -1
         self.unclear = 0
@@ -71,13 +72,14 @@ class FittedSession(Session):
     def _advance(self, node: int, confidence: float | None, prediction: str | None) -> None:
         """Take the answer of a node, ``None`` where it failed, and choose the next."""
 
-    def _start(self) -> None:
+    def _require_start(self, nodes: Iterable[int]) -> None:
+        """Refuse a cap below the cost of all of the nodes that may be asked first."""
         if self._next < 0 and self._limit < inf:
-            starts = self.starts
-            least = min(starts, key=starts.__getitem__)
+            least = min(nodes, key=self._costs.__getitem__)
             raise ArgumentError(
                 f"no node can be asked for max_cost = {number(self._limit)}: the cheapest to start "
-                f"with, {least!r}, costs {number(starts[least])}"
+                f"with, {self._names[least]!r}, costs {number(self._costs[least])}",
+                param="max_cost",
             )
 
     def observe(self, *, confidence: float, prediction: object = None, **columns: float) -> None:
@@ -105,13 +107,13 @@ class FittedSession(Session):
         if value != value:
             value = -inf
             self.unclear += 1
-        self._ask(node)
+        self._pay(node)
         self._advance(node, value, text)
 
     def fail(self) -> None:
         """Record that ``next`` gave no answer, and move on; other answers keep their belief."""
         node = self._require_next()
-        self._ask(node)
+        self._pay(node)
         self._advance(node, None, None)
 
     def _require_next(self) -> int:
@@ -119,10 +121,9 @@ class FittedSession(Session):
             raise ObservationError("the session has stopped: start a new one")
         return self._next
 
-    def _ask(self, node: int) -> None:
+    def _pay(self, node: int) -> None:
         self._cost += self._costs[node]
         self._asked.append(node)
-        self._step = tuple(sorted(self._asked))
 
     @property
     def next(self) -> str | None:
@@ -146,27 +147,23 @@ class FittedSession(Session):
 
     @property
     @abstractmethod
-    def starts(self) -> dict[str, float]:
-        """The nodes that may be asked first, and what each costs."""
-
-    @abstractmethod
-    def ahead(self) -> frozenset[str | None]:
-        """Return the nodes that may be asked right after ``next`` answers; ``None``: it may stop.
-
-        Empty once stopped.
-        """
+    def is_last(self) -> bool:
+        """Whether no node is asked after ``next``, if that answers."""
 
 
 class StepSession(FittedSession):
     """A session of a fitted policy.
 
-    >>> turn = policy.session()                                 # doctest: +SKIP
-    >>> while turn.next is not None:
-    ...     turn.observe(confidence=0.99, prediction="pos")     # doctest: +SKIP
+    >>> import ttamer as tt
+    >>> trace = tt.datasets.load("minilm-imdb").take(slice(300))
+    >>> turn = tt.fit(trace, belief="threshold").at(0.9).session()
+    >>> turn.observe(confidence=0.95, prediction="pos")
+    >>> turn.next, turn.answer
+    (None, 'layer1')
     """
 
-    __slots__ = ("_bar", "_came", "_codes", "_curve", "_ended", "_offset", "_owner", "_policy",
-                 "_prior", "_scorer", "_unknown", "_x")  # fmt: skip
+    __slots__ = ("_bar", "_came", "_capped", "_codes", "_curve", "_offset", "_owner", "_policy",
+                 "_prior", "_scorer", "_step", "_unknown", "_x")  # fmt: skip
 
     def __init__(
         self,
@@ -182,12 +179,14 @@ class StepSession(FittedSession):
         self._prior, self._bar = prior, bar
         self._curve, self._offset, self._codes = [0.0] * count, [0.0] * count, [-1] * count
         self._unknown: dict[str, int] = {}
+        self._step: Step = ()
         self._came: Step = ()
-        self._x, self._owner, self._ended = NOTHING, -1, False
+        self._x, self._owner, self._capped = NOTHING, -1, False
         self._choose()
-        self._start()
+        self._require_start([*(way.node for way in policy.ways[()]), *policy.remaining(())])
 
     def _advance(self, node: int, confidence: float | None, prediction: str | None) -> None:
+        self._step = tuple(sorted((*self._step, node)))
         if confidence is not None:
             code = -1 if prediction is None else self._code(prediction)
             self._codes[node] = code
@@ -195,35 +194,51 @@ class StepSession(FittedSession):
                 node, confidence, code, self._prior, self._bar
             )
             self._came = tuple(sorted((*self._came, node)))
-            context = self._policy.tables.belief.context(self._came)
-            odds = self._scorer.odds(context, self._curve, self._offset, self._codes, self._bar)
+            context, odds = self._risks()
             self._x = min(odds)
             self._owner = context[odds.index(self._x)]
         self._choose()
 
+    def _risks(self) -> tuple[Step, list[float]]:
+        """Return the answers that count, and their log-odds of being wrong."""
+        context = self._policy.tables.belief.context(self._came)
+        odds = self._scorer.odds(context, self._curve, self._offset, self._codes, self._bar)
+        return context, odds
+
     def _code(self, prediction: str) -> int:
-        known = self._policy.codes
-        code = known.get(prediction)
+        code = self._policy.codes.get(prediction)
         if code is None:  # a class of its own, for this input
-            code = self._unknown.setdefault(prediction, len(known) + len(self._unknown))
+            new = len(self._policy.codes) + len(self._unknown)
+            code = self._unknown.setdefault(prediction, new)
         return code
 
     def _choose(self) -> None:
-        """Choose the node of the largest gain above its price; within the cap."""
-        self._next, self._ended = -1, False
-        best = 0.0 if self._came else -inf
+        """Choose the node of the largest gain above its price, of those that the cap allows."""
+        absent = self._policy.absent
+        self._next = self._best()
+        while self._next in absent:  # it fails for nothing
+            self._step = tuple(sorted((*self._step, self._next)))
+            self._next = self._best()
+
+    def _best(self) -> int:
+        self._capped = False
+        best, chosen, absent = 0.0 if self._came else -inf, -1, self._policy.absent
         for node, gain, price in self._ways():
             net = gain - price
             if net > best:
-                if self._cost + self._costs[node] <= self._limit:
-                    best, self._next = net, node
+                if self._cost + self._costs[node] <= self._limit or node in absent:
+                    best, chosen = net, node
                 else:
-                    self._ended = True
-        if self._next < 0 and not self._came and self._limit < inf:
+                    self._capped = True
+        if chosen < 0 and not self._came and self._limit < inf:
             # No way is within the cap: the most expensive node that is.
-            left = [v for v in self._policy.left(self._step)
-                    if self._cost + self._costs[v] <= self._limit]  # fmt: skip
-            self._next = max(left, key=self._costs.__getitem__, default=-1)
+            within = [
+                node
+                for node in self._policy.remaining(self._step)
+                if node not in absent and self._cost + self._costs[node] <= self._limit
+            ]
+            chosen = max(within, key=self._costs.__getitem__, default=-1)
+        return chosen
 
     def _ways(self) -> list[tuple[int, float, float]]:
         """Return each way with its gain and its price, in losses."""
@@ -233,14 +248,14 @@ class StepSession(FittedSession):
             return []
         piece = bisect_right(knots, x)
         p = chance_of(x)
-        found = []
+        gains = []
         for node, base, slope, u, v, wait in ways:
             gain = base[piece] + slope[piece] * x
             if u or v:
                 q = self._scorer.q(self._came, node, x, self._prior, self._bar)
                 gain = gain + u * q + v * (p * q if step else chance_of(self._bar))
-            found.append((node, gain, policy.price * (self._costs[node] + wait)))
-        return found
+            gains.append((node, gain, policy.price * (self._costs[node] + wait)))
+        return gains
 
     @property
     def answer(self) -> str | None:
@@ -250,50 +265,40 @@ class StepSession(FittedSession):
     @property
     def capped(self) -> bool:
         """Whether the cap on the cost changed what is asked now."""
-        return self._ended
+        return self._capped
 
     @property
-    def starts(self) -> dict[str, float]:
-        """The nodes that the policy may ask first within the cap, and what each costs."""
-        nodes = {way.node for way in self._policy.ways[()]} | {*self._policy.left(())}
-        return {self._names[v]: self._costs[v] for v in sorted(nodes)}
+    def is_last(self) -> bool:
+        """Whether no node is asked after ``next``, if that answers."""
+        spent = self._cost + self.price
+        following = self._policy.ahead(tuple(sorted((*self._step, self._next))))
+        return all(spent + self._costs[node] > self._limit for node in following)
 
     @property
     def beliefs(self) -> dict[str, float]:
         """The chance that each answer is wrong, the least likely first."""
         if not self._came:
             return {}
-        context = self._policy.tables.belief.context(self._came)
-        odds = self._scorer.odds(context, self._curve, self._offset, self._codes, self._bar)
-        listed = sorted(zip(odds, context, strict=True))
-        return {self._names[v]: chance_of(x) for x, v in listed}
-
-    def ahead(self) -> frozenset[str | None]:
-        """Return the nodes that may be asked right after ``next`` answers; ``None``: may stop."""
-        if self._next < 0:
-            return frozenset()
-        step = tuple(sorted((*self._step, self._next)))
-        spent = self._cost + self._costs[self._next]
-        within = [v for v in self._policy.ahead(step) if spent + self._costs[v] <= self._limit]
-        return frozenset([None, *(self._names[v] for v in within)])
+        context, odds = self._risks()
+        return {self._names[v]: chance_of(x) for x, v in sorted(zip(odds, context, strict=True))}
 
     def explain(self) -> StepExplanation:
         """Return the reasons for the current decision."""
         ways = self._ways()
         gains = {self._names[v]: gain for v, gain, _ in ways}
         prices = {self._names[v]: price for v, _, price in ways}
-        nets = [gain - price for _, gain, price in ways]
-        risk = chance_of(self._x) if self._came else inf
-        index = inf
-        if self.next is not None:
-            index = risk - (gains[self.next] - prices[self.next]) if self.next in gains else inf
-        elif ways:
-            index = risk - max(nets)
+        risk, index = chance_of(self._x) if self._came else inf, inf
+        if self.next is None and ways:
+            index = risk - max(gain - price for _, gain, price in ways)
+        elif self.next in gains:
+            index = risk - (gains[self.next] - prices[self.next])
         prior = {}
         if self._prior is not None:
-            left = [v for v in range(len(self._names)) if v not in self._step]
-            chances = [self._scorer.q(self._came, v, self._x, self._prior, self._bar) for v in left]
-            prior = {self._names[v]: q for v, q in zip(left, chances, strict=True)}
+            prior = {
+                name: self._scorer.q(self._came, v, self._x, self._prior, self._bar)
+                for v, name in enumerate(self._names)
+                if v not in self._step
+            }
         return StepExplanation(
             self.next,
             self.answer,
@@ -314,12 +319,9 @@ class StepSession(FittedSession):
         if self._next < 0 or self._prior is None or prior is None:
             return 0.0
         turn = StepSession(self._policy, *prior.unknown)
-        turn._step, turn._came, turn._codes = self._step, self._came, self._codes
-        turn._x = self._x
-        gains = [
-            {v: gain for v, gain, _ in one._ways()}.get(self._next, 0.0) for one in (self, turn)
-        ]
-        return gains[0] - gains[1]
+        turn._step, turn._came, turn._x = self._step, self._came, self._x
+        known, unknown = ({v: gain for v, gain, _ in own._ways()} for own in (self, turn))
+        return known.get(self._next, 0.0) - unknown.get(self._next, 0.0)
 
     def _in_words(
         self, risk: float, gains: Mapping[str, float], prices: Mapping[str, float]
@@ -334,7 +336,7 @@ class StepSession(FittedSession):
         node = self.next or max(gains, key=lambda name: gains[name] - prices[name])
         gain, price = 100 * gains.get(node, 0.0), 100 * prices.get(node, 0.0)
         reason = f"asking {node!r} saves {gain:.2f} points of loss at a price of {price:.2f}"
-        if self._ended and self.next is None:
+        if self._capped and self.next is None:
             reason += f", and would cost more than is left of the cap of {number(self._limit)}"
         return f"{doubt}; {reason}: {decision}"
 
@@ -354,18 +356,16 @@ class SingleNodeSession(FittedSession):
 
     def __init__(self, policy: SingleNode, max_cost: float | None = None) -> None:
         super().__init__(policy.names, policy.costs.tolist(), max_cost)
-        self._policy, self._answer = policy, -1
-        self._order = list(policy.order(max_cost))
-        self._next = self._order[0] if self._order else -1
-        self._start()
+        self._policy, self._answer, self._order = policy, -1, policy.order(max_cost)
+        self._next = next(self._order, -1)
+        self._require_start([*(policy.before[:1] or (policy.node,)), *policy.backups])
 
     def _advance(self, node: int, confidence: float | None, prediction: str | None) -> None:
         del prediction
         if confidence is not None:
             self._answer = node
         done = confidence is not None and node not in self._policy.before
-        left = [v for v in self._order if v not in self._asked]
-        self._next = -1 if done or not left else left[0]
+        self._next = -1 if done else next(self._order, -1)
 
     @property
     def answer(self) -> str | None:
@@ -373,18 +373,9 @@ class SingleNodeSession(FittedSession):
         return None if self._answer < 0 else self._names[self._answer]
 
     @property
-    def starts(self) -> dict[str, float]:
-        """The node that is asked first, and what it costs."""
-        nodes = self._order[:1] or [self._policy.node, *self._policy.backups]
-        return {self._names[v]: self._costs[v] for v in nodes}
-
-    def ahead(self) -> frozenset[str | None]:
-        """Return the node that is asked right after ``next`` answers; ``None``: it stops."""
-        if self._next < 0:
-            return frozenset()
-        if self._next not in self._policy.before:
-            return frozenset([None])
-        return frozenset([self._names[self._order[len(self._asked) + 1]]])
+    def is_last(self) -> bool:
+        """Whether no node is asked after ``next``, if that answers."""
+        return self._next not in self._policy.before
 
     def explain(self) -> Explanation:
         """Return the reasons for the current decision."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.fitting.belief import Floats, Seen
-from ttamer.fitting.policy import Decisions
+from ttamer.fitting.replay import Played
 from ttamer.fitting.session import FittedSession
 from ttamer.policy.base import Explanation, Ladder, Policy, StateSession
 
@@ -95,50 +94,35 @@ class StatePolicy:
             self.tables.solved_caps[self.number, max_cost] = policy
         return self.tables.solved_caps[self.number, max_cost]
 
-    def session(
-        self, prior: object = None, costs: object = None, max_cost: float | None = None
-    ) -> StateTurn:
-        """Start deciding for one input; what the input says is not used."""
-        del prior, costs
+    def session(self, max_cost: float | None = None) -> StateTurn:
+        """Start deciding for one input."""
         return StateTurn(self, max_cost)
 
-    def play(
-        self, seen: Seen, costs: Floats | None = None, max_cost: float | None = None
-    ) -> Decisions:
+    def play(self, seen: Seen) -> Played:
         """Decide for rows: what sessions would do, one for each."""
-        del costs
-        if not seen.came.all():
-            return self._by_sessions(seen, max_cost)
-        rows, (count, nodes) = np.arange(len(seen)), seen.confidence.shape
-        states = self.tables.states(seen.confidence)
-        columns = np.array(self.tables.columns)
-        batch = (self.solved if max_cost is None else self.capped(max_cost)).batch(count)
-        asked, last = np.zeros((count, nodes), bool), np.zeros(count, np.intp)
+        shape = seen.confidence.shape
+        asked, answer = np.zeros(shape, bool), np.full(shape[0], -1, np.intp)
+        last, columns = answer.copy(), np.array(self.tables.columns)
+        complete = np.flatnonzero(seen.came.all(axis=1))
+        states = self.tables.states(seen.confidence[complete])
+        batch = self.solved.batch(len(complete))
         while batch.running:
-            going = batch.next >= 0
-            last = np.where(going, batch.next, last)
-            asked[rows[going], columns[batch.next[going]]] = True
-            batch.observe(states[rows, last])
-        cost = asked @ self.tables.costs
-        return Decisions(asked, columns[batch.answer], columns[last], cost)
-
-    def _by_sessions(self, seen: Seen, max_cost: float | None) -> Decisions:
-        count, nodes = seen.confidence.shape
-        asked, cost = np.zeros((count, nodes), bool), np.zeros(count)
-        answer, last = np.full(count, -1, np.intp), np.full(count, -1, np.intp)
-        for row in range(count):
-            turn = StateTurn(self, max_cost)
+            going = np.flatnonzero(batch.next >= 0)
+            last[complete[going]] = columns[batch.next[going]]
+            asked[complete[going], last[complete[going]]] = True
+            batch.observe(states[np.arange(len(complete)), np.maximum(batch.next, 0)])
+        answer[complete] = columns[batch.answer]
+        for row in np.flatnonzero(~seen.came.all(axis=1)).tolist():
+            turn = self.session()
             while turn.next is not None:
-                node = self.names.index(turn.next)
-                asked[row, node], last[row] = True, node
+                node = last[row] = self.names.index(turn.next)
+                asked[row, node] = True
                 if seen.came[row, node]:
                     turn.observe(confidence=float(seen.confidence[row, node]))
                 else:
                     turn.fail()
-            cost[row] = turn.cost
-            if turn.answer is not None:
-                answer[row] = self.names.index(turn.answer)
-        return Decisions(asked, answer, last, cost)
+            answer[row] = -1 if turn.answer is None else self.names.index(turn.answer)
+        return Played(answer, asked, last)
 
 
 class StateTurn(FittedSession):
@@ -150,23 +134,18 @@ class StateTurn(FittedSession):
     __slots__ = ("_capped", "_free", "_inner", "_tables")
 
     def __init__(self, policy: StatePolicy, max_cost: float | None = None) -> None:
-        super().__init__(policy.names, _listed(policy.tables.costs), max_cost)
+        super().__init__(policy.names, policy.tables.costs.tolist(), max_cost)
         self._tables, solved, self._capped = policy.tables, policy.solved, False
         self._free: StateSession | None = None  # what is decided without the cap, while that agrees
         if max_cost is not None:
-            if min(self.starts.values()) > self._limit:
-                self._start()  # refused
+            problem = policy.tables.ladder.problem
+            starts = [policy.tables.columns[problem.ends[edge][1]] for edge in problem.starts]
+            if all(self._costs[node] > self._limit for node in starts):
+                self._require_start(starts)
             self._free = solved.session()
             solved = policy.capped(max_cost)
         self._inner: StateSession = solved.session()
         self._find()
-
-    @property
-    def starts(self) -> dict[str, float]:
-        """The nodes that may be asked first, and what each costs."""
-        problem = self._tables.ladder.problem
-        nodes = [self._tables.columns[problem.ends[edge][1]] for edge in problem.starts]
-        return {self._names[node]: self._costs[node] for node in nodes}
 
     def _advance(self, node: int, confidence: float | None, prediction: str | None) -> None:
         del prediction
@@ -195,18 +174,12 @@ class StateTurn(FittedSession):
         """Whether the cap on the cost changed what was asked."""
         return self._capped
 
-    def ahead(self) -> frozenset[str | None]:
-        """Return the nodes that may be asked right after ``next``; ``None``: it may stop."""
-        if self._next < 0:
-            return frozenset()
-        left = set(self._names) - {*self.asked, self._names[self._next]}
-        return frozenset([None, *left])
+    @property
+    def is_last(self) -> bool:
+        """Whether no node is asked after ``next``, if that answers."""
+        return len(self._asked) + 1 == len(self._names)
 
     def explain(self) -> Explanation:
         """Return the reasons for the current decision, as the solved policy gives them."""
         inner = self._inner.explain()
         return dataclasses.replace(inner, next=self.next, price=self.price)
-
-
-def _listed(costs: Floats) -> Sequence[float]:
-    return list(map(float, costs))

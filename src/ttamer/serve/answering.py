@@ -104,7 +104,7 @@ def is_last(call: Call, *, may_differ: bool) -> bool:
     With ``may_differ`` it is enough that it stops.
     """
     session = call.session
-    if set(session.ahead()) != {None}:
+    if not session.is_last:
         return False
     return may_differ or all(made.error is not None for made in call.asked)
 

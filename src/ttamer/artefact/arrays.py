@@ -1,0 +1,115 @@
+"""Arrays of a ``.ttamer`` file: declared with their shapes, and taken only as declared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttamer.errors import ArtefactDamaged
+from ttamer.fitting.belief import GRID
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Declared(NamedTuple):
+    """What an array may hold."""
+
+    shape: str
+    """The names of its sizes. A size that has no value yet takes the array's; ``*``, the last one:
+    parts of different lengths, stored one after the other, their lengths in ``<name>_sizes``."""
+    low: float = -np.inf
+    high: float = np.inf
+    of: str = ""
+    """Of whole numbers: the size that they are numbers of, as places or nodes are."""
+    grid: bool = False
+    """Whether entries are multiples of 1 / GRID."""
+    infinite: bool = False
+    """Whether entries may be infinite."""
+    optional: bool = False
+
+
+def require(condition: object, message: str) -> None:
+    """Refuse a file that lacks what must hold."""
+    if not condition:
+        raise ArtefactDamaged(message)
+
+
+def cut(array: NDArray[Any], sizes: Sequence[int], axis: int = 0) -> tuple[NDArray[Any], ...]:
+    """Cut a stacked array into parts of these sizes.
+
+    >>> [part.tolist() for part in cut(np.arange(3), [1, 2])]
+    [[0], [1, 2]]
+    """
+    before = (slice(None),) * axis
+    return tuple(array[(*before, slice(*ends))] for ends in pairwise(accumulate(sizes, initial=0)))
+
+
+def put(
+    arrays: Arrays, prefix: str, declared: Mapping[str, Declared], values: Mapping[str, Any]
+) -> None:
+    """Add values to the arrays of a file, as they are declared; those that are ``None`` are not."""
+    for name, declaration in declared.items():
+        value, key = values[name], f"{prefix}.{name}"
+        if value is None:
+            continue
+        kind = np.int32 if declaration.of else float
+        if declaration.shape.endswith("*"):
+            arrays[f"{key}_sizes"] = np.array([len(part) for part in value], np.int32)
+            value = np.concatenate([np.empty(0, kind), *value])
+        array = np.asarray(value)
+        single = array.dtype == np.float32  # what is near in single precision stays so
+        arrays[key] = np.ascontiguousarray(array if single else array.astype(kind))
+
+
+class Stored:
+    """The arrays of a file, each taken once."""
+
+    def __init__(self, arrays: Arrays, **sizes: int) -> None:
+        self.arrays = dict(arrays)
+        self.sizes = dict(sizes)
+
+    def read(self, prefix: str, declared: Mapping[str, Declared]) -> dict[str, Any]:
+        """Return arrays by name, checked; optional ones that the file lacks are ``None``."""
+        return {name: self._take(f"{prefix}.{name}", item) for name, item in declared.items()}
+
+    def _take(self, name: str, declared: Declared) -> Any:
+        if declared.optional and name not in self.arrays:
+            return None
+        if not declared.shape.endswith("*"):
+            return self._array(name, declared, declared.shape.split())
+        (size,) = declared.shape.split()[:-1]
+        sizes = self._array(f"{name}_sizes", Declared(size, 0, of="any"), [size])
+        flat = self._array(name, declared, [f"all {name}"])
+        require(len(flat) == sizes.sum(), f"array {name!r} does not agree with its sizes")
+        return cut(flat, sizes.tolist())
+
+    def _array(self, name: str, declared: Declared, shape: Sequence[str]) -> NDArray[Any]:
+        require(name in self.arrays, f"the list of arrays lacks {name!r}")
+        array = self.arrays.pop(name)
+        same = array.ndim == len(shape) and all(
+            self.sizes.setdefault(size, length) == length if not size.isdigit() else int(size) == length
+            for size, length in zip(shape, array.shape, strict=True)
+        )
+        require(same, f"array {name!r} has shape {array.shape} and not ({', '.join(shape)})")
+        kind = "i" if declared.of else "f"
+        require(array.dtype.kind == kind, f"array {name!r} cannot hold {array.dtype.name}")
+        low, high = declared.low, declared.high
+        if declared.of:
+            low, high = max(low, -1), self.sizes.get(declared.of, 2**31) - 1
+        else:
+            finite = declared.infinite or np.isfinite(array).all()
+            require(finite, f"array {name!r} has an entry that is not finite")
+        inside = ((array >= low) & (array <= high)).all()  # NaN is not
+        require(inside, f"array {name!r} has an entry that is not from {low:g} to {high:g}")
+        on_grid = not declared.grid or (array * GRID == np.rint(array * GRID)).all()
+        require(on_grid, f"array {name!r} has an entry that is no multiple of 1/{GRID:g}")
+        return array.astype(np.intp) if declared.of else array
+
+    def done(self) -> None:
+        """Refuse arrays that nothing has taken."""
+        for name in self.arrays:
+            raise ArtefactDamaged(f"the list of arrays has an unknown {name!r}")
