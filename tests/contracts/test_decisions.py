@@ -44,7 +44,7 @@ def rows_of(kind: str, count: int, seed: int, absent: float = 0.0) -> Trace:
     failed = rng.random((count, 4)) < absent
     confidence[failed], prediction[failed], loss[failed] = np.nan, None, np.nan
     after = {"b": {"after": "a"}, "d": {"after": "c"}} if "tree" in kind else {}
-    facts = {"order": "fixed"} if kind in ("exits", "threshold") else {}
+    facts = {"kind": "exits" if kind in ("exits", "threshold") else "models"}
     if kind == "graded":
         facts["max_loss"] = 2.0
     nodes = [{"name": name, "cost": cost, **after.get(name, {})} for name, cost in COSTS.items()]

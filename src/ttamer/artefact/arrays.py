@@ -29,6 +29,8 @@ class Declared(NamedTuple):
     """Whether entries are multiples of 1 / GRID."""
     infinite: bool = False
     """Whether entries may be infinite."""
+    small: bool = False
+    """Whether entries that are all 0 or 1 take one byte each."""
     optional: bool = False
 
 
@@ -56,13 +58,16 @@ def put(
         value, key = values[name], f"{prefix}.{name}"
         if value is None:
             continue
-        kind = np.int32 if declaration.of else float
+        kind: type = np.int64 if declaration.of else float
         if declaration.shape.endswith("*"):
-            arrays[f"{key}_sizes"] = np.array([len(part) for part in value], np.int32)
+            arrays[f"{key}_sizes"] = np.array([len(part) for part in value], np.int64)
             value = np.concatenate([np.empty(0, kind), *value])
         array = np.asarray(value)
-        single = array.dtype == np.float32  # what is near in single precision stays so
-        arrays[key] = np.ascontiguousarray(array if single else array.astype(kind))
+        if array.dtype == np.float32:  # of inputs that are near: products in single precision
+            kind = np.float32
+        elif declaration.small and np.isin(array, (0, 1)).all():
+            kind = np.int8
+        arrays[key] = np.ascontiguousarray(array, kind)
 
 
 class Stored:
@@ -74,9 +79,10 @@ class Stored:
 
     def read(self, prefix: str, declared: Mapping[str, Declared]) -> dict[str, Any]:
         """Return arrays by name, checked; optional ones that the file lacks are ``None``."""
-        return {name: self._take(f"{prefix}.{name}", item) for name, item in declared.items()}
+        return {name: self.take(f"{prefix}.{name}", item) for name, item in declared.items()}
 
-    def _take(self, name: str, declared: Declared) -> Any:
+    def take(self, name: str, declared: Declared) -> Any:
+        """Return one array, or its parts."""
         if declared.optional and name not in self.arrays:
             return None
         if not declared.shape.endswith("*"):
@@ -90,11 +96,14 @@ class Stored:
     def _array(self, name: str, declared: Declared, shape: Sequence[str]) -> NDArray[Any]:
         require(name in self.arrays, f"the list of arrays lacks {name!r}")
         array = self.arrays.pop(name)
+        lengths = zip(shape, array.shape, strict=False)
         same = array.ndim == len(shape) and all(
-            self.sizes.setdefault(size, length) == length if not size.isdigit() else int(size) == length
-            for size, length in zip(shape, array.shape, strict=True)
+            length == (int(size) if size.isdigit() else self.sizes.setdefault(size, length))
+            for size, length in lengths
         )
         require(same, f"array {name!r} has shape {array.shape} and not ({', '.join(shape)})")
+        if declared.small and array.dtype == np.int8:
+            array = array.astype(float)
         kind = "i" if declared.of else "f"
         require(array.dtype.kind == kind, f"array {name!r} cannot hold {array.dtype.name}")
         low, high = declared.low, declared.high

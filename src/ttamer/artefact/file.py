@@ -30,6 +30,7 @@ from safetensors import numpy as safetensors_numpy
 from ttamer import __version__
 from ttamer._checks import require_path
 from ttamer._files import atomic_write
+from ttamer.artefact.arrays import Arrays
 from ttamer.artefact.fit import (
     FittedRecord,
     Savable,
@@ -37,7 +38,7 @@ from ttamer.artefact.fit import (
     facts_of,
     restore_fitted,
 )
-from ttamer.artefact.problem import Arrays, SolvedRecord, describe_solved, restore_solved
+from ttamer.artefact.problem import SolvedRecord, describe_solved, restore_solved
 from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError, ArtefactTooNew
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
 from ttamer.policy.base import Ladder, Policy

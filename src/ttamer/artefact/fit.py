@@ -1,15 +1,12 @@
-"""Fitted policies in a ``.ttamer`` file: records and arrays to what decides, and back, checked.
+"""Fitted policies in a ``.ttamer`` file: a record and declared arrays to what decides, and back.
 
-Arrays are named after what holds them: ``tables.*`` and ``belief.*`` and ``prior.*`` of policies on
-answers, ``states.*`` and ``solved.*`` of the paper's, ``points.*`` for estimates and ``held.*`` for
-the rows that promises are tested on. What is raised gives the reason alone;
-:mod:`ttamer.artefact.file` adds the file.
+What is raised gives the reason alone; :mod:`ttamer.artefact.file` adds the file.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from math import isfinite
 from typing import Any, Literal
@@ -18,16 +15,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer.artefact.problem import (
-    Arrays,
-    SolvedRecord,
-    cut,
-    describe_solved,
-    restore_solved,
-)
+from ttamer.artefact.arrays import Arrays, Declared, Stored, put, require
+from ttamer.artefact.problem import SOLVED, SolvedRecord, describe_solved, restore_solved
 from ttamer.cascade import CascadeSpec, from_tables, to_tables
 from ttamer.errors import ArtefactDamaged, CascadeError
-from ttamer.fitting.belief import GRID, HEAD, MAX_ODDS, PEER, Belief, Cells, Step
+from ttamer.fitting.belief import HEAD, MAX_ODDS, PEER, Belief, Cells, Step
 from ttamer.fitting.inputs import FeatureSpec, InputFeature, Prior
 from ttamer.fitting.ladder import (
     FitRecord,
@@ -40,20 +32,78 @@ from ttamer.fitting.ladder import (
     single_costs,
 )
 from ttamer.fitting.points import OperatingPoints
-from ttamer.fitting.policy import SingleNode, StepTables
+from ttamer.fitting.policy import SingleNode, StepPolicy, StepTables
 from ttamer.fitting.promises import Held, Measure, Promise
-from ttamer.fitting.states import MAX_STATES, StateTables
+from ttamer.fitting.states import StateTables
 from ttamer.policy.base import Ladder
 
 Savable = FittedPolicy | FittedLadder | Mixture
 
-MAX_WAYS = 2**24
-MAX_PROMISES = 16
-MAX_FEATURES = 2**10
-FEATURE_KINDS = ("words", "prompt", "number", "category", "vector")
+TABLES = {
+    "costs": Declared("nodes", 0),
+    "prices": Declared("prices", 0),
+    "steps": Declared("steps members", -1, of="nodes"),
+    "knots": Declared("steps knots", infinite=True),
+    "point": Declared("ways", 0, of="prices"),
+    "source": Declared("ways", 0, of="steps"),
+    "node": Declared("ways", 0, of="nodes"),
+    "base": Declared("ways pieces"),
+    "slope": Declared("ways pieces"),
+    "columns": Declared("ways 2"),
+    "wait": Declared("nodes", 0),
+}
+BELIEF = {
+    "bounds": Declared("nodes *", infinite=True),
+    "levels": Declared("nodes *", -MAX_ODDS, MAX_ODDS, grid=True),
+    "offsets": Declared("nodes *", grid=True),
+    "pairs": Declared("pairs 2", 0, of="nodes"),
+    "pair_keys": Declared("pairs *", 0, of="cells"),
+    "pair_values": Declared("pairs *", grid=True),
+    "weight_sets": Declared("regressions joint", -1, of="nodes"),
+    "weight_answers": Declared("regressions", 0, of="nodes"),
+    "weights": Declared("regressions *", grid=True),
+    "masked": Declared("nodes masked", grid=True),
+    "head": Declared("nodes 4", grid=True, optional=True),
+    "first": Declared("nodes 3", grid=True, optional=True),
+    "later": Declared("nodes 7", grid=True, optional=True),
+}
+PRIOR = {
+    "base": Declared("nodes", -MAX_ODDS, MAX_ODDS, grid=True),
+    "mean_cost": Declared("nodes", 0),
+    "weights": Declared("features outputs"),
+    "near": Declared("neighbours near", -1, 1),
+    "losses": Declared("neighbours nodes", 0, 1, small=True),
+    "centres": Declared("clusters near", -1, 1),
+    "means": Declared("clusters nodes"),
+    "shrink": Declared("clusters", 0, 1),
+}
+STATES = {"costs": Declared("nodes", 0), "edges": Declared("nodes *")}
+POINTS = {
+    "error": Declared("prices", 0, 1 + 1e-9),
+    "cost": Declared("prices", 0),
+    "standard_error": Declared("prices", 0, 1 + 1e-9),
+    "excess": Declared("prices", -1, 1 + 1e-9),
+    "excess_error": Declared("prices", 0, 1 + 1e-9),
+    "alone_error": Declared("nodes", 0, 1 + 1e-9),
+    "alone_cost": Declared("nodes", 0),
+    "latency": Declared("points 3", 0, optional=True),
+}
+HELD = {
+    "policies": Declared("tested", 0, of="prices"),
+    "lost": Declared("tested rows", 0, 1, small=True),
+    "paid": Declared("tested rows", 0),
+    "alone_lost": Declared("rows nodes", 0, 1, small=True),
+    "alone_paid": Declared("rows nodes", 0),
+    "weight": Declared("weightings rows", 0, optional=True),
+    "group": Declared("rows", of="groups", optional=True),
+}
 
 
-class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class StepRecord(_Struct, frozen=True):
     """Policies on answers, beside their arrays."""
 
     kind: Literal["models", "exits"]
@@ -64,31 +114,32 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     coarse: int = 0
 
 
-class StateRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StateRecord(_Struct, frozen=True):
     """The paper's policies, beside their arrays."""
 
     columns: list[int]
     solved: SolvedRecord
 
 
-class HeldRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HeldRecord(_Struct, frozen=True):
     """Rows held out, beside their arrays."""
 
     trace_digest: str
     cap: float
 
 
-class ChosenRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChosenRecord(_Struct, frozen=True):
     """One policy of a ladder, or a node by itself."""
 
     number: int
     error: float | None
     cost: float | None
+    absent: list[int] = []
     before: list[int] | None = None
     backups: list[int] | None = None
 
 
-class FittedRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FittedRecord(_Struct, frozen=True):
     """What a file says of a fit beside its arrays."""
 
     cascade: dict[str, Any]
@@ -111,24 +162,26 @@ class FittedRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 # ---------------------------------------------------------------- to a file
-def describe_fitted(given: Savable) -> tuple[FittedRecord, Arrays]:
+def describe_fitted(policy: Savable) -> tuple[FittedRecord, Arrays]:
     """Return the record and the arrays of what was fitted."""
-    fitted = given.fitted
-    arrays: Arrays = {"tables.tradeoffs": fitted.tradeoffs}
-    steps, states = None, None
+    fitted, facts = policy.fitted, dict[str, Any]()
+    arrays: Arrays = {"tradeoffs": fitted.tradeoffs}
     if isinstance(fitted.tables, StepTables):
-        steps = _describe_steps(fitted.tables, arrays)
+        facts["steps"] = _describe_steps(fitted.tables, arrays)
     else:
-        states = _describe_states(fitted.tables, arrays)
-    more: dict[str, Any] = {}
-    if isinstance(given, FittedLadder):
-        more = _describe_ladder(given, arrays)
-    elif isinstance(given, Mixture):
-        more["chosen"] = [_describe_chosen(given.cheap), _describe_chosen(given.expensive)]
-        more |= {"share": float(given.share), "seed": int(given.seed)}
-        more["promises"] = [] if given.promise is None else [given.promise]
+        facts["states"] = _describe_states(fitted.tables, arrays)
+    if isinstance(policy, FittedLadder):
+        put(arrays, "points", POINTS, vars(policy.points))
+        facts |= {"rows": policy.points.rows, "promises": list(policy.promises)}
+        if (held := policy.held) is not None:
+            put(arrays, "held", HELD, vars(held))
+            facts["held"] = HeldRecord(trace_digest=held.trace_digest, cap=held.cap)
+    elif isinstance(policy, Mixture):
+        facts["chosen"] = [_describe_chosen(policy.cheap), _describe_chosen(policy.expensive)]
+        facts |= {"share": float(policy.share), "seed": int(policy.seed)}
+        facts["promises"] = [] if policy.promise is None else [policy.promise]
     else:
-        more["chosen"] = [_describe_chosen(given)]
+        facts["chosen"] = [_describe_chosen(policy)]
     record = FittedRecord(
         cascade=to_tables(_bare(fitted.spec)),
         record=fitted.record,
@@ -137,11 +190,9 @@ def describe_fitted(given: Savable) -> tuple[FittedRecord, Arrays]:
         measure=fitted.measure,
         thresholds=fitted.thresholds,
         compare=dict(fitted.compare),
-        steps=steps,
-        states=states,
-        **more,
+        **facts,
     )
-    return record, {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return record, arrays
 
 
 def _bare(spec: CascadeSpec) -> CascadeSpec:
@@ -154,52 +205,35 @@ def _describe_chosen(policy: FittedPolicy) -> ChosenRecord:
     rule = policy.rule
     chosen = ChosenRecord(number=policy.number, error=policy.error, cost=policy.cost)
     if isinstance(rule, SingleNode):
-        others = {"before": list(rule.before), "backups": list(rule.backups)}
-        return msgspec.structs.replace(chosen, **others)
-    return chosen
+        nodes = {"before": list(rule.before), "backups": list(rule.backups)}
+        return msgspec.structs.replace(chosen, **nodes)
+    return msgspec.structs.replace(chosen, absent=list(getattr(rule, "absent", ())))
 
 
 def _describe_steps(tables: StepTables, arrays: Arrays) -> StepRecord:
-    belief = tables.belief
-    for name in ("costs", "prices", "knots", "base", "slope", "columns", "wait"):
-        arrays[f"tables.{name}"] = np.asarray(getattr(tables, name), float)
-    for name in ("point", "source", "node"):
-        arrays[f"tables.{name}"] = np.asarray(getattr(tables, name), np.int32)
-    arrays["tables.steps"] = _sets(tables.steps)
-    for name in ("bounds", "levels", "offsets"):
-        parts = getattr(belief, name)
-        arrays[f"belief.{name}"] = np.concatenate([*parts, np.empty(0)])
-        arrays[f"belief.{name}_sizes"] = np.array([len(part) for part in parts], np.int32)
-    pairs = sorted(belief.pairs)
-    arrays["belief.pairs"] = np.array(pairs, np.int32).reshape(-1, 2)
-    cells = [belief.pairs[pair] for pair in pairs]
-    arrays["belief.pair_sizes"] = np.array([len(own.keys) for own in cells], np.int32)
-    arrays["belief.pair_keys"] = np.concatenate(
-        [np.empty(0, np.int64), *(own.keys for own in cells)]
-    )
-    arrays["belief.pair_values"] = np.concatenate([*(own.values for own in cells), np.empty(0)])
-    keys = sorted(belief.weights)
-    arrays["belief.weight_sets"] = _sets([step for step, _ in keys])
-    arrays["belief.weight_answers"] = np.array([answer for _, answer in keys], np.int32)
-    arrays["belief.weights"] = np.concatenate([*(belief.weights[k] for k in keys), np.empty(0)])
-    arrays["belief.masked"] = belief.masked
-    for name in ("head", "first", "later"):
-        if getattr(belief, name) is not None:
-            arrays[f"belief.{name}"] = getattr(belief, name)
-    prior = tables.prior
-    record = {"kind": tables.kind, "classes": list(belief.classes), "memory": belief.memory}
-    if prior is None:
-        return StepRecord(**record)  # type: ignore[arg-type]
-    for name in ("base", "mean_cost", "weights", "losses", "means", "shrink"):
-        arrays[f"prior.{name}"] = np.asarray(getattr(prior, name), float)
-    for name in ("near", "centres"):
-        arrays[f"prior.{name}"] = np.asarray(getattr(prior, name), np.float32)
-    features = [] if prior.spec is None else list(prior.spec.features)
-    more = {"features": features, "neighbours": int(prior.count), "coarse": int(prior.coarse)}
-    return StepRecord(**record, **more)  # type: ignore[arg-type]
+    belief, prior = tables.belief, tables.prior
+    put(arrays, "tables", TABLES, vars(tables) | {"steps": _padded(tables.steps)})
+    pairs, keys = sorted(belief.pairs), sorted(belief.weights)
+    of_pairs = {
+        "pairs": np.array(pairs).reshape(-1, 2),
+        "pair_keys": [belief.pairs[pair].keys for pair in pairs],
+        "pair_values": [belief.pairs[pair].values for pair in pairs],
+    }
+    of_weights = {
+        "weight_sets": _padded([step for step, _ in keys]),
+        "weight_answers": [answer for _, answer in keys],
+        "weights": [belief.weights[key] for key in keys],
+    }
+    put(arrays, "belief", BELIEF, vars(belief) | of_pairs | of_weights)
+    facts = {"kind": tables.kind, "classes": list(belief.classes), "memory": belief.memory}
+    if prior is not None:
+        put(arrays, "prior", PRIOR, vars(prior))
+        facts["features"] = [] if prior.spec is None else list(prior.spec.features)
+        facts |= {"neighbours": int(prior.count), "coarse": int(prior.coarse)}
+    return StepRecord(**facts)  # type: ignore[arg-type]
 
 
-def _sets(steps: Iterable[Step]) -> NDArray[np.int32]:
+def _padded(steps: Iterable[Step]) -> NDArray[np.int32]:
     """Return sets as rows, filled up with -1."""
     steps = list(steps)
     width = max([1, *map(len, steps)])
@@ -208,111 +242,29 @@ def _sets(steps: Iterable[Step]) -> NDArray[np.int32]:
 
 
 def _describe_states(tables: StateTables, arrays: Arrays) -> StateRecord:
-    solved, more = describe_solved(tables.ladder.policies)
-    arrays |= more
-    arrays["states.costs"] = np.asarray(tables.costs, float)
-    arrays["states.edges"] = np.concatenate([*tables.edges, np.empty(0)])
-    arrays["states.edge_sizes"] = np.array([len(e) for e in tables.edges], np.int32)
+    solved, of_problem = describe_solved(tables.ladder.policies)
+    arrays |= of_problem
+    put(arrays, "states", STATES, vars(tables))
     return StateRecord(columns=list(map(int, tables.columns)), solved=solved)
 
 
-def _describe_ladder(ladder: FittedLadder, arrays: Arrays) -> dict[str, Any]:
-    points, held = ladder.points, ladder.held
-    for name in POINTS:
-        arrays[f"points.{name}"] = np.asarray(getattr(points, name), float)
-    if points.latency is not None:
-        arrays["points.latency"] = points.latency
-    more = {"rows": points.rows, "promises": list(ladder.promises)}
-    if held is None:
-        return more
-    arrays["held.policies"] = np.array(held.policies, np.int32)
-    for name in ("lost", "alone_lost"):
-        losses = getattr(held, name)
-        whole = bool(np.isin(losses, (0.0, 1.0)).all())
-        arrays[f"held.{name}"] = losses.astype(np.int8 if whole else float)
-    for name in ("paid", "alone_paid"):
-        arrays[f"held.{name}"] = getattr(held, name)
-    if held.weight is not None:
-        arrays["held.weight"] = held.weight
-    if held.group is not None:
-        arrays["held.group"] = np.asarray(held.group, np.int64)
-    return more | {"held": HeldRecord(trace_digest=held.trace_digest, cap=held.cap)}
-
-
-POINTS = ("error", "cost", "standard_error", "excess", "excess_error", "alone_error", "alone_cost")
-
-
 # ---------------------------------------------------------------- from a file
-class _Stored:
-    """The arrays of a file, each taken once and checked."""
-
-    def __init__(self, arrays: Arrays) -> None:
-        self._left = dict(arrays)
-
-    def has(self, name: str) -> bool:
-        """Whether there is an array of this name."""
-        return name in self._left
-
-    def take(
-        self,
-        name: str,
-        *shape: int,
-        low: float = -np.inf,
-        high: float = np.inf,
-        integers: bool = False,
-        grid: bool = False,
-        infinite: bool = False,
-    ) -> NDArray[Any]:
-        """Return an array of this shape (-1: any length), its numbers in a range."""
-        if name not in self._left:
-            raise ArtefactDamaged(f"the list of arrays lacks {name!r}")
-        array = self._left.pop(name)
-        fits = array.ndim == len(shape) and all(
-            wanted in (-1, size) for wanted, size in zip(shape, array.shape, strict=True)
-        )
-        if not fits:
-            raise ArtefactDamaged(f"array {name!r} has shape {array.shape} and not {shape}")
-        if integers != (array.dtype.kind == "i"):
-            raise ArtefactDamaged(f"array {name!r} cannot hold {array.dtype.name}")
-        if not integers and not infinite and not np.isfinite(array).all():
-            raise ArtefactDamaged(f"array {name!r} has an entry that is not finite")
-        if np.isnan(array).any() or not ((array >= low) & (array <= high)).all():
-            raise ArtefactDamaged(
-                f"array {name!r} has an entry that is not from {low:g} to {high:g}"
-            )
-        if grid and (array * GRID != np.rint(array * GRID)).any():
-            raise ArtefactDamaged(f"array {name!r} has an entry that is no multiple of 1/{GRID:g}")
-        return array.astype(np.intp) if integers else array
-
-    def done(self) -> None:
-        """Refuse arrays that nothing has taken."""
-        for name in self._left:
-            raise ArtefactDamaged(f"the list of arrays has an unknown {name!r}")
-
-
 def restore_fitted(kind: str, record: FittedRecord, arrays: Arrays) -> Savable:
     """Check all that a file says of a fit, and return it."""
     try:
         spec = from_tables(record.cascade)
     except CascadeError as error:
         raise ArtefactDamaged(f"its cascade cannot be: {error}") from None
-    if spec != _bare(spec) or to_tables(spec) != record.cascade:
-        raise ArtefactDamaged("its cascade holds more than nodes and costs")
+    bare = spec == _bare(spec) and to_tables(spec) == record.cascade
+    require(bare, "its cascade holds more than nodes and costs")
     for what, value in (("full cost", record.full_cost), ("unit", record.unit)):
-        if not (isfinite(value) and value > 0):
-            raise ArtefactDamaged(f"its {what} must be above 0")
-    if (record.steps is None) == (record.states is None):
-        raise ArtefactDamaged("a fit has policies on answers or policies on states")
-    stored, tables = _Stored(arrays), None
+        require(isfinite(value) and value > 0, f"its {what} must be above 0")
+    stored = Stored(arrays, nodes=len(spec))
     with np.errstate(all="ignore"):  # a forged array holds anything; what comes of it is checked
-        tables = _tables(record, spec, stored)
-        tradeoffs = stored.take("tables.tradeoffs", len(tables), low=0, high=1)
-        if not (np.diff(tradeoffs) > 0).all():
-            raise ArtefactDamaged("the tradeoffs of a ladder must increase")
         fitted = Fitted(
             spec=spec,
-            tables=tables,
-            tradeoffs=tradeoffs,
+            tables=_tables(record, spec, stored),
+            tradeoffs=stored.take("tradeoffs", Declared("prices", 0, 1)),
             full_cost=record.full_cost,
             record=record.record,
             measure=record.measure,
@@ -320,364 +272,266 @@ def restore_fitted(kind: str, record: FittedRecord, arrays: Arrays) -> Savable:
             thresholds=record.thresholds,
             compare=record.compare,
         )
-        given = _given(kind, record, fitted, stored)
+        rising = (np.diff(fitted.tradeoffs) > 0).all()
+        require(rising, "the tradeoffs of a ladder must increase")
+        promises = _promises(record, len(fitted.tradeoffs), spec)
+        policies = [_chosen(chosen, fitted) for chosen in record.chosen]
+        restored: Savable
+        if kind == "ladder":
+            require(not policies, "a ladder has no policy that is chosen")
+            restored = _ladder(record, fitted, promises, stored)
+        else:
+            restored = _policy(kind, record, policies, promises)
     stored.done()
-    return given
+    return restored
 
 
-def _tables(record: FittedRecord, spec: CascadeSpec, stored: _Stored) -> Tables:
-    if record.steps is not None:
-        tables = _steps(record.steps, spec.names, stored)
-        return dataclasses.replace(tables, parents=first_parents(spec))
-    assert record.states is not None  # noqa: S101 - the caller has looked
-    return _states(record.states, spec, stored)
-
-
-def _given(kind: str, record: FittedRecord, fitted: Fitted, stored: _Stored) -> Savable:
-    if kind == "ladder":
-        if record.chosen:
-            raise ArtefactDamaged("a ladder has no policy that is chosen")
-        return _ladder(record, fitted, stored)
-    if record.held is not None or len(record.chosen) != (2 if kind == "mixture" else 1):
-        raise ArtefactDamaged("a file of one policy has one, and of a mixture two")
-    policies = [_chosen(chosen, fitted) for chosen in record.chosen]
+def _policy(
+    kind: str, record: FittedRecord, policies: list[FittedPolicy], promises: tuple[Promise, ...]
+) -> FittedPolicy | Mixture:
+    count = 2 if kind == "mixture" else 1
+    fits = record.held is None and len(policies) == count
+    require(fits, "a file of one policy has one, and of a mixture two")
     if kind == "policy":
-        if record.promises:
-            raise ArtefactDamaged("a policy by itself has no promise")
+        require(not promises, "a policy by itself has no promise")
         return policies[0]
-    promises = _promises(record, len(fitted.tradeoffs), fitted.spec)
-    if len(promises) > 1 or not 0 <= record.share <= 1:
-        raise ArtefactDamaged("a mixture has at most one promise, and one share, from 0 to 1")
-    if any(None in (policy.error, policy.cost) for policy in policies):
-        raise ArtefactDamaged("a mixture has the error and cost of its policies")
-    return Mixture(
-        policies[0],
-        policies[1],
-        record.share,
-        record.seed,
-        promise=promises[0] if promises else None,
-    )
+    fits = len(promises) <= 1 and 0 <= record.share <= 1
+    require(fits, "a mixture has at most one promise, and one share, from 0 to 1")
+    cheap, expensive = policies
+    return Mixture(cheap, expensive, record.share, record.seed, *promises)
 
 
 def _chosen(chosen: ChosenRecord, fitted: Fitted) -> FittedPolicy:
     nodes, count = len(fitted.spec), len(fitted.tradeoffs)
-    if not 0 <= chosen.number < count + nodes:
-        raise ArtefactDamaged("the file chooses a policy that it has not")
-    for value in (chosen.error, chosen.cost):
-        if value is not None and not (isfinite(value) and value >= 0):
-            raise ArtefactDamaged("the error and cost of a policy must be from 0 up")
-    alone = chosen.number >= count
-    if alone != (chosen.before is not None) or alone != (chosen.backups is not None):
-        raise ArtefactDamaged("a node by itself says whom it needs and who stands in for it")
+    estimates = (chosen.number, chosen.error, chosen.cost)
+    require(0 <= chosen.number < count + nodes, "the file chooses a policy that it has not")
+    for value in estimates[1:]:
+        fits = value is None or (isfinite(value) and value >= 0)
+        require(fits, "the error and cost of a policy must be from 0 up")
+    is_alone = chosen.number >= count
+    fits = is_alone == (chosen.before is not None) == (chosen.backups is not None)
+    require(fits, "a node by itself says which nodes it needs and which stand in for it")
     if chosen.before is None or chosen.backups is None:
+        absent = tuple(chosen.absent)
+        fits = absent == tuple(sorted({*absent} & {*range(nodes)})) and len(absent) < nodes
+        require(fits, "absent nodes are some of the cascade's")
         rule = fitted.rule(chosen.number)
-        return FittedPolicy(fitted, rule, chosen.number, chosen.error, chosen.cost)
+        if isinstance(rule, StepPolicy):
+            rule = dataclasses.replace(rule, absent=absent)
+        require(isinstance(rule, StepPolicy) or not absent, "only policies on answers lack nodes")
+        return FittedPolicy(fitted, rule, *estimates)
     node = chosen.number - count
-    if sorted([node, *chosen.before, *chosen.backups]) != list(range(nodes)):
-        raise ArtefactDamaged("a node by itself, those before it and its backups are all nodes")
-    single = SingleNode(
-        fitted.spec.names,
-        single_costs(fitted.spec, node),
-        node,
-        tuple(chosen.before),
-        tuple(chosen.backups),
+    listed = [node, *chosen.before, *chosen.backups]
+    fits = len({*listed}) == len(listed) and {*listed} <= {*range(nodes)}
+    require(fits, "a node by itself, those before it and its backups are nodes, each once")
+    costs = single_costs(fitted.spec, node)
+    before, backups = tuple(chosen.before), tuple(chosen.backups)
+    return FittedPolicy(
+        fitted, SingleNode(fitted.spec.names, costs, node, before, backups), *estimates
     )
-    return FittedPolicy(fitted, single, chosen.number, chosen.error, chosen.cost)
 
 
-def _read_sets(stored: _Stored, name: str, nodes: int) -> tuple[Step, ...]:
-    rows = stored.take(name, -1, -1, low=-1, high=nodes - 1, integers=True).tolist()
-    steps = []
-    for row in rows:
-        step = tuple(v for v in row if v >= 0)
-        if list(step) != row[: len(step)] or any(a >= b for a, b in pairwise(step)):
-            raise ArtefactDamaged(f"array {name!r} has a row that is no set of nodes")
-        steps.append(step)
-    return tuple(steps)
+def _tables(record: FittedRecord, spec: CascadeSpec, stored: Stored) -> Tables:
+    one = (record.steps is None) != (record.states is None)
+    require(one, "a fit has policies on answers or policies on states")
+    if record.states is not None:
+        return _states(record.states, spec, stored)
+    assert record.steps is not None  # noqa: S101 - one of the two is there
+    return _steps(record.steps, spec, stored)
 
 
-def _parts(stored: _Stored, name: str, nodes: int, **checks: Any) -> tuple[NDArray[Any], ...]:
-    """Return the arrays of each node, which one array holds."""
-    sizes = stored.take(f"{name}_sizes", nodes, low=0, high=2**31, integers=True)
-    flat = stored.take(name, -1, **checks)
-    if len(flat) != sizes.sum():
-        raise ArtefactDamaged(f"array {name!r} does not agree with its sizes")
-    return cut(flat, sizes.tolist())
+def _sets(rows: NDArray[Any], name: str) -> tuple[Step, ...]:
+    steps = tuple(tuple(v for v in row if v >= 0) for row in rows.tolist())
+    for step, row in zip(steps, rows.tolist(), strict=True):
+        rises = list(step) == row[: len(step)] and all(a < b for a, b in pairwise(step))
+        require(rises, f"array {name!r} has a row that is no set of nodes")
+    return steps
 
 
-def _steps(record: StepRecord, names: tuple[str, ...], stored: _Stored) -> StepTables:
-    nodes, belief = len(names), _belief(record, len(names), stored)
-    prior = _prior(record, nodes, stored)
-    if (prior is None) != (belief.head is None):
-        raise ArtefactDamaged("a belief that reads inputs has a prior, and only such a belief")
-    steps = _read_sets(stored, "tables.steps", nodes)
-    if not steps or steps[0] or len(set(steps)) != len(steps):
-        raise ArtefactDamaged("the sets of a policy are distinct, and the first is empty")
-    prices = stored.take("tables.prices", -1, low=0)
-    if not len(prices) or (np.diff(prices) < 0).any():
-        raise ArtefactDamaged("a ladder has at least one price, and its prices rise")
-    knots = stored.take("tables.knots", len(steps), -1, infinite=True)
-    pieces = knots.shape[1] + 1
-    if pieces > 1 and (knots[:, 1:] < knots[:, :-1]).any():
-        raise ArtefactDamaged("the knots of a set must rise")
-    point = stored.take("tables.point", -1, low=0, high=len(prices) - 1, integers=True)
-    ways = len(point)
-    if ways > MAX_WAYS:
-        raise ArtefactDamaged(f"it has more than {MAX_WAYS} ways")
-    source = stored.take("tables.source", ways, low=0, high=len(steps) - 1, integers=True)
-    node = stored.take("tables.node", ways, low=0, high=nodes - 1, integers=True)
+def _steps(record: StepRecord, spec: CascadeSpec, stored: Stored) -> StepTables:
+    nodes = len(spec)
+    belief, prior = _belief(record, stored, nodes), _prior(record, stored, nodes)
+    reads = (prior is None) == (belief.head is None)
+    require(reads, "a belief that reads inputs has a prior, and only such a belief")
+    values = stored.read("tables", TABLES)
+    steps, knots = _sets(values.pop("steps"), "tables.steps"), values["knots"]
+    distinct = steps and not steps[0] and len(set(steps)) == len(steps)
+    require(distinct, "the sets of a policy are distinct, and the first is empty")
+    prices, source = values["prices"], values["source"]
+    rising = len(prices) and (np.diff(prices) >= 0).all()
+    require(rising, "a ladder has at least one price, and its prices rise")
+    require((knots[:, 1:] >= knots[:, :-1]).all(), "the knots of a set must rise")
+    pieces = stored.sizes["pieces"] == knots.shape[1] + 1
+    require(pieces, "a way has one more piece than there are knots")
+    require(len(source) <= 2**24, "it has more than 2**24 ways")
     inside = np.zeros((len(steps), nodes), bool)
     for number, step in enumerate(steps):
         inside[number, list(step)] = True
-    if inside[source, node].any():
-        raise ArtefactDamaged("a way leads to a node that was asked before")
-    if len(np.unique(point[source == 0])) != len(prices):
-        raise ArtefactDamaged("a policy asks no node at the start")
+    again = inside[source, values["node"]].any()
+    require(not again, "a way leads to a node that was asked before")
+    starts = np.unique(values["point"][source == 0])
+    require(len(starts) == len(prices), "a policy asks no node at the start")
     return StepTables(
-        names=names,
+        names=spec.names,
         belief=belief,
-        costs=stored.take("tables.costs", nodes, low=0),
-        prices=prices,
         steps=steps,
-        knots=knots,
-        point=point,
-        source=source,
-        node=node,
-        base=stored.take("tables.base", ways, pieces),
-        slope=stored.take("tables.slope", ways, pieces),
-        columns=stored.take("tables.columns", ways, 2),
-        wait=stored.take("tables.wait", nodes, low=0),
         prior=prior,
         kind=record.kind,
+        parents=first_parents(spec),
+        **values,
     )
 
 
-def _belief(record: StepRecord, nodes: int, stored: _Stored) -> Belief:
+def _belief(record: StepRecord, stored: Stored, nodes: int) -> Belief:
     classes = tuple(record.classes)
-    if len(set(classes)) != len(classes) or record.memory < 1:
-        raise ArtefactDamaged("the classes of a belief are distinct, and it has a memory")
-    bounds = _parts(stored, "belief.bounds", nodes, infinite=True)
-    levels = _parts(stored, "belief.levels", nodes, low=-MAX_ODDS, high=MAX_ODDS, grid=True)
-    offsets = _parts(stored, "belief.offsets", nodes, grid=True)
-    for own, level, offset in zip(bounds, levels, offsets, strict=True):
-        if len(level) != len(own) + 1 or (np.diff(own) <= 0).any():
-            raise ArtefactDamaged("the bounds of a node's confidence must rise, one level for each")
-        if len(offset) not in (0, len(classes) + 1):
-            raise ArtefactDamaged("a node has an offset for each class and for others, or none")
-    pairs = stored.take("belief.pairs", -1, 2, low=0, high=nodes - 1, integers=True)
-    counts = stored.take("belief.pair_sizes", len(pairs), low=0, integers=True).tolist()
-    highest = (len(classes) + 1) ** 2 - 1
-    cells = cut(
-        stored.take("belief.pair_keys", sum(counts), low=0, high=highest, integers=True), counts
-    )
-    if any((np.diff(own) <= 0).any() for own in cells):
-        raise ArtefactDamaged("the keys of a pair's cells must rise")
-    added = cut(stored.take("belief.pair_values", sum(counts), grid=True), counts)
-    keys = [(a, b) for a, b in pairs.tolist()]
-    if len(set(keys)) != len(keys) or any(a == b for a, b in keys):
-        raise ArtefactDamaged("pairs of nodes are distinct")
-    sets = _read_sets(stored, "belief.weight_sets", nodes)
-    answers = stored.take("belief.weight_answers", len(sets), low=0, high=nodes - 1, integers=True)
-    sizes = [HEAD + PEER * (len(step) - 1) for step in sets]
-    if any(a not in step for step, a in zip(sets, answers.tolist(), strict=True)):
-        raise ArtefactDamaged("a regression is of an answer of its set")
-    flat = stored.take("belief.weights", sum(sizes), grid=True)
-    named = zip(sets, answers.tolist(), cut(flat, sizes), strict=True)
-    weights = {(step, answer): own for step, answer, own in named}
-    if len(weights) != len(sets):
-        raise ArtefactDamaged("a set has one regression for each answer")
-    reads = {"head": 4, "first": 3, "later": 7}
-    some = [name for name in reads if stored.has(f"belief.{name}")]
-    if some and len(some) < len(reads):
-        raise ArtefactDamaged("a belief that reads inputs has three tables for them")
-    tables_ = {name: stored.take(f"belief.{name}", nodes, reads[name], grid=True) for name in some}
+    distinct = len(set(classes)) == len(classes) and record.memory >= 1
+    require(distinct, "the classes of a belief are distinct, and it has a memory")
+    stored.sizes |= {"cells": (len(classes) + 1) ** 2, "masked": HEAD + PEER * nodes}
+    values = stored.read("belief", BELIEF)
+    for bounds, levels, offsets in zip(*(values[k] for k in list(BELIEF)[:3]), strict=True):
+        fits = len(levels) == len(bounds) + 1 and (np.diff(bounds) > 0).all()
+        require(fits, "the bounds of a node's confidence must rise, one level for each")
+        fits = len(offsets) in (0, len(classes) + 1)
+        require(fits, "a node has an offset for each class and for others, or none")
+    keys = [(a, b) for a, b in values.pop("pairs").tolist()]
+    distinct = len(set(keys)) == len(keys) and all(a != b for a, b in keys)
+    require(distinct, "pairs of nodes are distinct")
+    cells = [Cells(*cell) for cell in zip(values.pop("pair_keys"), values.pop("pair_values"),
+                                          strict=True)]  # fmt: skip
+    for cell in cells:
+        fits = len(cell.keys) == len(cell.values) and (np.diff(cell.keys) > 0).all()
+        require(fits, "the keys of a pair's cells must rise, one value for each")
+    sets = _sets(values.pop("weight_sets"), "belief.weight_sets")
+    answers, weights = values.pop("weight_answers").tolist(), values.pop("weights")
+    for step, answer, own in zip(sets, answers, weights, strict=True):
+        fits = answer in step and len(own) == HEAD + PEER * (len(step) - 1)
+        require(fits, "a regression is of an answer of its set, with weights for all")
+    regressions = dict(zip(zip(sets, answers, strict=True), weights, strict=True))
+    require(len(regressions) == len(sets), "a set has one regression for each answer")
+    reads = len({values[name] is None for name in ("head", "first", "later")}) == 1
+    require(reads, "a belief that reads inputs has three tables for them")
     return Belief(
         classes=classes,
-        bounds=bounds,
-        levels=levels,
-        offsets=offsets,
-        pairs={
-            key: Cells(own.astype(np.intp), values)
-            for key, own, values in zip(keys, cells, added, strict=True)
-        },
-        weights=weights,
-        masked=stored.take("belief.masked", nodes, HEAD + PEER * nodes, grid=True),
+        pairs=dict(zip(keys, cells, strict=True)),
+        weights=regressions,
         memory=record.memory,
-        **tables_,
+        **values,
     )
 
 
-def _prior(record: StepRecord, nodes: int, stored: _Stored) -> Prior | None:
-    if record.features is None:
-        return None
+def _prior(record: StepRecord, stored: Stored, nodes: int) -> Prior | None:
     features = record.features
-    if len(features) > MAX_FEATURES:
-        raise ArtefactDamaged(f"it reads more than {MAX_FEATURES} inputs")
+    if features is None:
+        return None
+    require(len(features) <= 2**10, "it reads more than 2**10 inputs")
     for feature in features:
         numbers = (*feature.centre, *feature.spread)
-        standard = feature.kind in ("prompt", "number")
-        if (
-            feature.kind not in FEATURE_KINDS
-            or feature.width < 1
-            or not all(map(isfinite, numbers))
-            or any(spread <= 0 for spread in feature.spread)
-            or len(numbers) != (2 * feature.width if standard else 0)
-            or (feature.kind == "category" and len(feature.levels) != feature.width)
-        ):
-            raise ArtefactDamaged(f"the input {feature.name!r} cannot be read as its file says")
-    spec = FeatureSpec(tuple(features))
-    if sorted(features, key=lambda own: own.kind != "vector") != features:
-        raise ArtefactDamaged("inputs that are vectors come first")
-    width, near = sum(feature.width for feature in features), spec.near
-    known = stored.take("prior.near", -1, near, low=-1, high=1)
-    centres = stored.take("prior.centres", -1, near, low=-1, high=1)
-    if not 1 <= record.neighbours <= len(known) or not 1 <= record.coarse < len(centres):
-        raise ArtefactDamaged("a prior has neighbours, and coarse and fine clusters")
-    return Prior(
-        base=stored.take("prior.base", nodes, low=-MAX_ODDS, high=MAX_ODDS, grid=True),
-        mean_cost=stored.take("prior.mean_cost", nodes, low=0),
-        weights=stored.take("prior.weights", width + 1, 2 * nodes),
-        near=known,
-        losses=stored.take("prior.losses", len(known), nodes, low=0, high=1),
-        count=record.neighbours,
-        centres=centres,
-        coarse=record.coarse,
-        means=stored.take("prior.means", len(centres), nodes),
-        shrink=stored.take("prior.shrink", len(centres), low=0, high=1),
-        spec=spec,
-    )
-
-
-def _states(record: StateRecord, spec: CascadeSpec, stored: _Stored) -> StateTables:
-    nodes = len(spec)
-    solved = {}
-    for name in (
-        "costs",
-        "losses",
-        "probabilities",
-        "tradeoffs",
-        "values",
-        "sigma",
-        "choices",
-        "phi",
-    ):
-        if stored.has(f"solved.{name}"):
-            solved[f"solved.{name}"] = stored._left.pop(f"solved.{name}")
-    policies = restore_solved(record.solved, solved)
-    problem, columns = policies[0].problem, record.columns
-    if sorted(columns) != list(range(nodes)):
-        raise ArtefactDamaged("the columns of the fit must hold every node once")
-    if [spec.names[column] for column in columns] != list(problem.names):
-        raise ArtefactDamaged("the fit and the problem differ in their nodes")
-    sizes = stored.take("states.edge_sizes", nodes, low=0, high=MAX_STATES - 1, integers=True)
-    flat = stored.take("states.edges", int(sizes.sum()))
-    edges = cut(flat, sizes.tolist())
-    for place, column in enumerate(columns):
-        own = edges[column]
-        if len(own) + 1 != len(problem.nodes[place].losses) or (np.diff(own) <= 0).any():
-            raise ArtefactDamaged("the edges of a node must rise, and agree with its states")
-    costs = stored.take("states.costs", nodes, low=0)
-    return StateTables(spec.names, costs, edges, tuple(columns), Ladder(policies))
-
-
-def _ladder(record: FittedRecord, fitted: Fitted, stored: _Stored) -> FittedLadder:
-    count, nodes = len(fitted.tradeoffs), len(fitted.spec)
-    values = {}
-    for name in POINTS:
-        size = nodes if name.startswith("alone") else count
-        low = -1.0 if name == "excess" else 0.0
-        high = np.inf if name.endswith("cost") else 1.0 + 1e-9
-        values[name] = stored.take(f"points.{name}", size, low=low, high=high)
-    latency = None
-    if stored.has("points.latency"):
-        latency = stored.take("points.latency", count + nodes, 3, low=0)
-    if record.rows < 1:
-        raise ArtefactDamaged("estimates rest on at least one row")
-    points = OperatingPoints(**values, rows=record.rows, latency=latency)
-    held = None if record.held is None else _held(record.held, fitted, stored)
-    return FittedLadder(fitted, points, held, _promises(record, count, fitted.spec))
-
-
-def _held(record: HeldRecord, fitted: Fitted, stored: _Stored) -> Held:
-    count, nodes = len(fitted.tradeoffs), len(fitted.spec)
-    policies = stored.take("held.policies", -1, low=0, high=count - 1, integers=True).tolist()
-    if not policies or len(set(policies)) != len(policies):
-        raise ArtefactDamaged("promises are tested on policies that differ")
-    if not (isfinite(record.cap) and record.cap >= 1):
-        raise ArtefactDamaged("weights are clipped at a number from 1 up")
-    losses = {}
-    for name, shape in (("lost", (len(policies), -1)), ("alone_lost", (-1, nodes))):
-        whole = stored.has(f"held.{name}") and stored._left[f"held.{name}"].dtype.kind == "i"
-        losses[name] = stored.take(f"held.{name}", *shape, low=0, high=1, integers=whole).astype(
-            float
+        count = 2 * feature.width if feature.kind in ("prompt", "number") else 0
+        fits = (
+            feature.kind in ("words", "prompt", "number", "category", "vector")
+            and feature.width >= 1
+            and len(numbers) == count
+            and all(map(isfinite, numbers))
+            and all(spread > 0 for spread in feature.spread)
+            and (feature.kind != "category" or len(feature.levels) == feature.width)
         )
-    rows = losses["lost"].shape[1]
-    if not rows or len(losses["alone_lost"]) != rows:
-        raise ArtefactDamaged("rows held out have a loss for each policy and node")
-    weight, group = None, None
-    if stored.has("held.weight"):
-        weight = stored.take("held.weight", len(policies) + nodes, rows, low=0)
-    if stored.has("held.group"):
-        group = stored.take("held.group", rows, integers=True)
-    return Held(
-        trace_digest=record.trace_digest,
-        policies=tuple(policies),
-        lost=losses["lost"],
-        paid=stored.take("held.paid", len(policies), rows, low=0),
-        alone_lost=losses["alone_lost"],
-        alone_paid=stored.take("held.alone_paid", rows, nodes, low=0),
-        weight=weight,
-        group=group,
-        cap=record.cap,
+        require(fits, f"the input {feature.name!r} cannot be read as its file says")
+    spec = FeatureSpec(tuple(features))
+    vectors_first = sorted(features, key=lambda feature: feature.kind != "vector") == features
+    require(vectors_first, "inputs that are vectors come first")
+    width = sum(feature.width for feature in features)
+    stored.sizes |= {"features": width + 1, "outputs": 2 * nodes, "near": spec.near}
+    values = stored.read("prior", PRIOR)
+    counts = 1 <= record.neighbours <= len(values["near"])
+    counts = counts and 1 <= record.coarse < len(values["centres"])
+    require(counts, "a prior has neighbours, and coarse and fine clusters")
+    return Prior(count=record.neighbours, coarse=record.coarse, spec=spec, **values)
+
+
+def _states(record: StateRecord, spec: CascadeSpec, stored: Stored) -> StateTables:
+    names = [f"solved.{name}" for name in SOLVED if f"solved.{name}" in stored.arrays]
+    solved = {name: stored.arrays.pop(name) for name in names}
+    policies = restore_solved(record.solved, solved)
+    stored.sizes["prices"] = len(policies)
+    problem, columns = policies[0].problem, record.columns
+    every = sorted(columns) == list(range(len(spec)))
+    require(every, "the columns of the fit must hold every node once")
+    alike = [spec.names[column] for column in columns] == list(problem.names)
+    require(alike, "the fit and the problem differ in their nodes")
+    values = stored.read("states", STATES)
+    for place, column in enumerate(columns):
+        edges = values["edges"][column]
+        fits = len(edges) + 1 == len(problem.nodes[place].losses) and (np.diff(edges) > 0).all()
+        require(fits, "the edges of a node must rise, and agree with its states")
+    return StateTables(spec.names, columns=tuple(columns), ladder=Ladder(policies), **values)
+
+
+def _ladder(
+    record: FittedRecord, fitted: Fitted, promises: tuple[Promise, ...], stored: Stored
+) -> FittedLadder:
+    stored.sizes["points"] = len(fitted.tradeoffs) + len(fitted.spec)
+    require(record.rows >= 1, "estimates rest on at least one row")
+    points = OperatingPoints(**stored.read("points", POINTS), rows=record.rows)
+    if record.held is None:
+        return FittedLadder(fitted, points, None, promises)
+    values = stored.read("held", HELD)
+    policies = tuple(values.pop("policies").tolist())
+    distinct = policies and len(set(policies)) == len(policies)
+    require(distinct, "promises are tested on policies that differ")
+    require(stored.sizes["rows"] >= 1, "promises are tested on at least one row")
+    weights = values["weight"] is None or len(values["weight"]) == len(policies) + len(fitted.spec)
+    require(weights, "rows are weighted for each policy and node")
+    cap = record.held.cap
+    require(isfinite(cap) and cap >= 1, "weights are clipped at a number from 1 up")
+    held = Held(
+        trace_digest=record.held.trace_digest,
+        policies=policies,
+        cap=cap,
         unit=fitted.unit,
         measure=fitted.measure,
+        **values,
     )
+    return FittedLadder(fitted, points, held, promises)
 
 
 def _promises(record: FittedRecord, count: int, spec: CascadeSpec) -> tuple[Promise, ...]:
-    if len(record.promises) > MAX_PROMISES:
-        raise ArtefactDamaged(f"it has more than {MAX_PROMISES} promises")
+    require(len(record.promises) <= 16, "it has more than 16 promises")
     for promise in record.promises:
-        numbers: Sequence[float] = (promise.at_most, promise.bound, promise.observed, promise.unit)
-        mix = promise.mix
-        if not (
-            all(map(isfinite, numbers))
+        mix, needed = promise.mix, promise.rows_needed
+        numbers = (promise.at_most, promise.bound, promise.observed, promise.unit)
+        fits = (
+            all(map(isfinite, (*numbers, promise.budget or 0.0)))
             and 0.5 <= promise.confidence < 1
             and 0 <= mix.share <= 1
             and all(0 <= point < count + len(spec) for point in (mix.cheap, mix.expensive))
             and promise.rows >= 1
             and promise.unit > 0
-            and (promise.rows_needed is None or promise.rows_needed >= 1)
-            and (promise.budget is None or isfinite(promise.budget))
+            and (needed is None or needed >= 1)
             and promise.against in spec.names
-        ):
-            raise ArtefactDamaged(
-                "a promise cannot be: a number is out of range, or its node unknown"
-            )
+        )
+        require(fits, "a promise cannot be: a number is out of range, or its node unknown")
     return tuple(record.promises)
 
 
-def facts_of(given: Any) -> dict[str, Any]:
+def facts_of(policy: Savable) -> dict[str, Any]:
     """Return a description of what was fitted, as plain values."""
-    fitted: Fitted = given.fitted
+    fitted: Fitted = policy.fitted
     facts: dict[str, Any] = {
         "nodes": list(fitted.spec.names),
         "tradeoffs": fitted.tradeoffs.tolist(),
         "fit": {
             **msgspec.to_builtins(fitted.record),
             "full_cost": fitted.full_cost,
-            **dict(fitted.compare),
+            **fitted.compare,
         },
     }
-    if isinstance(given, FittedLadder):
-        points, held = given.points, given.held
-        facts["points"] = {
-            "errors": (fitted.unit * points.error).tolist(),
-            "costs": points.cost.tolist(),
-        }
+    if isinstance(policy, FittedLadder):
+        points, held = policy.points, policy.held
+        errors, costs = (fitted.unit * points.error).tolist(), points.cost.tolist()
+        facts["points"] = {"errors": errors, "costs": costs}
         facts["held_out"] = held and {"rows": held.rows, "trace": held.trace_digest}
-        facts["promises"] = [str(promise) for promise in given.promises]
-    if isinstance(given, Mixture):
-        facts["mixture"] = {**given.mix._asdict(), "seed": given.seed}
-        facts["promises"] = [] if given.promise is None else [str(given.promise)]
+        facts["promises"] = [str(promise) for promise in policy.promises]
+    if isinstance(policy, Mixture):
+        facts["mixture"] = {**policy.mix._asdict(), "seed": policy.seed}
+        facts["promises"] = [] if policy.promise is None else [str(policy.promise)]
     return facts

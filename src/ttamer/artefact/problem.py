@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ttamer.artefact.arrays import Arrays, cut, require
 from ttamer.errors import ArgumentError, ArtefactDamaged, ProblemError
 from ttamer.policy.base import Policy
 from ttamer.policy.expected import START, STOP
@@ -24,13 +24,8 @@ from ttamer.policy.joint import JointPolicy
 from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.problem import Edge, Node, Problem
 
-Arrays = dict[str, NDArray[Any]]
-
-MAX_NODES = 2**16
-MAX_EDGES = 2**18
-# Policies times places: a small table takes more memory than room in a file.
-MAX_TABLES = 2**22
 TABLES = {"precedence": ("sigma",), "walk": ("choices", "phi")}  # of a policy, by kind of moves
+SOLVED = ("costs", "losses", "probabilities", "tradeoffs", "values", "sigma", "choices", "phi")
 
 
 class SolvedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,17 +106,17 @@ def _kind(problem: Problem) -> type[IndexPolicy | WalkPolicy]:
 
 def restore_solved(record: SolvedRecord, stored: Mapping[str, NDArray[Any]]) -> tuple[Policy, ...]:
     """Check all that a file says of solved policies, and return them."""
-    names = ("costs", "losses", "probabilities", "tradeoffs", "values", *TABLES[record.moves])
     arrays: Arrays = {}
-    for name in names:
-        if f"solved.{name}" not in stored:
-            raise ArtefactDamaged(f"the list of arrays lacks 'solved.{name}'")
-        array = stored[f"solved.{name}"]
-        if array.dtype.kind != ("i" if name == "choices" else "f"):
-            raise ArtefactDamaged(f"array {name!r} cannot hold numbers of type {array.dtype.name}")
-        arrays[name] = array
-    if record.moves == "precedence" and not record.recall:
-        raise ArtefactDamaged("a policy under precedence always has recall, and recall is false")
+    for name in (*SOLVED[:5], *TABLES[record.moves]):
+        require(f"solved.{name}" in stored, f"the list of arrays lacks 'solved.{name}'")
+        arrays[name] = array = stored[f"solved.{name}"]
+        kind = "i" if name == "choices" else "f"
+        fits = array.dtype.kind == kind
+        require(fits, f"array {name!r} cannot hold numbers of type {array.dtype.name}")
+    require(
+        record.moves == "walk" or record.recall,
+        "a policy under precedence always has recall, and recall is false",
+    )
     with np.errstate(all="ignore"):  # a forged array holds anything; what comes of it is checked
         problem = _problem(record, arrays)
         _check_numbers(problem, arrays)
@@ -140,56 +135,37 @@ def restore_solved(record: SolvedRecord, stored: Mapping[str, NDArray[Any]]) -> 
     return tuple(policies)
 
 
-def cut(array: NDArray[Any], sizes: Sequence[int], axis: int = 0) -> tuple[NDArray[Any], ...]:
-    """Cut a stacked array into parts of these sizes.
-
-    >>> [part.tolist() for part in cut(np.arange(3), [1, 2])]
-    [[0], [1, 2]]
-    """
-    before = (slice(None),) * axis
-    return tuple(array[(*before, slice(*ends))] for ends in pairwise(accumulate(sizes, initial=0)))
-
-
-def _within(numbers: Sequence[int], what: str, *, least: int, most: int) -> None:
+def _within(numbers: Sequence[int], what: str, *, low: int, high: int) -> None:
     for number in numbers:
-        if not least <= number <= most:
-            raise ArtefactDamaged(
-                f"{what} must hold whole numbers from {least} to {most}, not {number!r}"
-            )
+        inside = low <= number <= high
+        require(inside, f"{what} must hold whole numbers from {low} to {high}, not {number!r}")
 
 
-def _problem(record: SolvedRecord, arrays: Mapping[str, NDArray[Any]]) -> Problem:
+def _problem(record: SolvedRecord, arrays: Arrays) -> Problem:
     names, states, sources, targets = record.names, record.states, record.sources, record.targets
-    if not 1 <= len(names) <= MAX_NODES:
-        raise ArtefactDamaged(f"the names must be a list of 1 to {MAX_NODES}")
-    last = len(names) - 1
-    _within(states, "the states", least=1, most=arrays["losses"].size)
-    _within(sources, "the sources", least=START, most=last)
-    _within(targets, "the targets", least=0, most=last)
-    if len(states) != len(names) or len(sources) != len(targets):
-        raise ArtefactDamaged("there must be as many states as names, and sources as targets")
-    if len(sources) > MAX_EDGES:
-        raise ArtefactDamaged(f"it has {len(sources)} edges, and at most {MAX_EDGES} are read")
+    require(1 <= len(names) <= 2**16, "the names must be a list of 1 to 2**16")
+    require(len(sources) <= 2**18, f"it has {len(sources)} edges, and at most 2**18 are read")
+    last, axes = len(names) - 1, record.cost_axes
+    _within(states, "the states", low=1, high=arrays["losses"].size)
+    _within(sources, "the sources", low=START, high=last)
+    _within(targets, "the targets", low=0, high=last)
+    _within(axes, "the axes of the costs", low=0, high=2)
+    require(
+        len(states) == len(names) and len(sources) == len(targets) == len(axes),
+        "there must be as many states as names, and as many targets and axes as sources",
+    )
     shapes = [
         (1 if source == START else states[source], states[target])
         for source, target in zip(sources, targets, strict=True)
     ]
-    sizes = [rows * columns for rows, columns in shapes]
-    _check_shape(arrays, "losses", sum(states))
-    axes = record.cost_axes
-    _within(axes, "the axes of the costs", least=0, most=2)
-    if len(axes) != len(sources):
-        raise ArtefactDamaged("there must be as many axes of the costs as sources")
     cost_shapes = [shape[:count] for shape, count in zip(shapes, axes, strict=True)]
-    cost_sizes = [math.prod(shape) for shape in cost_shapes]
-    _check_shape(arrays, "costs", sum(cost_sizes))
-    costs = [
-        part.reshape(shape)
-        for part, shape in zip(cut(arrays["costs"], cost_sizes), cost_shapes, strict=True)
-    ]
-    _check_shape(arrays, "probabilities", sum(sizes))
-    parts = cut(arrays["probabilities"], sizes)
-    entries = zip(sources, targets, costs, shapes, parts, strict=True)
+    sizes = [math.prod(shape) for shape in cost_shapes]
+    _check_shape(arrays, "losses", sum(states))
+    _check_shape(arrays, "costs", sum(sizes))
+    _check_shape(arrays, "probabilities", sum(map(math.prod, shapes)))
+    costs = zip(cut(arrays["costs"], sizes), cost_shapes, strict=True)
+    chances = zip(cut(arrays["probabilities"], list(map(math.prod, shapes))), shapes, strict=True)
+    ends = zip(sources, targets, costs, chances, strict=True)
     try:
         return Problem(
             record.moves,
@@ -198,33 +174,31 @@ def _problem(record: SolvedRecord, arrays: Mapping[str, NDArray[Any]]) -> Proble
                 Edge(
                     None if source == START else names[source],
                     names[target],
-                    cost=cost,
+                    cost=cost.reshape(cost_shape),
                     probabilities=part.reshape(shape),
                 )
-                for source, target, cost, shape, part in entries
+                for source, target, (cost, cost_shape), (part, shape) in ends
             ),
         )
     except ProblemError as error:
         raise ArtefactDamaged(f"its problem cannot be: {error}") from None
 
 
-def _check_numbers(problem: Problem, arrays: Mapping[str, NDArray[Any]]) -> None:
+def _check_numbers(problem: Problem, arrays: Arrays) -> None:
     tradeoffs, values = arrays["tradeoffs"], arrays["values"]
     _check_shape(arrays, "tradeoffs", tradeoffs.size)
     _check_shape(arrays, "values", tradeoffs.size)
-    if not tradeoffs.size:
-        raise ArtefactDamaged("it holds no policy")
-    if tradeoffs.size * (len(problem.nodes) + 1) > MAX_TABLES:
-        raise ArtefactDamaged(f"it has more than {MAX_TABLES} tables: policies times places")
-    if not ((tradeoffs >= 0) & (tradeoffs <= 1)).all():
-        raise ArtefactDamaged("a tradeoff is not from 0 to 1")
-    if not (np.diff(tradeoffs) > 0).all():
-        raise ArtefactDamaged("the tradeoffs of a ladder must increase")
-    if not np.isfinite(values).all():
-        raise ArtefactDamaged("a value is not finite")
+    require(tradeoffs.size, "it holds no policy")
+    # A small table takes more memory than room in a file.
+    tables = tradeoffs.size * (len(problem.nodes) + 1)
+    require(tables <= 2**22, "it has more than 2**22 tables: policies times places")
+    inside = ((tradeoffs >= 0) & (tradeoffs <= 1)).all()
+    require(inside, "a tradeoff is not from 0 to 1")
+    require((np.diff(tradeoffs) > 0).all(), "the tradeoffs of a ladder must increase")
+    require(np.isfinite(values).all(), "a value is not finite")
 
 
-def _check_tables(problem: Problem, arrays: Mapping[str, NDArray[Any]], *, recall: bool) -> None:
+def _check_tables(problem: Problem, arrays: Arrays, *, recall: bool) -> None:
     shape = [arrays["tradeoffs"].size, sum(_rows(problem))]
     if problem.moves == "walk":
         shape.append(len(problem.grid) if recall else 1)
@@ -232,25 +206,25 @@ def _check_tables(problem: Problem, arrays: Mapping[str, NDArray[Any]], *, recal
         _check_shape(arrays, name, *shape)
         if name == "choices":
             _check_choices(problem, arrays[name])
-        elif not (arrays[name] >= 0).all():  # also NaN
-            raise ArtefactDamaged(f"array {name!r} has an entry that is not a number from 0 up")
+            continue
+        positive = (arrays[name] >= 0).all()  # NaN is not
+        require(positive, f"array {name!r} has an entry that is not a number from 0 up")
 
 
 def _check_choices(problem: Problem, choices: NDArray[Any]) -> None:
     """Check that every choice is a successor of its place, or to stop: so all play ends."""
     last = len(problem.nodes) - 1
-    if choices.min() < STOP or choices.max() > last:
-        raise ArtefactDamaged(f"a choice is neither {STOP} nor the number of a node, 0 to {last}")
-    if (choices[:, START, -1] == STOP).any():
-        raise ArtefactDamaged("a policy stops at the start, before any node has answered")
+    inside = choices.min() >= STOP and choices.max() <= last
+    require(inside, f"a choice is neither {STOP} nor the number of a node, 0 to {last}")
+    stops = (choices[:, START, -1] == STOP).any()
+    require(not stops, "a policy stops at the start, before any node has answered")
     allowed = np.zeros(last + 2, bool)  # by node; the last one stands for -1
     allowed[STOP] = True
     for place, table in enumerate(cut(choices, _rows(problem), axis=1)):
         following = [problem.ends[edge][1] for edge in problem.outgoing[place]]
         allowed[following] = True
-        if not allowed[table].all():
-            where = repr(problem.names[place]) if place <= last else "the start"
-            raise ArtefactDamaged(f"a choice after {where} is not one of its successors")
+        where = repr(problem.names[place]) if place <= last else "the start"
+        require(allowed[table].all(), f"a choice after {where} is not one of its successors")
         allowed[following] = False
 
 
@@ -262,6 +236,6 @@ def _rows(problem: Problem) -> list[int]:
     return [*(len(problem.nodes[node].losses) for node in nodes), 1]
 
 
-def _check_shape(arrays: Mapping[str, NDArray[Any]], name: str, *shape: int) -> None:
-    if arrays[name].shape != shape:
-        raise ArtefactDamaged(f"array {name!r} has shape {arrays[name].shape} and not {shape}")
+def _check_shape(arrays: Arrays, name: str, *shape: int) -> None:
+    actual = arrays[name].shape
+    require(actual == shape, f"array {name!r} has shape {actual} and not {shape}")

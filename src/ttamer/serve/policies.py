@@ -161,7 +161,7 @@ class Incumbent:
 class IncumbentTurn:
     """One request of the incumbent's."""
 
-    capped = False
+    capped, is_last = False, True
 
     def __init__(self, node: str, cost: float) -> None:
         self.next: str | None = node
@@ -175,10 +175,6 @@ class IncumbentTurn:
     def fail(self) -> None:
         """Stop without an answer."""
         self.next = None
-
-    def ahead(self) -> frozenset[str | None]:
-        """Return what may follow."""
-        return frozenset() if self.next is None else frozenset({None})
 
     def explain(self) -> Any:
         """Return why it stopped."""
