@@ -91,7 +91,7 @@ def open_database(path: str | os.PathLike[str], schema: str) -> sqlite3.Connecti
     last commits. Several processes may write; each opens the database for itself.
 
     Args:
-        path: The file; its folder is created where it does not exist.
+        path: The file, whose folder is created where it does not exist; or ``":memory:"``.
         schema: The statements that create the tables (``CREATE TABLE IF NOT EXISTS``).
 
     Returns:
@@ -126,6 +126,14 @@ def open_database(path: str | os.PathLike[str], schema: str) -> sqlite3.Connecti
             base.close()
             raise
     return base
+
+
+def _create(file: Path) -> None:
+    """Create a file for its owner alone, where locks work."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (kind := _file_system(file.parent)).startswith(NETWORK_FILE_SYSTEMS):
+        raise TraceError(f"{file}: is on a network disk ({kind}); give a path on a local disk")
+    os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
 
 
 @contextmanager

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from ttamer.drift.settings import LoopSettings
 
 import ttamer as tt
 from support.shifting import rows_of
 from ttamer.drift.loop import serving_of
-from ttamer.drift.settings import LoopSettings
 
 
 @pytest.fixture(scope="session")

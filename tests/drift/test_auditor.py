@@ -6,16 +6,16 @@ import dataclasses
 import threading
 
 import pytest
+from ttamer.drift.fallback import AskLast
+from ttamer.drift.sampling import AuditSampler, Budget
+from ttamer.drift.worker import Worker
 
 import ttamer as tt
 from support.shifting import SPEC, stream_of
 from support.waiting import until
 from ttamer.drift.auditor import Auditor
 from ttamer.drift.audits import AuditLog, NodeAnswer, read_log
-from ttamer.drift.fallback import AskLast
 from ttamer.drift.loop import Loop
-from ttamer.drift.sampling import AuditSampler, Budget
-from ttamer.drift.worker import Worker
 
 
 def answers_of(trace, row):

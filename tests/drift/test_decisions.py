@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from ttamer.drift.decisions import decide
+from ttamer.drift.fallback import AskLast
 
 import ttamer as tt
 from support.shifting import rows_of
 from support.traces import answering_trace, passing_trace
-from ttamer.drift.decisions import decide
-from ttamer.drift.fallback import AskLast
 from ttamer.errors import ObservationError
 from ttamer.evaluation.results import measure
 from ttamer.fitting.ladder import Mixture

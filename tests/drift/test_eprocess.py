@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-
 from ttamer.drift.eprocess import (
     PVALUE_BETS,
     ConformalPValues,

@@ -6,14 +6,14 @@ import dataclasses
 import json
 
 import pytest
+from ttamer.drift.decisions import decide
+from ttamer.drift.fallback import AskLast
+from ttamer.drift.settings import LoopSettings
 
 import ttamer as tt
 from support.shifting import rows_of, stream_of
 from ttamer.datasets import load
-from ttamer.drift.decisions import decide
-from ttamer.drift.fallback import AskLast
 from ttamer.drift.loop import Event, Loop, serving_of, status_of
-from ttamer.drift.settings import LoopSettings
 from ttamer.errors import ArgumentError, TraceError
 
 QUIET = 400

@@ -6,11 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from ttamer.drift.decisions import decide
 
 import ttamer as tt
 from support.shifting import decided
 from ttamer.cascade import CascadeSpec
-from ttamer.drift.decisions import decide
 from ttamer.drift.monitor import Bound, Monitor
 from ttamer.errors import ArgumentError
 from ttamer.stats.bounds import binomial_p

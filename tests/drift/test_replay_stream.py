@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from ttamer.drift.decisions import decide
+from ttamer.drift.fallback import AskLast
 
 import ttamer as tt
 from support.shifting import SPEC, stream_of
 from ttamer.drift import LoopSettings, serving_of
-from ttamer.drift.decisions import decide
-from ttamer.drift.fallback import AskLast
 from ttamer.drift.replay import replay_stream
 from ttamer.errors import ArgumentError
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-
 from ttamer.drift.sampling import AuditSampler, Budget, estimate
+
 from ttamer.errors import ArgumentError
 
 HOUR = 3600.0

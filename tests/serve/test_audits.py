@@ -6,13 +6,17 @@ import json
 import pytest
 
 from support.fake_models import uniform
-from ttamer.fitting.inputs import prompt_numbers
+from ttamer.cascade import CascadeSpec
+from ttamer.fitting.inputs import hashed_prompt
 from ttamer.serve import audits as auditing
-from ttamer.serve.sinks import DecisionLog
+from ttamer.serve.decisions import DecisionLog
 
 
 def rows_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    head, *rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert head["v"] == 1
+    assert "cascade" in head
+    return rows
 
 
 @pytest.fixture
@@ -52,9 +56,8 @@ def test_every_request_is_a_row_with_gaps_and_no_text(logged):
         for name, node in row["nodes"].items():
             assert ("confidence" in node) == (name in path)
             assert node["chance"] == (1.0 if name in path else 0.0)
-    assert "prompt" not in served.log.read_text()
-    assert rows[0]["inputs"]["numbers"] == prompt_numbers("prompt 0")
-    assert sum(rows[0]["inputs"]["words"].values()) == 2
+    assert rows[3]["prompt"] == hashed_prompt("prompt 3")
+    assert '"prompt ' not in served.log.read_text()
 
 
 def test_answers_are_digests_but_those_that_the_policy_knows(logged):
@@ -224,7 +227,7 @@ class TestFeedback:
 
 class TestLog:
     def log(self, path, **options):
-        log = DecisionLog(str(path), ["small"], **options)
+        log = DecisionLog(str(path), CascadeSpec.of({"small": 1.0}), **options)
         log.write("r", "v", {"messages": []}, [], by="small", cost=1.0)
         return log
 
@@ -247,8 +250,8 @@ class TestLog:
             log.write(f"r{number}", "v", {"messages": []}, [], by="small", cost=1.0)
             log.flush()
         files = sorted(tmp_path.glob("d.jsonl*"))
-        assert len(files) == log.files + 1  # and the key
-        assert all(file.stat().st_size <= 1000 for file in files)
+        assert len(files) == log.files + 2  # and the key, and the lock
+        assert all(file.stat().st_size <= 1200 for file in files)  # each with its cascade
         path.rename(tmp_path / "away")
         log.write("last", "v", {"messages": []}, [], by="small", cost=1.0)
         log.flush()
@@ -256,5 +259,5 @@ class TestLog:
 
     def test_two_processes_have_one_key(self, tmp_path):
         one, two = self.log(tmp_path / "d.jsonl"), self.log(tmp_path / "d.jsonl")
-        assert one._digest("x", ()) == two._digest("x", ()) != two._digest("y", ())
+        assert one.digest("x", ()) == two.digest("x", ()) != two.digest("y", ())
         assert uniform("a") != uniform("b")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from ttamer.drift.decisions import Decisions
 
 from ttamer.cascade import CascadeSpec
-from ttamer.drift.decisions import Decisions
 from ttamer.trace.trace import Trace
 
 SPEC = CascadeSpec.of({"small": 1.0, "middle": 3.0, "large": 10.0}, kind="exits", target="last")

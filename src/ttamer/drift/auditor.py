@@ -1,54 +1,167 @@
-"""Audits beside the traffic: one thread writes the log, and another runs the drift loop.
+"""Audits beside the traffic: which requests, and two threads that keep the rows and run the loop.
+
+A request is audited if a hash of its id and a seed, as a number from 0 to 1, is below the current
+chance: the draw does not depend on the content of the request. The chance is the stated share while
+the budget allows it, and falls in proportion to what remains as the budget runs low. It is kept
+with every row, so that rows can be weighted by its inverse.
 
 A server draws for every request, asks the other nodes outside the request where it is audited, and
 passes on the answers of all nodes. Nothing here waits or raises in a request: rows that cannot be
-taken are counted. During a re-fit rows wait for the loop in a queue; they are in the log already.
+taken are counted. While the loop re-fits, rows wait for it in memory; they are in the log already.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import math
+import queue
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
 from ttamer.cascade import CascadeSpec
-from ttamer.drift.audits import AuditLog, AuditRow, NodeAnswer, trace_of_rows
-from ttamer.drift.loop import Loop, status_of
-from ttamer.drift.sampling import AuditSampler, Draw
-from ttamer.drift.worker import Worker
+from ttamer.drift.audits import AuditLog, AuditRow, NodeAnswer, failure_text, trace_of_rows
+from ttamer.drift.loop import Loop
+from ttamer.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The largest cost of audits, in the cascade's units.
+
+    >>> Budget(per_hour=500.0).total
+    inf
+
+    Raises:
+        ArgumentError: Where a limit is not above 0.
+    """
+
+    per_hour: float = math.inf
+    total: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not (self.per_hour > 0 and self.total > 0):
+            raise ArgumentError(
+                f"a budget must be above 0, not {self.per_hour} per hour and {self.total} in total"
+            )
+
+
+class Draw(NamedTuple):
+    """The result of the draw for one request."""
+
+    audited: bool
+    """Whether the request is audited."""
+    chance: float
+    """The chance with which it was drawn."""
+
+
+class AuditSampler:
+    """Draws the requests that are audited.
+
+    >>> audit = AuditSampler(0.25, seed=7)
+    >>> sum(audit.draw(f"request-{k}", now=0.0).audited for k in range(1000))
+    246
+
+    Args:
+        share: The share of requests that is audited while the budget allows it.
+        cost: The largest expected cost of one audit: that of asking every node.
+        budget: The largest cost of audits. After a quiet hour, the budget of one hour may be spent
+            at once.
+        seed: The seed of the draws.
+
+    Raises:
+        ArgumentError: Where an argument is out of range, or the budget does not allow one audit.
+    """
+
+    def __init__(
+        self, share: float, *, cost: float = 0.0, budget: Budget | None = None, seed: int = 0
+    ) -> None:
+        if not 0 < share <= 1:
+            raise ArgumentError(f"share is {share!r}; it must be above 0 and at most 1")
+        if not 0 <= cost < math.inf:
+            raise ArgumentError(f"cost is {cost!r}; it must be finite and not negative")
+        self.share, self.cost, self.seed = share, cost, seed
+        self.budget = budget or Budget()
+        for what, most in (("per hour", self.budget.per_hour), ("in total", self.budget.total)):
+            if most <= cost:
+                raise ArgumentError(
+                    f"the budget is {most:g} {what} and one audit may cost {cost:g}; allow more"
+                )
+        self.requests = 0
+        """The number of requests drawn for."""
+        self.uncovered = 0
+        """The number of requests that came when the budget was spent; no estimate covers them."""
+        self.spent = 0.0
+        """The cost of all audits, in the cascade's units."""
+        self._hour = self.budget.per_hour
+        self._last_time: float | None = None
+
+    def draw(self, request: str | int, now: float) -> Draw:
+        """Draw whether a request is audited, and reserve the expected cost if it is.
+
+        Args:
+            request: What the draw is made of, such as the id of the request.
+            now: The time in seconds; it never decreases.
+        """
+        chance = self._chance(now)
+        self.requests += 1
+        self.uncovered += chance == 0
+        digest = blake2b(f"{self.seed}:{request}".encode(), digest_size=7).digest()
+        audited = (int.from_bytes(digest) >> 3) / 2**53 < chance
+        if audited:
+            self._spend(self.cost)
+        return Draw(audited, chance)
+
+    def settle(self, cost: float) -> None:
+        """Replace the reserved cost of one audit by its actual cost."""
+        self._spend(cost - self.cost)
+
+    def _spend(self, cost: float) -> None:
+        self.spent += cost
+        self._hour -= cost
+
+    def _chance(self, now: float) -> float:
+        most = self.budget
+        if self._last_time is not None and now > self._last_time and math.isfinite(most.per_hour):
+            gained = (now - self._last_time) / 3600 * most.per_hour
+            self._hour = min(most.per_hour, self._hour + gained)
+        self._last_time = now if self._last_time is None else max(now, self._last_time)
+        share = 1.0
+        for rest, limit in ((self._hour, most.per_hour), (most.total - self.spent, most.total)):
+            if math.isfinite(limit):
+                share = min(share, max(0.0, (rest - self.cost) / (limit - self.cost)))
+        # The stated share holds until half of the budget is spent.
+        return self.share * min(1.0, 2 * share)
 
 
 class Auditor:
-    """Takes audited rows from a server.
+    """Takes audited rows and labels from a server.
 
-    >>> from ttamer.drift import AuditSampler, NodeAnswer
-    >>> from ttamer.trace import CascadeSpec
     >>> spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, target="last")
-    >>> auditor = Auditor(spec, AuditSampler(1.0))
-    >>> drawn, number = auditor.draw("request-1")
-    >>> answers = {"small": NodeAnswer(0.4, "a", 1.0), "large": NodeAnswer(0.9, "b", 5.0)}
-    >>> auditor.add("request-1", number, drawn.chance, answers)
-    True
-    >>> auditor.close()
-    >>> auditor.status()["spent"]
-    6.0
+    >>> with AuditLog(None, spec) as log:
+    ...     auditor = Auditor(spec, AuditSampler(1.0), log)
+    ...     drawn, number = auditor.draw("request-1")
+    ...     answers = {"small": NodeAnswer(0.4, "a", 1.0), "large": NodeAnswer(0.9, "b", 5.0)}
+    ...     taken = auditor.add("request-1", number, drawn.chance, answers)
+    ...     auditor.close()
+    ...     taken, len(log)
+    (True, 1)
 
     Args:
         spec: The cascade.
         sampler: Draws the requests that are audited.
-        log: An open log that keeps the rows, or ``None``.
+        log: An open log that keeps the rows.
         loop: The drift loop, or ``None``. It takes rows whose right answer is known: all rows for
-            ``target = "last"``, otherwise those with a label.
-        queue_rows: The number of rows that may wait in each queue.
-        label_rows: The number of rows that may wait for their label.
-        match_label: Called in a thread with a label and the predictions of its row; returns the
-            prediction that is right, or the label itself. By default a label is compared as text.
+            ``target = "last"``, otherwise those with a label or verdicts.
+        most_waiting: The number of rows that may wait for each thread, and of labels for a row.
+        match_label: Called with a label and the predictions of its row; returns the prediction that
+            is right, or the label itself. By default a label is compared as text.
         conceal: Called with each answer and label before it is written to the log; returns the text
-            to write instead. The loop receives the answers themselves.
+            to write instead.
         failed: Called with one line of text for each row, or step of the loop, that failed.
         clock: The time in seconds since 1970.
     """
@@ -57,41 +170,34 @@ class Auditor:
         self,
         spec: CascadeSpec,
         sampler: AuditSampler,
+        log: AuditLog,
         *,
-        log: AuditLog | None = None,
         loop: Loop | None = None,
-        queue_rows: int = 10_000,
-        label_rows: int = 100_000,
+        most_waiting: int = 10_000,
         match_label: Callable[[str, Sequence[str | None]], str] | None = None,
         conceal: Callable[[str], str] | None = None,
         failed: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.sampler, self.log, self.loop = sampler, log, loop
-        self.audited = 0
-        """The number of requests drawn to be audited."""
+        self.audited = self.failed = self.lost = 0
+        """The number of requests drawn to be audited, of those in which a node failed, and of rows
+        that were lost."""
         self.written = self.seen = 0
         """The number of rows in the log, and of rows that the loop has taken."""
         self.outdated = 0
         """The number of rows, most often with late labels, from before the last change of traffic:
         the loop does not take them."""
-        self.lost = self.failed = 0
-        """The number of rows that were lost, and of audits in which a node failed."""
         self._spec, self._report_failure, self._clock = spec, failed, clock
         self._match_label, self._conceal = match_label, conceal
-        self._pending = PendingLabels(label_rows) if spec.target == "label" else None
+        self._most_waiting = most_waiting
+        # Requests that wait for their row or their label, with the row's predictions as they are.
+        self._pending: OrderedDict[str, list[str | None]] = OrderedDict()
         self._lock = threading.Lock()
         self._closing = False
-        # The log has its own thread: it does not wait for a loop that fits.
-        work: dict[str, Callable[[_Item], None]] = {}
-        if log is not None:
-            work["log"] = partial(self._write, log)
-        if loop is not None:
-            work["loop"] = partial(self._update, loop)
-        self._workers = [
-            Worker(each, size=queue_rows, lost=self._row_lost, name=f"ttamer audits, {name}")
-            for name, each in work.items()
-        ]
+        # Each thread has its own queue: the log does not wait for a loop that fits.
+        self._rows = _Worker(self._write, self, "ttamer audits, log")
+        self._known = _Worker(self._update, self, "ttamer audits, loop")
 
     def draw(self, request: str, key: str | None = None) -> tuple[Draw, int]:
         """Draw whether a request is audited, and number it.
@@ -106,23 +212,16 @@ class Auditor:
         """
         with self._lock:
             drawn = self.sampler.draw(request if key is None else key, self._clock())
-            if drawn.audited and self._pending is not None and request in self._pending:
-                self.sampler.settle(0.0)  # an id used twice must not replace the first row
+            if drawn.audited and request in self._pending:
+                self.sampler.settle(0.0)  # an id used twice would get the label of the first
                 drawn = drawn._replace(audited=False)
             if drawn.audited:
                 self.audited += 1
-                if self._pending is not None:
-                    self._pending.expect(request)
+                if self._spec.target == "label":
+                    self._pending[request] = []
+                    while len(self._pending) > self._most_waiting:
+                        self._pending.popitem(last=False)
             return drawn, self.sampler.requests - 1
-
-    def skip(self, count: int) -> None:
-        """Count requests of the traffic that cannot be drawn; see ``AuditSampler.skip``.
-
-        Args:
-            count: The number of requests.
-        """
-        with self._lock:
-            self.sampler.skip(count, self._clock())
 
     def add(
         self,
@@ -130,219 +229,177 @@ class Auditor:
         number: int,
         chance: float,
         answers: Mapping[str, NodeAnswer],
-        label: str | None = None,
         *,
         spent: float | None = None,
         inputs: Mapping[str, float] | None = None,
+        prompt: str | None = None,
     ) -> bool:
         """Take the answers to an audited request; never waits, never raises.
 
         Args:
             request: The id of the request.
             number: Its number in the traffic.
-            chance: The probability with which it was drawn.
+            chance: The chance with which it was drawn.
             answers: The answer of every node.
-            label: The right answer, where it is known.
             spent: The cost of the audit itself, by default the cost of all answers.
-            inputs: What was known before any node was asked: the same names for every request.
+            inputs: Numbers known before any node was asked.
+            prompt: The prompt, or what stands in its place.
 
         Returns:
             Whether there was room for the row.
         """
-        total = sum(each.cost for each in answers.values()) if spent is None else spent
+        row = AuditRow(number, self._clock(), chance, dict(answers), None, inputs or {}, request,
+                       prompt)  # fmt: skip
         with self._lock:
+            total = sum(a.cost for a in answers.values()) if spent is None else spent
             self.sampler.settle(total)
-            row = AuditRow(
-                number, self._clock(), chance, dict(answers), label, inputs or {}, request
-            )
-            if self._pending is not None:
-                row = self._pending.add(request, row)
-        return self._enqueue(request, row)
+            if request in self._pending:
+                self._pending[request] = [a.prediction for a in answers.values()]
+                if row.is_known:  # a judge has decided
+                    del self._pending[request]
+            is_taken = not self._closing and self._rows.put(row)
+            self.lost += not is_taken
+        return is_taken
 
     def fail(self, request: str, spent: float = 0.0) -> None:
-        """Record that a node failed during an audit.
-
-        Args:
-            request: The id of the request.
-            spent: The cost of the audit.
-        """
+        """Record that a node failed during an audit, which cost this much."""
         with self._lock:
             self.sampler.settle(spent)
             self.failed += 1
-            if self._pending is not None:
-                self._pending.forget(request)
+            self._pending.pop(request, None)
 
     def label(self, request: str, label: str) -> bool:
-        """Record the right answer to a request.
+        """Keep the right answer to a request; it is in the log when this returns.
+
+        It may wait for the disk: call it in a thread.
 
         Args:
             request: The id of the request.
             label: The right answer.
 
         Returns:
-            Whether the label is used: the request was audited, has no label yet, and is not among
-            the oldest, which were dropped.
+            Whether the label is used: the request was audited, and has no label yet.
         """
-        if self._pending is None:
-            return False
         with self._lock:
-            is_expected, row = self._pending.label(request, label)
-        return is_expected and (row is None or self._enqueue(request, row))
+            if self._spec.target != "label" or self._closing:
+                return False
+            predictions = self._pending.get(request)
+        if self._match_label is not None and predictions:
+            label = self._match_label(label, predictions)
+        text = label if self._conceal is None else self._conceal(label)
+        is_expected = predictions is not None
+        row = self.log.label(request, text, is_expected=is_expected)
+        with self._lock:
+            self._pending.pop(request, None)
+            if row is not None and self.loop is not None:
+                self.lost += not self._known.put(row)
+        return is_expected or row is not None
 
     def status(self) -> dict[str, Any]:
-        """Return the counts and the loop's status as plain values, for a status page.
+        """Return the counts and the loop's status as plain values.
 
         Returns:
             Counts of requests and rows, the cost of all audits under ``"spent"`` in the cascade's
-            units, and the result of :func:`status_of` under ``"loop"``.
+            units, and the result of :meth:`Loop.status` under ``"loop"``.
         """
-        audit = self.sampler
+        counts = ("audited", "written", "seen", "outdated", "failed", "lost")
         return {
-            "share": audit.share,
-            "requests": audit.requests,
-            "audited": self.audited,
-            "uncovered": audit.uncovered,
-            "spent": audit.spent,
-            "written": self.written,
-            "seen": self.seen,
-            "outdated": self.outdated,
-            "waiting": max((each.waiting for each in self._workers), default=0),
-            "unlabelled": 0 if self._pending is None else len(self._pending),
-            "failed": self.failed,
-            "lost": self.lost,
-            "loop": None if self.loop is None else status_of(self.loop),
+            "share": self.sampler.share,
+            "requests": self.sampler.requests,
+            "uncovered": self.sampler.uncovered,
+            "spent": self.sampler.spent,
+            **{name: getattr(self, name) for name in counts},
+            "unlabelled": len(self._pending),
+            "loop": None if self.loop is None else self.loop.status(),
         }
 
     def close(self, timeout: float | None = None) -> None:
         """Work off the rows that wait, and end both threads; the log stays open.
 
         Args:
-            timeout: The number of seconds to wait for each thread; rows left then are lost, and
-                counted.
+            timeout: The number of seconds to wait for each thread; rows that then remain are lost
+                to the loop, or to the log, and counted.
         """
         with self._lock:
             closing, self._closing = self._closing, True
         if not closing:
-            for worker in self._workers:
-                self._count_lost(worker.close(timeout))
+            self.count_lost(self._rows.close(timeout))
+            self.count_lost(self._known.close(timeout))
 
-    def _enqueue(self, request: str, row: AuditRow) -> bool:
-        """Put a row into all queues; return whether there was room in each."""
-        with self._lock:
-            workers = [] if self._closing else self._workers
-            item = _Item(request, row, self._match_label)
-            taken = [worker.put(item) for worker in workers]  # each has its own room
-            is_taken = not self._closing and all(taken)
-            self.lost += not is_taken
-            return is_taken
-
-    def _row_lost(self, reason: str) -> None:
-        """Count a row that was lost, and report the reason."""
-        self._count_lost(1)
-        self._report_failure(reason)
-
-    def _count_lost(self, count: int) -> None:
-        """Count rows that were lost."""
+    def count_lost(self, count: int, reason: str = "") -> None:
+        """Count rows that were lost, and report why."""
         with self._lock:
             self.lost += count
+        if reason:
+            self._report_failure(reason)
 
-    def _write(self, log: AuditLog, item: _Item) -> None:
-        """Add a row to the log."""
-        row = item.with_right_label()
-        log.add(row if self._conceal is None else row.concealed(self._conceal))
+    @property
+    def most_waiting(self) -> int:
+        """The number of rows that may wait for each thread."""
+        return self._most_waiting
+
+    def _write(self, row: AuditRow) -> None:
+        """Add a row to the log; pass it on if its right answer is known."""
+        row = self.log.add(row if self._conceal is None else row.concealed(self._conceal))
         self.written += 1
+        is_known = self._spec.target == "last" or row.is_known
+        if self.loop is not None and is_known and not self._known.put(row):
+            self.count_lost(1)
 
-    def _update(self, loop: Loop, item: _Item) -> None:
-        """Pass a row to the loop, if its right answer is known."""
-        row = item.with_right_label()
-        if self._spec.target == "label" and row.label is None:
-            return
-        if loop.change is not None and row.number < loop.change:
-            self.outdated += 1  # a policy for the traffic since must not be certified on it
-            return
-        trace = trace_of_rows(self._spec, [row], {})
-        # Audits do not end in the order in which they began.
-        loop.update(trace, [max(row.number, loop.number + 1)], [item.request])
-        self.seen += 1
+    def _update(self, row: AuditRow) -> None:
+        """Pass a row to the loop."""
+        assert self.loop is not None  # noqa: S101 - rows are put where there is one
+        if feed(self.loop, self._spec, row):
+            self.seen += 1
+        else:
+            self.outdated += 1
 
 
-class _Item:
-    """An audited row in the queues of both threads; the first one matches its label."""
+def feed(loop: Loop, spec: CascadeSpec, row: AuditRow) -> bool:
+    """Pass an audited row to a loop; return whether it was from after the last change.
 
-    def __init__(
-        self,
-        request: str,
-        row: AuditRow,
-        match_label: Callable[[str, Sequence[str | None]], str] | None,
-    ) -> None:
-        self.request = request
-        self._row, self._match_label = row, match_label
-        self._lock = threading.Lock()
-
-    def with_right_label(self) -> AuditRow:
-        """Return the row; its label is the prediction that is right, if one is."""
-        with self._lock:
-            row = self._row
-            if self._match_label is not None and row.label is not None:
-                predictions = [answer.prediction for answer in row.answers.values()]
-                label = self._match_label(row.label, predictions)
-                self._row, self._match_label = dataclasses.replace(row, label=label), None
-            return self._row
-
-
-class PendingLabels:
-    """Joins rows and labels by the request's id; a label may come before the row.
-
-    The oldest requests are dropped when there are too many.
-
-    >>> pending = PendingLabels(size=100)
-    >>> pending.expect("request-1")
-    >>> pending.label("request-2", "B")
-    (False, None)
-
-    Args:
-        size: The number of requests that may wait.
+    A policy for the traffic since then must not be certified on earlier rows.
     """
+    if loop.change is not None and row.number < loop.change:
+        return False
+    # Audits do not end in the order in which they began.
+    number = max(row.number, loop.number + 1)
+    loop.update(trace_of_rows(spec, [row]), [number], [row.request or number])
+    return True
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._expected: OrderedDict[str, AuditRow | str | None] = OrderedDict()
-        """By id: a row that waits, a label that came first, or neither."""
 
-    def __len__(self) -> int:
-        return len(self._expected)
+class _Worker:
+    """A queue and a thread that works it off, so that who adds a row never waits."""
 
-    def __contains__(self, request: object) -> bool:
-        return request in self._expected
+    def __init__(self, work: Callable[[AuditRow], None], auditor: Auditor, name: str) -> None:
+        self._work, self._auditor = work, auditor
+        self._items: queue.SimpleQueue[AuditRow | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
-    def expect(self, request: str) -> None:
-        """Record that a request is being audited."""
-        self._expected[request] = None
-        while len(self._expected) > self._size:
-            self._expected.popitem(last=False)
+    def put(self, row: AuditRow) -> bool:
+        """Add a row; return whether there was room."""
+        has_room = self._items.qsize() < self._auditor.most_waiting
+        if has_room:
+            self._items.put(row)
+        return has_room
 
-    def add(self, request: str, row: AuditRow) -> AuditRow:
-        """Take an audited row; return it, with its label if that came first."""
-        found = self._expected.get(request)
-        if row.label is None and isinstance(found, str):
-            row = dataclasses.replace(row, label=found)
-        if row.label is not None:
-            self.forget(request)
-        elif request in self._expected:
-            self._expected[request] = row
-        return row
+    def close(self, timeout: float | None) -> int:
+        """End the thread once the queue is empty; return the number of rows that remain."""
+        count = 0
+        self._items.put(None)
+        self._thread.join(timeout)
+        if self._thread.is_alive():  # the current row is its last
+            with suppress(queue.Empty):
+                while True:
+                    count += self._items.get_nowait() is not None
+            self._items.put(None)
+        return count
 
-    def label(self, request: str, label: str) -> tuple[bool, AuditRow | None]:
-        """Take a label; return whether it is expected, and its row if that came first."""
-        row = self._expected.get(request)
-        if request not in self._expected or isinstance(row, str):
-            return False, None
-        if row is None:
-            self._expected[request] = label
-            return True, None
-        del self._expected[request]
-        return True, dataclasses.replace(row, label=label)
-
-    def forget(self, request: str) -> None:
-        """Drop a request whose audit failed, or whose label is known."""
-        self._expected.pop(request, None)
+    def _run(self) -> None:
+        while (row := self._items.get()) is not None:
+            try:
+                self._work(row)
+            except Exception as error:  # the thread must survive any failure
+                with suppress(Exception):
+                    self._auditor.count_lost(1, f"an audited row was lost: {failure_text(error)}")

@@ -1,10 +1,10 @@
-"""Audited rows in SQLite: what every node answered on a share of the traffic.
+"""Audited rows in SQLite: what every node answered on a share of the traffic, and what is right.
 
-One table holds a row for each audited request. Once :meth:`AuditLog.add` returns, the end of this
-process does not lose the row. Several processes may write one log. A label that comes later is set
-in its row; rows are deleted by the retention, or by the id of their request on demand.
+Once :meth:`AuditLog.add` or :meth:`AuditLog.label` returns, the end of the process loses nothing of
+it. Several processes may write one file. Rows are deleted by their age, or by the id of their
+request on demand.
 
-Every row keeps the probability with which it was audited, its number in the traffic and its time:
+Every row keeps the chance with which it was audited, its number in the traffic and its time:
 :func:`read_log` returns them as inputs of the trace (``audit_chance``, ``audit_number``,
 ``audit_time``), which no policy reads.
 """
@@ -17,31 +17,21 @@ import math
 import os
 import sqlite3
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ttamer._checks import require_path
 from ttamer._files import database_errors, open_database
 from ttamer.cascade import CascadeSpec
-from ttamer.errors import ArgumentError, TraceError
+from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.fitting.fits import BOOKKEEPING
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.trace import Trace
-
-NUMBER, TIME, CHANCE = BOOKKEEPING
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS cascade (id INTEGER PRIMARY KEY CHECK (id = 0), toml TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS audits (
-  id INTEGER PRIMARY KEY, request TEXT, number INTEGER NOT NULL, time REAL NOT NULL,
-  chance REAL NOT NULL, label TEXT, answers TEXT NOT NULL, inputs TEXT NOT NULL,
-  UNIQUE (number, time));
-CREATE INDEX IF NOT EXISTS audits_of_request ON audits (request);
-"""
 
 
 class NodeAnswer(NamedTuple):
@@ -55,6 +45,8 @@ class NodeAnswer(NamedTuple):
     prediction: str | None
     cost: float
     """The cost of the call, in the cascade's units."""
+    score: float | None = None
+    """From 0, wrong, to 1, right, where a judge or a person has said so."""
 
 
 @dataclass(frozen=True)
@@ -71,28 +63,28 @@ class AuditRow:
     time: float
     """The time in seconds since 1970."""
     chance: float
-    """The probability with which it was audited."""
+    """The chance with which it was audited."""
     answers: Mapping[str, NodeAnswer]
     """The answer of every node, by name."""
     label: str | None = None
     """The right answer, where it is known."""
     inputs: Mapping[str, float] = field(default_factory=dict)
-    """What was known before any node was asked, by name."""
+    """Numbers known before any node was asked, by name."""
     request: str = ""
     """The id of the request."""
+    prompt: str | None = None
+    """Its text, or what stands in its place (:func:`ttamer.fitting.inputs.hashed_prompt`)."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a label, or a verdict on every answer."""
+        return self.label is not None or all(a.score is not None for a in self.answers.values())
 
     def concealed(self, conceal: Callable[[str], str]) -> AuditRow:
         """Return the row with other texts for its answers and its label.
 
-        >>> row = AuditRow(7, 0.0, 0.05, {"small": NodeAnswer(0.4, "a", 1.0)}, label="b")
-        >>> row.concealed(str.upper).answers["small"].prediction
-        'A'
-
         Args:
             conceal: From a text to another; equal texts must stay equal.
-
-        Returns:
-            The new row.
         """
         answers = {
             name: answer._replace(
@@ -104,25 +96,10 @@ class AuditRow:
         return dataclasses.replace(self, answers=answers, label=label)
 
 
-@dataclass(frozen=True)
-class Retention:
-    """How much of a log is kept; the oldest rows are deleted first.
-
-    >>> Retention(rows=10_000).seconds is None
-    True
-    """
-
-    rows: int | None = None
-    """The number of rows that are kept."""
-    seconds: float | None = None
-    """The age, against the newest row, at which rows are deleted."""
-
-
 class AuditLog:
-    """Writes audited rows into a database; to be used with ``with``, by any number of threads.
+    """Keeps audited rows; to be used with ``with``, by any number of threads.
 
     >>> from tempfile import TemporaryDirectory
-    >>> from ttamer.trace import CascadeSpec
     >>> spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, target="last")
     >>> answers = {"small": NodeAnswer(0.4, "a", 1.0), "large": NodeAnswer(0.9, "b", 5.0)}
     >>> with TemporaryDirectory() as folder:
@@ -132,51 +109,58 @@ class AuditLog:
     1
 
     Args:
-        path: The file of the database.
+        path: The file of the database; ``None`` keeps the rows in memory.
         spec: The cascade; where the log has another one, this one replaces it.
-        retention: How much is kept; by default everything.
+        max_age: The age in seconds, against the newest row, at which rows are deleted.
+        max_rows: The number of rows that are kept; the oldest are deleted.
 
     Raises:
         TraceError: On entering, where the file cannot be written, is no log, or has rows of other
             nodes.
     """
 
-    # Rows between two applications of the retention.
-    RETENTION_ROWS = 100
+    retire_every = 100  # rows between two deletions of old ones
+    schema = """
+    CREATE TABLE IF NOT EXISTS cascade (id INTEGER PRIMARY KEY CHECK (id = 0), toml TEXT NOT NULL);
+    CREATE TABLE IF NOT EXISTS audits (
+      id INTEGER PRIMARY KEY, request TEXT, number INTEGER NOT NULL, time REAL NOT NULL,
+      chance REAL NOT NULL, label TEXT, answers TEXT NOT NULL, inputs TEXT NOT NULL, prompt TEXT,
+      UNIQUE (number, time));
+    CREATE INDEX IF NOT EXISTS audits_of_request ON audits (request);
+    CREATE TABLE IF NOT EXISTS labels (request TEXT PRIMARY KEY, label TEXT NOT NULL);
+    CREATE TABLE IF NOT EXISTS files (name TEXT PRIMARY KEY, content BLOB NOT NULL);
+    """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | None,
         spec: CascadeSpec,
         *,
-        retention: Retention | None = None,
+        max_age: float | None = None,
+        max_rows: int | None = None,
     ) -> None:
-        self.path = Path(path)
-        self._spec, self._retention = spec, retention or Retention()
+        self.path = Path(":memory:" if path is None else path)
+        self._spec, self._max_age, self._max_rows = spec, max_age, max_rows
         self._base: sqlite3.Connection | None = None
         self._lock = threading.Lock()
         self._added = 0
 
     def __enter__(self) -> Self:
-        base = open_database(self.path, SCHEMA)
+        base = open_database(self.path, self.schema)
         try:
-            self._take_cascade(base)
+            with database_errors(self.path):
+                former = _cascade(base)
+                if former is not None and former.names != self._spec.names and _count(base):
+                    raise TraceError(  # noqa: TRY301 - the connection is closed below
+                        f"{self.path}: has rows of the nodes {', '.join(former.names)}, not of "
+                        f"{', '.join(self._spec.names)}; give the log another file"
+                    )
+                base.execute("REPLACE INTO cascade VALUES (0, ?)", (self._spec.to_toml(),))
         except BaseException:
             base.close()
             raise
         self._base = base
         return self
-
-    def _take_cascade(self, base: sqlite3.Connection) -> None:
-        """Put the cascade into the log; refuse a log with rows of other nodes."""
-        with database_errors(self.path):
-            former = _cascade(base)
-            if former is not None and former.names != self._spec.names and _count(base):
-                raise TraceError(
-                    f"{self.path}: has rows of the nodes {', '.join(former.names)}, not of "
-                    f"{', '.join(self._spec.names)}; give the log another file"
-                )
-            base.execute("REPLACE INTO cascade VALUES (0, ?)", (self._spec.to_toml(),))
 
     def __exit__(self, *_: object) -> None:
         if self._base is not None:
@@ -186,41 +170,96 @@ class AuditLog:
     def __len__(self) -> int:
         return _count(self._open())
 
-    def add(self, row: AuditRow) -> None:
-        """Add a row; one with the same number and time is replaced (its label is known now).
+    def add(self, row: AuditRow) -> AuditRow:
+        """Add a row; one with the same number and time is replaced.
 
         Args:
             row: The row, with the answers of all nodes.
+
+        Returns:
+            The row, with its label if that came first (:meth:`label`).
 
         Raises:
             ArgumentError: Where the log is not open, or the row is not complete.
             TraceError: Where the file cannot be written.
         """
         base = self._open()
-        values = self._values(row)
-        with self._lock, database_errors(self.path):
+        self._check(row)
+        with self._lock, database_errors(self.path), base:
+            base.execute("BEGIN IMMEDIATE")
+            if row.label is None and row.request:
+                labels = "DELETE FROM labels WHERE request = ? RETURNING label"
+                if early := base.execute(labels, (row.request,)).fetchall():
+                    row = dataclasses.replace(row, label=early[0][0])
+            texts = (
+                json.dumps([row.answers[n] for n in self._spec.names]),
+                json.dumps({**row.inputs}),
+            )
             base.execute(
-                "INSERT INTO audits (request, number, time, chance, label, answers, inputs) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (number, time) DO UPDATE SET "
-                "label = excluded.label, answers = excluded.answers, inputs = excluded.inputs",
-                values,
+                "REPLACE INTO audits (request, number, time, chance, label, answers, inputs, "
+                "prompt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (row.request, row.number, row.time, row.chance, row.label, *texts, row.prompt),
             )
             self._added += 1
-            if self._added % self.RETENTION_ROWS == 0:
+            if self._added % self.retire_every == 0:
                 self._retire(base)
+        return row
 
-    def forget(self, request: str) -> int:
-        """Delete the rows of a request.
+    def label(self, request: str, label: str, *, is_expected: bool = False) -> AuditRow | None:
+        """Set the right answer to a request in its row, if that has none.
 
         Args:
             request: The id of the request.
+            label: The right answer.
+            is_expected: Whether the row may come later: the label waits for it.
 
         Returns:
-            The number of rows deleted.
+            The row, where there is one without a label.
         """
         base = self._open()
+        with self._lock, database_errors(self.path), base:
+            base.execute("BEGIN IMMEDIATE")
+            number = base.execute(
+                "SELECT max(id) FROM audits WHERE request = ? AND label IS NULL", (request,)
+            ).fetchone()[0]
+            if number is not None:
+                base.execute("UPDATE audits SET label = ? WHERE id = ?", (label, number))
+                return _rows(base, self._spec.names, "id = ?", number)[0]
+            if is_expected:
+                base.execute("INSERT OR IGNORE INTO labels VALUES (?, ?)", (request, label))
+        return None
+
+    def forget(self, request: str) -> int:
+        """Delete the rows of a request, and return how many there were."""
+        base = self._open()
         with self._lock, database_errors(self.path):
+            base.execute("DELETE FROM labels WHERE request = ?", (request,))
             return base.execute("DELETE FROM audits WHERE request = ?", (request,)).rowcount
+
+    def rows_after(self, number: int) -> list[AuditRow]:
+        """Return the rows numbered above this, in the order of their numbers."""
+        rows = _rows(self._open(), self._spec.names, "number > ?", number)
+        return sorted(rows, key=lambda row: row.number)
+
+    def keep(self, name: str, content: bytes) -> None:
+        """Keep a file beside the rows, such as a policy."""
+        with self._lock, database_errors(self.path):
+            self._open().execute("REPLACE INTO files VALUES (?, ?)", (name, content))
+
+    def kept(self, name: str) -> bytes | None:
+        """Return the content of a file that is kept; ``None`` where there is none."""
+        row = self._open().execute("SELECT content FROM files WHERE name = ?", (name,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    @property
+    def spec(self) -> CascadeSpec:
+        """The cascade."""
+        return self._spec
+
+    def clear(self) -> None:
+        """Delete all rows and files."""
+        with self._lock, database_errors(self.path):
+            self._open().executescript("DELETE FROM audits; DELETE FROM labels; DELETE FROM files;")
 
     def _open(self) -> sqlite3.Connection:
         if self._base is None:
@@ -228,20 +267,14 @@ class AuditLog:
         return self._base
 
     def _retire(self, base: sqlite3.Connection) -> None:
-        """Delete the rows that the retention does not keep."""
-        if self._retention.rows is not None:
-            base.execute(
-                "DELETE FROM audits WHERE id <= (SELECT max(id) FROM audits) - ?",
-                (self._retention.rows,),
-            )
-        if self._retention.seconds is not None:
-            base.execute(
-                "DELETE FROM audits WHERE time < (SELECT max(time) FROM audits) - ?",
-                (self._retention.seconds,),
-            )
+        if self._max_rows is not None:
+            oldest = "DELETE FROM audits WHERE id <= (SELECT max(id) FROM audits) - ?"
+            base.execute(oldest, (self._max_rows,))
+        if self._max_age is not None:
+            oldest = "DELETE FROM audits WHERE time < (SELECT max(time) FROM audits) - ?"
+            base.execute(oldest, (self._max_age,))
 
-    def _values(self, row: AuditRow) -> tuple[Any, ...]:
-        """Return the columns of a row, which is checked."""
+    def _check(self, row: AuditRow) -> None:
         names = self._spec.names
         if set(row.answers) != set(names):
             raise ArgumentError(
@@ -256,8 +289,7 @@ class AuditLog:
             raise ArgumentError(
                 f"the time of an audited row is {row.time}; it must be in seconds since 1970"
             )
-        answers = [row.answers[name] for name in names]
-        for answer in answers:
+        for answer in row.answers.values():
             if not (math.isfinite(answer.confidence) and 0 <= answer.cost < math.inf):
                 raise ArgumentError(
                     "an audited row needs finite confidences, and costs that are finite and not "
@@ -265,26 +297,12 @@ class AuditLog:
                 )
         if not all(map(math.isfinite, row.inputs.values())):
             raise ArgumentError("an audited row needs finite inputs")
-        texts = json.dumps(answers), json.dumps(dict(row.inputs))
-        return (row.request, row.number, row.time, row.chance, row.label, *texts)
 
 
 def read_log(
     path: str | os.PathLike[str], *, last: int | None = None, labelled: bool = False
 ) -> Trace:
     """Return the rows of a log as a trace; a process that writes it is not disturbed.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> from ttamer.trace import CascadeSpec
-    >>> spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, target="last")
-    >>> answers = {"small": NodeAnswer(0.4, "a", 1.0), "large": NodeAnswer(0.9, "b", 5.0)}
-    >>> with TemporaryDirectory() as folder:
-    ...     path = Path(folder, "audits.db")
-    ...     with AuditLog(path, spec) as log:
-    ...         for number in range(3):
-    ...             log.add(AuditRow(number, 0.0, 0.05, answers))
-    ...     read_log(path, last=2).inputs["audit_number"].tolist()
-    [1.0, 2.0]
 
     Args:
         path: The file of the log.
@@ -305,46 +323,60 @@ def read_log(
     file = Path(path)
     if not file.is_file():
         raise TraceError(f"{file}: there is no log to read")
-    base = open_database(file, SCHEMA)
+    base = open_database(file, AuditLog.schema)
     try:
         with database_errors(file):
             spec = _cascade(base)
-            rows = [] if spec is None else _rows(base, spec.names, last, labelled)
+            where = "label IS NOT NULL OR NOT ?"
+            rows = [] if spec is None else _rows(base, spec.names, where, labelled, last)
     finally:
         base.close()
     if spec is None or not rows:
         what = "row with a label" if labelled else "row"
         raise TraceError(f"{file}: there is no {what} yet")
-    numbers = {
-        NUMBER: np.array([row.number for row in rows], np.float64),
-        TIME: np.array([row.time for row in rows], np.float64),
-        CHANCE: np.array([row.chance for row in rows], np.float64),
-    }
-    return trace_of_rows(spec, rows, numbers)
+    if not labelled:
+        rows = [dataclasses.replace(row, label=None) for row in rows]
+    trace = trace_of_rows(spec, rows)
+    facts = ([row.number for row in rows], [row.time for row in rows], [row.chance for row in rows])
+    numbers = {name: np.array(v, float) for name, v in zip(BOOKKEEPING, facts, strict=True)}
+    return dataclasses.replace(trace, inputs={**trace.inputs, **numbers})
 
 
-def trace_of_rows(
-    spec: CascadeSpec, rows: Sequence[AuditRow], inputs: Mapping[str, NDArray[np.float64]]
-) -> Trace:
-    """Return audited rows as a trace; labels need not match any answer.
+def trace_of_rows(spec: CascadeSpec, rows: Sequence[AuditRow]) -> Trace:
+    """Return audited rows as a trace, with the inputs that every row has.
 
-    The inputs are those given, and those that every row has.
+    Labels need not match any answer.
     """
     codes = ClassCodes()
-    of_rows = {
+    inputs = {
         name: np.array([row.inputs[name] for row in rows], np.float64)
         for name in rows[0].inputs
         if all(name in row.inputs for row in rows)
     }
     answers = [[row.answers[name] for name in spec.names] for row in rows]
     labels = [row.label for row in rows]
+    prompts = [row.prompt for row in rows]
+    scores: Any = None
+    if any(answer.score is not None for row in answers for answer in row):
+        known = [
+            [float(a.prediction == label) if a.score is None and label is not None else a.score
+             for a in row]
+            for row, label in zip(answers, labels, strict=True)
+        ]  # fmt: skip
+        scores = np.array(known, float)  # None is NaN
+    is_graded = spec.loss_bound is not None and not spec.mistakes
     return Trace(
         spec,
         np.array([[answer.confidence for answer in row] for row in answers], np.float64),
         prediction=codes.encode([[answer.prediction for answer in row] for row in answers]),
         label=None if all(label is None for label in labels) else codes.encode(labels),
+        correct=None
+        if scores is None or is_graded
+        else np.where(scores >= 0, scores >= 0.5, scores),
+        raw_loss=None if scores is None or not is_graded else 1 - scores,
         cost=np.array([[answer.cost for answer in row] for row in answers], np.float64),
-        inputs=of_rows | dict(inputs),
+        prompt=None if all(p is None for p in prompts) else np.array(prompts, object),
+        inputs=inputs,
         classes=codes.classes,
     )
 
@@ -352,19 +384,11 @@ def trace_of_rows(
 def joined(parts: Sequence[Trace]) -> Trace:
     """Return rows one after the other, with the inputs and columns that all parts have.
 
-    >>> from ttamer.datasets import load
-    >>> rows = load("minilm-imdb").take(slice(2))
-    >>> joined([rows, dataclasses.replace(rows, inputs={"length": [3.0, 4.0]})]).inputs
-    {}
-
     Args:
         parts: At least one trace of the same cascade.
-
-    Returns:
-        One trace.
     """
     names = [name for name in parts[0].inputs if all(name in part.inputs for part in parts)]
-    optional = ("margin", "entropy", "latency")
+    optional = ("margin", "entropy", "latency", "chance", "prompt", "group")
     lacking: dict[str, Any] = {
         name: None for name in optional if any(getattr(part, name) is None for part in parts)
     }
@@ -376,14 +400,35 @@ def joined(parts: Sequence[Trace]) -> Trace:
     )
 
 
+def failure_text(error: Exception) -> str:
+    """Return the text of an error of this package; of others their kind and place.
+
+    The texts of others may hold prompts and answers.
+
+    >>> failure_text(TTamerError("out of range"))
+    'out of range'
+    >>> failure_text(KeyError("an answer"))
+    'KeyError'
+    """
+    if isinstance(error, TTamerError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return type(error).__name__ + place
+
+
 def _rows(
-    base: sqlite3.Connection, names: Sequence[str], last: int | None, labelled: bool
+    base: sqlite3.Connection,
+    names: Sequence[str],
+    where: str,
+    value: object,
+    last: int | None = None,
 ) -> list[AuditRow]:
-    """Return the newest rows, the oldest of them first."""
-    found = base.execute(
-        "SELECT number, time, chance, label, answers, inputs, request FROM audits "
-        "WHERE label IS NOT NULL OR NOT ? ORDER BY id DESC LIMIT ?",
-        (labelled, -1 if last is None else last),
+    """Return the newest rows for which a condition holds, the oldest of them first."""
+    rows = base.execute(
+        "SELECT number, time, chance, answers, label, inputs, request, prompt FROM audits "
+        f"WHERE {where} ORDER BY id DESC LIMIT ?",
+        (value, -1 if last is None else last),
     ).fetchall()
     return [
         AuditRow(
@@ -391,11 +436,12 @@ def _rows(
             time,
             chance,
             {n: NodeAnswer(*a) for n, a in zip(names, json.loads(answers), strict=True)},
-            label if labelled else None,
+            label,
             json.loads(inputs),
             request,
+            prompt,
         )
-        for number, time, chance, label, answers, inputs, request in reversed(found)
+        for number, time, chance, answers, label, inputs, request, prompt in reversed(rows)
     ]
 
 

@@ -1,46 +1,261 @@
-"""Monitoring a policy on audited rows: three tests that share one rate of false alarms.
+"""Tests of a policy on audited rows, valid however often they are looked at.
 
-- **calibration**: the policy's answers are wrong more often, or less often, than predicted. A
-  confidence interval for the mean of (wrong - believed) is computed on reference rows, to which the
-  policy was not fitted; an e-process tests whether the mean has left that interval.
+Three tests share one rate of false alarms: it is divided among them, within a test among the
+interval and the bets, or among the steps. While rows are drawn like the reference and the promise
+holds, the chance that there is *ever* an alarm is at most ``false_alarms``.
+
+- **calibration**: the answers are wrong more or less often than predicted. A confidence interval
+  for the mean of (wrong - believed) comes from reference rows, to which the policy was not fitted;
+  an e-process tests whether the mean has left it.
 - **promise**: the error is above the promised one (or, for a drop, the loss against a node is).
-- **states**: the distribution of the states at some steps has changed. An e-process for each step
-  tests the conformal p-value of every row among the reference and all rows before it.
+- **states**: the distribution of states at some steps has changed. An e-process for each step tests
+  the conformal p-value of every row among the reference and all rows before it: while rows are
+  exchangeable it is uniform, exactly (Vovk, Gammerman and Shafer, 2005).
 
-The rate is divided among the tests, within a test among the interval and the bets, or among the
-steps. So while rows are drawn like the reference and the promise holds, the probability that there
-is *ever* an alarm, over any length of time, is at most ``false_alarms``.
+An e-process is the wealth of bets that are fair without a change: it ever reaches ``1 / a`` with a
+chance of at most ``a`` (Ville's inequality). A part of the reserve is invested before every row, so
+a late change is found almost as soon as an early one: a mixture over all times at which betting
+could have begun (compare the e-detectors of Shin, Ramdas and Rinaldo, 2022).
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer.drift.decisions import Decisions
-from ttamer.drift.eprocess import (
-    BET_SIZES,
-    MEMORY,
-    PVALUE_BETS,
-    ConformalPValues,
-    MixtureEProcess,
-    bet_sizes,
-    pvalue_increments,
-)
 from ttamer.errors import ArgumentError
+from ttamer.fitting.belief import by_pattern, chance
+from ttamer.fitting.ladder import FittedPolicy, Mixture
 from ttamer.fitting.promises import Kind
+from ttamer.fitting.replay import Rule, paid
+from ttamer.fitting.states import StateTables
 from ttamer.stats.bounds import betting_upper
+from ttamer.trace.checks import require_trace
+from ttamer.trace.trace import Losses, Trace
 
 Test = Literal["calibration", "promise", "states"]
-# E-values above this are reported as this.
-MAX_SHOWN = 1e12
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class AuditedDecisions:
+    """What a rule did on T rows; arrays have shape (T,) unless stated otherwise."""
+
+    answer: NDArray[np.intp]
+    wrong: Losses
+    """Whether the answer is wrong, or its loss as a share of ``unit``: from 0 to 1."""
+    lost: Losses
+    """Shape (T, n): the same of each node's answer."""
+    cost: Floats
+    believed: Floats | None = None
+    """The policy's chance that the answer it returns is wrong."""
+    states: Floats | None = None
+    """Shape (T, m): the states of the row at some steps."""
+    unit: float | None = None
+    """The largest loss there can be, where answers have losses."""
+
+    @property
+    def mean_loss(self) -> float:
+        """The error, or the mean loss in the unit of the losses."""
+        return float(self.wrong.mean()) * (1.0 if self.unit is None else self.unit)
+
+    def __len__(self) -> int:
+        return len(self.wrong)
+
+
+def decide(rule: Rule, trace: Trace, keys: Sequence[str | int] | None = None) -> AuditedDecisions:
+    """Return the decisions of a rule on rows on which every node answered.
+
+    Args:
+        rule: A fitted policy, a mixture, or anything else with a ``play``.
+        trace: The rows.
+        keys: What a mixture draws its policy by on each row; by default the number of the row.
+
+    Returns:
+        Answers, errors and costs; of a fitted policy beliefs and states too.
+
+    Raises:
+        ArgumentError: If answers have losses and the cascade has no largest loss.
+    """
+    require_trace(trace, "decide")
+    unit = trace.spec.loss_bound if trace.is_graded else None
+    if trace.is_graded and unit is None:
+        raise ArgumentError(
+            "tests of drift need the largest loss there can be, known beforehand: set max_loss in "
+            "[cascade] (for scores it is 1)"
+        )
+    lost = trace.wrong() if unit is None else trace.losses() / unit
+    rows = np.arange(len(trace))
+    if isinstance(rule, Mixture):
+        names = range(len(trace)) if keys is None else keys
+        is_second = np.array([rule.drawn(key) is rule.expensive for key in names], bool)
+        cheap, expensive = (
+            _fitted_decisions(part, trace, lost, unit) for part in (rule.cheap, rule.expensive)
+        )
+        believed = None
+        if cheap.believed is not None and expensive.believed is not None:
+            believed = np.where(is_second, expensive.believed, cheap.believed)
+        answer = np.where(is_second, expensive.answer, cheap.answer)
+        cost = np.where(is_second, expensive.cost, cheap.cost)
+        wrong = lost[rows, answer]
+        return AuditedDecisions(answer, wrong, lost, cost, believed, cheap.states, unit)
+    if isinstance(rule, FittedPolicy):
+        return _fitted_decisions(rule, trace, lost, unit)
+    played = rule.play(trace)
+    wrong = lost[rows, played.answer]
+    return AuditedDecisions(played.answer, wrong, lost, paid(played.asked, trace), unit=unit)
+
+
+def _fitted_decisions(
+    rule: FittedPolicy, trace: Trace, lost: Losses, unit: float | None, most_steps: int = 6
+) -> AuditedDecisions:
+    """Decide by a fitted policy; the states are those of at most ``most_steps`` nodes."""
+    seen, tables = rule.fitted.read(trace), rule.fitted.tables
+    played = seen.play(rule.rule)
+    count = len(trace.names)
+    nodes = np.linspace(0, count - 1, min(most_steps, count)).round().astype(int).tolist()
+    believed, states = None, None
+    if isinstance(tables, StateTables):
+        states = tables.states(trace.confidence)[:, nodes].astype(float)
+    elif not rule.fitted.thresholds:
+        view = tables.belief.view(seen.seen)
+        alone = [view.best((node,))[0] for node in nodes]
+        states = np.where(np.isnan(alone), 0.0, alone).T
+        believed = np.ones(len(trace))
+        for step, which in by_pattern(played.asked & seen.seen.came):
+            if step:
+                believed[which] = chance(view.best(step)[0][which])
+    wrong, cost = lost[np.arange(len(trace)), played.answer], paid(played.asked, trace)
+    return AuditedDecisions(played.answer, wrong, lost, cost, believed, states, unit)
+
+
+class MixtureEProcess:
+    """The wealth of several independent streams, each with the same number of bets.
+
+    Args:
+        streams: The number of streams.
+        bets: The number of bets of each.
+    """
+
+    delay = 100  # row t invests one part in t + delay of the reserve
+    max_wealth = 1e250  # of one investment, so that wealth stays finite
+    memory = 5000  # rows searched for the time of the change
+    tolerance = 2.0  # the latest time whose log-evidence is this near the largest is the change
+
+    def __init__(self, streams: int, bets: int) -> None:
+        self.rows = 0
+        """The number of rows taken."""
+        self._reserve = 1.0
+        self._invested = np.zeros((streams, bets))
+        self._logs: deque[NDArray[np.float32]] = deque(maxlen=self.memory)
+
+    @property
+    def wealth(self) -> Floats:
+        """Shape (streams,): evidence against there being no change; 1 at the start."""
+        return np.asarray(self._reserve + self._invested.sum(axis=1))
+
+    def update(self, increments: Floats) -> None:
+        """Take one row.
+
+        Args:
+            increments: Shape (streams, bets): the factor by which each bet's investment is
+                multiplied; without a change, at most 1 on average.
+        """
+        invested = self._reserve / (self.rows + self.delay)
+        self._reserve -= invested
+        self.rows += 1
+        grown = (self._invested + invested / self._invested.shape[1]) * increments
+        self._invested = np.minimum(grown, self.max_wealth)
+        self._logs.append(np.log(np.maximum(increments, 1e-12)).astype(np.float32))
+
+    def since_change(self, stream: int) -> int:
+        """Return the estimated number of rows since the bets of a stream began to pay.
+
+        It is rather too few than too many: rows from before the change must not be used as rows
+        from after it.
+        """
+        logs = np.array([increments[stream] for increments in self._logs], np.float64)
+        if not len(logs):
+            return 0
+        grown = np.cumsum(logs[::-1], axis=0)[::-1]  # since each row, by each bet
+        top = grown.max(axis=1)
+        score = top + np.log(np.exp(grown - top[:, np.newaxis]).sum(axis=1))
+        return len(logs) - int(np.flatnonzero(score >= score.max() - self.tolerance)[-1])
+
+
+def bet_sizes(lowest: float, count: int = 7, max_loss: float = 0.9) -> Floats:
+    """Return sizes of bets on a number x, each half of the one before.
+
+    A bet of size s on x has the increment ``1 + s * x``; none loses more than ``max_loss``.
+
+    >>> bet_sizes(-0.5)[:3].round(2).tolist()
+    [1.8, 0.9, 0.45]
+
+    Args:
+        lowest: The smallest value that x can take; negative.
+        count: The number of sizes.
+        max_loss: The largest share of an investment that one row may cost.
+    """
+    return np.asarray(max_loss / max(-lowest, 1e-6) / 2.0 ** np.arange(count))
+
+
+class ConformalPValues:
+    """The rank of each row among all rows before it, from 0 to 1, for several scores at once.
+
+    Args:
+        reference: Shape (T, scores): the scores of rows drawn as rows should be.
+        seed: For ties. It must not be the seed that the rows themselves were drawn with, as in a
+            simulation.
+    """
+
+    def __init__(self, reference: Floats, seed: int) -> None:
+        self._rows = len(reference)
+        distinct = [np.unique(column, return_counts=True) for column in reference.T]
+        # By score, the distinct values so far, increasing: scores take few values.
+        self._values = [values.tolist() for values, _ in distinct]
+        self._counts = [counts.tolist() for _, counts in distinct]
+        self._draws = np.random.default_rng(seed)
+
+    def update(self, scores: Floats) -> Floats:
+        """Take the scores of one row, shape (scores,); return its rank by each."""
+        draws = self._draws.random(len(self._values)).tolist()
+        ranks = []
+        for values, counts, score, draw in zip(
+            self._values, self._counts, scores.tolist(), draws, strict=True
+        ):
+            index = bisect_left(values, score)
+            if index == len(values) or values[index] != score:
+                values.insert(index, score)
+                counts.insert(index, 0)
+            counts[index] += 1
+            ranks.append((sum(counts[:index]) + draw * counts[index]) / (self._rows + 1))
+        self._rows += 1
+        return np.array(ranks)
+
+
+FREQUENCIES = (1, 2, 3)  # of the cosines that bet on a p-value: it moves, spreads, changes shape
+AMPLITUDES = (-0.9, -0.6, -0.3, 0.3, 0.6, 0.9)
+
+
+def pvalue_increments(pvalues: Floats) -> Floats:
+    """Return the increments of all bets on p-values, shape (scores, bets).
+
+    They are 1 on average where p-values are uniform.
+
+    >>> pvalue_increments(np.array([0.0, 0.5]))[:, :2].round(2).tolist()
+    [[0.1, 0.4], [1.0, 1.0]]
+    """
+    waves = np.cos(np.pi * np.multiply.outer(pvalues, FREQUENCIES))
+    increments = 1 + np.multiply.outer(waves, AMPLITUDES)
+    return np.asarray(increments.reshape(len(pvalues), -1))
 
 
 @dataclass(frozen=True)
@@ -63,15 +278,8 @@ class Bound:
         """The bound as a share of the largest loss."""
         return self.at_most if self.unit is None else self.at_most / self.unit
 
-    def excess(self, decisions: Decisions) -> NDArray[np.float64]:
-        """Return the loss of each row above the bound, as a share of the largest loss.
-
-        Args:
-            decisions: What the policy did on T rows.
-
-        Returns:
-            Shape (T,).
-        """
+    def excess(self, decisions: AuditedDecisions) -> Floats:
+        """Return the loss of each row above the bound, as a share of the largest loss."""
         lost = decisions.wrong.astype(np.float64)
         if self.kind == "drop":
             lost -= decisions.lost[:, self.node]
@@ -105,15 +313,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Alarm:
-    """A test that found a change.
-
-    >>> alarm = Alarm(
-    ...     test="promise", number=1200, change=1000, rows=40, e_value=90.0, threshold=60.0,
-    ...     observed=0.09, expected=0.05, text="error 9.00%, promised at most 5.00%",
-    ... )
-    >>> alarm.to_dict()["change"]
-    1000
-    """
+    """A test that found a change."""
 
     test: Test
     number: int
@@ -130,14 +330,6 @@ class Alarm:
     """The bound that ``observed`` would keep without a change."""
     text: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON.
-
-        Returns:
-            The fields by name.
-        """
-        return asdict(self)
-
 
 class Monitor:
     """Tests audited rows one after another, and raises an alarm once something has changed.
@@ -151,52 +343,54 @@ class Monitor:
             fitted. Without any, only the promise is tested. The rows that certified the policy may
             be used (experiments/drift/adapt.py counts the false alarms).
         bound: The promise; without it, the promise is not tested.
-        false_alarms: The probability that there is ever an alarm without a change.
+        false_alarms: The chance that there is ever an alarm without a change.
         seed: For ties among states; not a seed that the rows were drawn with.
 
     Raises:
         ArgumentError: Where there is nothing to test, or ``false_alarms`` is not between 0 and 1.
     """
 
+    max_shown = 1e12  # larger e-values are reported as this
+
     def __init__(
         self,
         *,
-        reference: Decisions | None = None,
+        reference: AuditedDecisions | None = None,
         bound: Bound | None = None,
         false_alarms: float = 0.05,
         seed: int = 0,
     ) -> None:
         if not 0 < false_alarms < 1:
             raise ArgumentError(f"false_alarms is {false_alarms!r}; it must lie between 0 and 1")
-        known = reference if reference is not None and len(reference) else None
-        states = None if known is None else known.states
-        is_calibrated = known is not None and known.believed is not None
+        if reference is not None and not len(reference):
+            reference = None
+        states = None if reference is None else reference.states
+        is_calibrated = reference is not None and reference.believed is not None
         count = is_calibrated + (bound is not None) + (states is not None)
         if not count:
             raise ArgumentError(
                 "there is nothing to test: give reference rows that the policy was not fitted to, "
                 "or a promise"
             )
+        share = false_alarms / count
+        self._tests: list[_SequentialTest] = []
+        if reference is not None and is_calibrated:
+            self._tests.append(_Calibration(reference, share, seed))
+        if bound is not None:
+            self._tests.append(_Promise(bound, share))
+        if states is not None:
+            self._tests.append(_States(states, share, seed))
         self.false_alarms = false_alarms
         self.rows = 0
         """The number of audited rows taken."""
-        self._numbers: deque[int] = deque(maxlen=MEMORY)
-        share = false_alarms / count
-        tests: list[_SequentialTest] = []
-        if known is not None and is_calibrated:
-            tests.append(_Calibration(known, share, seed))
-        if bound is not None:
-            tests.append(_Promise(bound, share))
-        if states is not None:
-            tests.append(_States(states, share, seed))
-        self._tests = tests
+        self._numbers: deque[int] = deque(maxlen=MixtureEProcess.memory)
 
     @property
     def tests(self) -> tuple[Test, ...]:
         """The names of the tests that are run."""
-        return tuple(each.name for each in self._tests)
+        return tuple(test.name for test in self._tests)
 
-    def update(self, decisions: Decisions, numbers: Sequence[int]) -> Alarm | None:
+    def update(self, decisions: AuditedDecisions, numbers: Sequence[int]) -> Alarm | None:
         """Take audited rows in their order.
 
         Args:
@@ -218,33 +412,27 @@ class Monitor:
         return None
 
     def evidence(self) -> tuple[Evidence, ...]:
-        """Return how far each test is from an alarm.
-
-        Returns:
-            The evidence of each test, in the order of ``tests``.
-        """
+        """Return how far each test is from an alarm, in the order of ``tests``."""
         return tuple(
-            Evidence(test.name, min(test.e_value, MAX_SHOWN), test.threshold)
+            Evidence(test.name, min(test.e_value, self.max_shown), test.threshold)
             for test in self._tests
         )
 
     def _alarm(self) -> Alarm | None:
         """Return the alarm of the test that is furthest above its threshold, if any is."""
-        e_values = [(test, test.e_value) for test in self._tests]
-        over = [(test, e_value) for test, e_value in e_values if e_value >= test.threshold]
-        if not over:
+        test = max(self._tests, key=lambda test: test.e_value / test.threshold)
+        if test.e_value < test.threshold:
             return None
-        test, e_value = max(over, key=lambda each: each[1] / each[0].threshold)
         stream = int(test.process.wealth.argmax())
-        since = min(max(test.process.growth(stream).since, 1), len(self._numbers))
-        observed = float(np.mean([values[stream] for values in list(test.values)[-since:]]))
-        observed, expected, text = test.described(observed, f"on the last {since} audited rows")
+        since = min(max(test.process.since_change(stream), 1), len(self._numbers))
+        mean = float(np.mean([values[stream] for values in list(test.values)[-since:]]))
+        observed, expected, text = test.described(mean, f"on the last {since} audited rows")
         return Alarm(
             test=test.name,
             number=self._numbers[-1],
             change=self._numbers[-since],
             rows=since,
-            e_value=min(e_value, MAX_SHOWN),
+            e_value=min(test.e_value, self.max_shown),
             threshold=test.threshold,
             observed=observed,
             expected=expected,
@@ -260,7 +448,7 @@ class _SequentialTest(ABC):
     def __init__(self, level: float, streams: int, bets: int) -> None:
         self.threshold = 1 / level
         self.process = MixtureEProcess(streams, bets)
-        self.values: deque[NDArray[np.float64]] = deque(maxlen=MEMORY)
+        self.values: deque[Floats] = deque(maxlen=MixtureEProcess.memory)
         """What was tested of recent rows; shape (streams,) each."""
 
     @property
@@ -270,11 +458,11 @@ class _SequentialTest(ABC):
         return float(wealth.max()) / len(wealth)
 
     @abstractmethod
-    def scores(self, decisions: Decisions) -> NDArray[np.float64]:
+    def scores(self, decisions: AuditedDecisions) -> Floats:
         """Return what is tested of each row; shape (T, streams)."""
 
     @abstractmethod
-    def update(self, score: NDArray[np.float64]) -> None:
+    def update(self, score: Floats) -> None:
         """Take the scores of one row; shape (streams,)."""
 
     @abstractmethod
@@ -287,16 +475,16 @@ class _Calibration(_SequentialTest):
 
     name = "calibration"
 
-    def __init__(self, reference: Decisions, share: float, seed: int) -> None:
-        # Half of the share is for the interval of the reference.
-        super().__init__(share / 2, 1, 2 * BET_SIZES)
+    def __init__(self, reference: AuditedDecisions, share: float, seed: int) -> None:
+        # Half of the share is for the interval of the reference; bets are on both sides of it.
+        super().__init__(share / 2, 1, 2 * len(bet_sizes(-1.0)))
         self._low, self._high = _interval(_gap(reference), share / 2, seed)
         self._unit = reference.unit
 
-    def scores(self, decisions: Decisions) -> NDArray[np.float64]:
+    def scores(self, decisions: AuditedDecisions) -> Floats:
         return _gap(decisions)[:, np.newaxis]
 
-    def update(self, score: NDArray[np.float64]) -> None:
+    def update(self, score: Floats) -> None:
         gap = float(score[0])
         up = 1 + bet_sizes(-1.0 - self._high) * (gap - self._high)
         down = 1 + bet_sizes(self._low - 1.0) * (self._low - gap)
@@ -326,14 +514,14 @@ class _Promise(_SequentialTest):
     name = "promise"
 
     def __init__(self, bound: Bound, share: float) -> None:
-        super().__init__(share, 1, BET_SIZES)
-        self._bound = bound
+        self._bound, self._sizes = bound, bet_sizes(bound.lowest)
+        super().__init__(share, 1, len(self._sizes))
 
-    def scores(self, decisions: Decisions) -> NDArray[np.float64]:
+    def scores(self, decisions: AuditedDecisions) -> Floats:
         return self._bound.excess(decisions)[:, np.newaxis]
 
-    def update(self, score: NDArray[np.float64]) -> None:
-        self.process.update((1 + bet_sizes(self._bound.lowest) * float(score[0]))[np.newaxis])
+    def update(self, score: Floats) -> None:
+        self.process.update((1 + self._sizes * float(score[0]))[np.newaxis])
         self.values.append(score)
 
     def described(self, mean: float, where: str) -> tuple[float, float, str]:
@@ -350,11 +538,11 @@ class _States(_SequentialTest):
 
     name = "states"
 
-    def __init__(self, reference: NDArray[np.float64], share: float, seed: int) -> None:
-        super().__init__(share, reference.shape[1], PVALUE_BETS)
+    def __init__(self, reference: Floats, share: float, seed: int) -> None:
+        super().__init__(share, reference.shape[1], len(FREQUENCIES) * len(AMPLITUDES))
         self._pvalues = ConformalPValues(reference, seed)
 
-    def scores(self, decisions: Decisions) -> NDArray[np.float64]:
+    def scores(self, decisions: AuditedDecisions) -> Floats:
         if decisions.states is None:
             raise ArgumentError(
                 "the reference rows have states and these rows have none: use decisions of the "
@@ -362,7 +550,7 @@ class _States(_SequentialTest):
             )
         return decisions.states
 
-    def update(self, score: NDArray[np.float64]) -> None:
+    def update(self, score: Floats) -> None:
         pvalues = self._pvalues.update(score)
         self.process.update(pvalue_increments(pvalues))
         self.values.append(pvalues)
@@ -371,7 +559,7 @@ class _States(_SequentialTest):
         return mean, 0.5, f"states have changed {where}: mean p-value {mean:.2f}, expected 0.50"
 
 
-def _gap(decisions: Decisions) -> NDArray[np.float64]:
+def _gap(decisions: AuditedDecisions) -> Floats:
     """Return, per row, whether the answer was wrong minus the believed probability."""
     if decisions.believed is None:
         raise ArgumentError(
@@ -381,7 +569,7 @@ def _gap(decisions: Decisions) -> NDArray[np.float64]:
     return np.asarray(decisions.wrong - decisions.believed)
 
 
-def _interval(gap: NDArray[np.float64], alpha: float, seed: int) -> tuple[float, float]:
+def _interval(gap: Floats, alpha: float, seed: int) -> tuple[float, float]:
     """Return a confidence interval of level 1 - alpha for the mean of numbers in [-1, 1]."""
     values, counts = np.unique(gap, return_counts=True)
     high = 2 * betting_upper((values + 1) / 2, counts, alpha=alpha / 2, seed=seed) - 1

@@ -16,18 +16,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ttamer.artefact.file import load, save
-from ttamer.drift.worker import failure_text
+from ttamer.drift.audits import failure_text
 from ttamer.errors import TTamerError
 from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FittedLadder
 from ttamer.trace.trace import Trace
 
-# The seconds after which a fit is ended: until then the loop takes no rows and obeys no action.
-TIMEOUT = 3600.0
-# The niceness of the child process: the process that answers requests has priority.
-NICENESS = 10
 ROWS, CASCADE, POLICY = "rows.npz", "cascade.toml", "policy.ttamer"
-STOPPED = "the fit was stopped"
 
 
 class RefitProcess:
@@ -38,10 +33,13 @@ class RefitProcess:
 
     Args:
         hidden: The environment variables that the child does not get, such as keys.
-        timeout: The number of seconds after which a fit is ended.
+        timeout: The number of seconds after which a fit is ended: until then the loop takes no rows.
     """
 
-    def __init__(self, hidden: frozenset[str] = frozenset(), *, timeout: float = TIMEOUT) -> None:
+    niceness = 10  # requests have priority
+    stopped = "the fit was stopped"
+
+    def __init__(self, hidden: frozenset[str] = frozenset(), *, timeout: float = 3600.0) -> None:
         self._hidden, self._timeout = hidden, timeout
         self._process: subprocess.Popen[str] | None = None
         self._starting = threading.Lock()
@@ -81,7 +79,7 @@ class RefitProcess:
         """Run the child process to its end, and return its error, if there is one."""
         with self._starting:
             if self._stopped.is_set():
-                return STOPPED
+                return self.stopped
             self._process = process = subprocess.Popen(  # noqa: S603 - our own module
                 # -P: a module in the working directory must not take the place of ours.
                 [sys.executable, "-P", "-m", "ttamer.drift.refit", folder],
@@ -92,7 +90,7 @@ class RefitProcess:
                 text=True,
             )
         with suppress(AttributeError, OSError):  # where the system has no priorities
-            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+            os.setpriority(os.PRIO_PROCESS, process.pid, self.niceness)
         with process:
             try:
                 error = process.communicate(timeout=self._timeout)[1]
@@ -106,7 +104,7 @@ class RefitProcess:
         if process.returncode == 0:
             return None
         if self._stopped.is_set():
-            return STOPPED
+            return self.stopped
         lines = error.strip().splitlines()
         if process.returncode < 0 or not lines:  # a signal: there are only warnings, if anything
             return f"the fit ended with status {process.returncode}"

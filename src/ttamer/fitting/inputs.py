@@ -42,6 +42,8 @@ Folds = frozenset[int]
 FEATURE_GRID = 2048.0  # products of two features are exact in single precision
 MAX_TEXT = 4000  # the number of characters of a prompt that are read, half at either end
 WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
+HASHED_SIZE = 1024  # columns of the hashed words in a log without texts; that of fits
+HASHED = re.compile(r"#ttamer-prompt:((?: \d+(?:\.\d+)?(?:e-\d+)?){6});((?: \d{1,4}:-?\d{1,5})*)")
 
 
 # ---------------------------------------------------------------- features
@@ -51,12 +53,38 @@ def hashed_words(text: str, size: int) -> Floats:
     >>> float(round((hashed_words("two words", 64) ** 2).sum(), 6))
     1.0
     """
+    counts = _word_counts(text, size)
+    levels = np.sign(counts) * np.log1p(np.abs(counts))
+    return np.asarray(levels / max(float(np.linalg.norm(levels)), 1e-9))
+
+
+def _word_counts(text: str, size: int) -> Floats:
+    """Return signed counts of hashed words and pairs of words, of a text or its hashed form."""
+    if (match := HASHED.fullmatch(text)) is not None:
+        pairs = [pair.split(":") for pair in match[2].split()]
+        columns = np.array([int(column) for column, _ in pairs], np.int64)
+        return np.bincount(columns % size, [float(count) for _, count in pairs], size)
     words = [_number_word(w) if w.isdigit() else w for w in WORD.findall(_ends_of(text).lower())]
     grams = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
     codes = np.array([zlib.crc32(gram.encode("utf-8", "replace")) for gram in grams], np.int64)
-    counts = np.bincount(codes % size, 2.0 * ((codes >> 20) & 1) - 1, size)
-    levels = np.sign(counts) * np.log1p(np.abs(counts))
-    return np.asarray(levels / max(float(np.linalg.norm(levels)), 1e-9))
+    return np.bincount(codes % size, 2.0 * ((codes >> 20) & 1) - 1, size)
+
+
+def hashed_prompt(text: str) -> str:
+    """Return what a log without texts keeps of a prompt: all that fits read of it by default.
+
+    It stands in the place of the prompt: the features of both are the same.
+
+    >>> hashed_prompt("To be?")
+    '#ttamer-prompt: 1.9459101490553132 0.0 0.0 0.16666666666666666 0.16666666666666666 \
+0.6931471805599453; 85:-1 192:1 525:-1 688:-1 708:-1'
+    >>> bool((hashed_words(hashed_prompt("To be?"), 64) == hashed_words("To be?", 64)).all())
+    True
+    """
+    counts = _word_counts(text, HASHED_SIZE)
+    words = "".join(f" {column}:{int(counts[column])}" for column in np.flatnonzero(counts))
+    numbers = "".join(f" {value}" for value in prompt_numbers(text))
+    return f"#ttamer-prompt:{numbers};{words}"
 
 
 def _ends_of(text: str) -> str:
@@ -70,6 +98,8 @@ def _number_word(digits: str) -> str:
 
 def prompt_numbers(text: str) -> list[float]:
     """Return numbers of a prompt: length, lines, shares of kinds of characters, questions."""
+    if (match := HASHED.fullmatch(text)) is not None:
+        return [float(value) for value in match[1].split()]
     read = _ends_of(text)
     count = max(len(read), 1)
     kinds = (str.isdigit, str.isupper, str.isalnum, str.isspace)

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import lru_cache, partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import ClientSession
@@ -24,19 +24,29 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ttamer.llm.client import Client, open_session
+from ttamer.llm.client import Client, Deadline, open_session
 from ttamer.llm.compare import Comparer
+from ttamer.llm.judging import Judge, verdict_from
 from ttamer.llm.likeness import cosines
-from ttamer.llm.node import ModelNode, Upstream, Verification, Work, open_nodes
+from ttamer.llm.node import (
+    ModelNode,
+    Upstream,
+    Usage,
+    Verification,
+    Work,
+    call_cost,
+    open_nodes,
+)
 from ttamer.llm.settings import EnvName, NodeSettings
 from ttamer.runtime.reply import Reply
 from ttamer.serve.audits import Audits
 from ttamer.serve.chat import CASCADE, Chat, decide, refused_body
+from ttamer.serve.decisions import DecisionLog
 from ttamer.serve.inputs import Inputs
 from ttamer.serve.policies import PolicyStore
 from ttamer.serve.refusals import Refused, json_response
 from ttamer.serve.settings import Settings, read_settings
-from ttamer.serve.sinks import DecisionLog, Metrics
+from ttamer.serve.sinks import Metrics
 from ttamer.serve.stream import streamed
 
 log = logging.getLogger("ttamer")
@@ -50,7 +60,7 @@ class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The id of the request: its header ``x-request-id``."""
     label: str | None = None
     """The right answer."""
-    score: float | None = None
+    score: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     """How good the answer was; thumbs are 1 and 0."""
 
 
@@ -151,7 +161,7 @@ class Service:
         self.upstreams: dict[str, Upstream] = {}
         asks = {name: partial(self._ask, name) for name in names}
         self.policies = PolicyStore(policy, settings, asks, force=force)
-        self.decisions = DecisionLog(serve.log, names, texts=serve.log_texts)
+        self.decisions = DecisionLog(serve.log, settings.spec, texts=serve.log_texts)
         self.audits = Audits(settings, self.policies, self.metrics, self.decisions)
         self.inputs = Inputs()
         self.chat = Chat(
@@ -161,7 +171,22 @@ class Service:
         self._gauges()
 
     async def _ask(self, name: str, work: Work) -> Reply:
-        return await self.nodes[name].ask(work)
+        reply = await self.nodes[name].ask(work)
+        if self.decisions.path and isinstance(reply.prediction, str):
+            # A policy that was fitted to a log without texts knows answers by their digests.
+            digest = self.decisions.digest(reply.prediction, ())
+            if digest != reply.prediction and digest in self.policies.active.classes:
+                reply = reply._replace(prediction=digest)
+        return reply
+
+    async def _ask_judge(self, judge: Judge, question: str, answer: str) -> tuple[float, float]:
+        deadline = Deadline.after(self.settings.serve.timeout)
+        body = judge.request(question, answer, None)
+        response = await self.upstreams[judge.node].complete(body, deadline)
+        node, cost = self.settings.nodes[judge.node], response.cost
+        if cost is None:
+            cost = call_cost(node, Usage.of(response.body))
+        return float(verdict_from(response.body)), node.cost if cost is None else cost
 
     def _gauges(self) -> None:
         gauge, gate = self.metrics.gauge, self.gate
@@ -191,6 +216,8 @@ class Service:
             if settings.compare.kind == "embedding":
                 comparer = Comparer(settings.compare, cosines(self.inputs.embed))
             self.audits.comparer = comparer
+            if settings.audit is not None and settings.audit.judge:
+                self.audits.ask_judge = partial(self._ask_judge, Judge(settings.audit.judge))
             nodes = open_nodes(
                 settings.source, settings.nodes, lambda node: clients[node.name], settings.compare,
                 comparer,
@@ -255,8 +282,11 @@ class Service:
             request_id, label, score = feedback.request, feedback.label, feedback.score
             if label is None and score is None:
                 raise Refused(400, "invalid_request", "label or score is needed")
-            self.decisions.feedback(request_id, label, score)
-            is_used = label is not None and self.audits.label(request_id, label)
+            is_used = False
+            if label is not None:
+                label = self.settings.compare.label(label) or label
+                is_used = await asyncio.to_thread(self.audits.label, request_id, label)
+            self.decisions.feedback(request_id, label, score, self.policies.active.classes)
             return json_response({"audited": is_used})
         raise AssertionError
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,19 +26,21 @@ from ttamer.drift import (
     LoopSettings,
     NodeAnswer,
     RefitProcess,
-    Retention,
     serving_of,
 )
 from ttamer.errors import ArgumentError, CascadeError, TTamerError
+from ttamer.fitting.inputs import hashed_prompt
 from ttamer.fitting.ladder import FittedLadder
-from ttamer.llm.client import Deadline
+from ttamer.llm.client import Deadline, UpstreamFailed
 from ttamer.llm.compare import Comparer
+from ttamer.llm.confidence import Unreadable, question_text
 from ttamer.llm.settings import EnvName
 from ttamer.runtime.reply import NodeCall, Outcome
 from ttamer.serve.answering import ask_others, is_ineligible
+from ttamer.serve.decisions import DecisionLog, digests, stated_numbers
 from ttamer.serve.policies import PolicyStore
 from ttamer.serve.settings import AuditSettings, Settings
-from ttamer.serve.sinks import DecisionLog, Metrics, digests
+from ttamer.serve.sinks import Metrics
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ class Audits:
         self.drift: Drift | None = None
         self.comparer: Comparer | None = None
         """What compares a label with answers."""
+        self.ask_judge: Callable[[str, str], Awaitable[tuple[float, float]]] | None = None
+        """From a question and an answer to a verdict and its cost."""
         audit = settings.audit
         self._sampler = None if audit is None else _sampler(audit, settings)
         if audit is not None and audit.reference:
@@ -77,22 +81,20 @@ class Audits:
         audit = self._settings.audit
         if audit is None or not (audit.log or audit.reference):
             return
-        audit_log = conceal = None
-        if audit.log:
-            keep = Retention(seconds=30 * 86_400.0)
-            audit_log = AuditLog(audit.log, self._settings.spec, retention=keep)
-            await asyncio.to_thread(self._stack.enter_context, audit_log)
-            if not self._settings.serve.log_texts:
-                digest, policies = digests(audit.log.rstrip("/")), self._policies
+        conceal: Callable[[str], str] | None = None
+        audit_log = AuditLog(audit.log or None, self._settings.spec, max_age=30 * 86_400.0)
+        await asyncio.to_thread(self._stack.enter_context, audit_log)
+        if audit.log and not self._settings.serve.log_texts:
+            digest, policies = digests(audit.log), self._policies
 
-                def conceal(text: str) -> str:
-                    return digest(text, policies.active.classes)
+            def conceal(text: str) -> str:
+                return digest(text, policies.active.classes)
 
         assert self._sampler is not None  # noqa: S101 - as there are settings
         self._auditor = Auditor(
             self._settings.spec,
             self._sampler,
-            log=audit_log,
+            audit_log,
             loop=None if self.drift is None else self.drift.loop,
             match_label=self._matcher(asyncio.get_running_loop()),
             conceal=conceal,
@@ -150,7 +152,12 @@ class Audits:
         missing = set(self._settings.spec.names) - answers.keys()
         ineligible = {call.node for call in calls if is_ineligible(call)}
         # A node that cannot take the request would be missing on every such request.
-        self._write(job, outcome, calls, chance if missing <= ineligible else None)
+        scores, judging = ({}, 0.0) if missing else await self._judged(job, answers.values())
+        spent += judging
+        self._write(
+            job, outcome, calls, chance if missing <= ineligible else None,
+            scores=scores, judging=judging, drawn=None if missing else chance,
+        )  # fmt: skip
         if missing:
             self._failed(job, spent)
             return
@@ -158,8 +165,10 @@ class Audits:
             assert self._sampler is not None  # noqa: S101 - it drew
             self._sampler.settle(spent)
         elif not self._auditor.add(
-            job.id, number, chance, {name: _audited(call) for name, call in answers.items()},
-            spent=spent, inputs=_numbers(job.inputs),
+            job.id, number, chance,
+            {name: _audited(call, scores) for name, call in answers.items()}, spent=spent,
+            inputs={k: v for k, v in stated_numbers(job.inputs).items() if isinstance(v, float)},
+            prompt=hashed_prompt(question_text(job.work.body)),
         ):  # fmt: skip
             self._metrics.audits.labels("lost").inc()
             return
@@ -173,16 +182,35 @@ class Audits:
             self._sampler.settle(spent)
 
     def _write(
-        self, job: Job, outcome: Outcome, calls: Sequence[NodeCall], chance: float | None
-    ) -> None:
+        self, job: Job, outcome: Outcome, calls: Sequence[NodeCall], chance: float | None,
+        **facts: Any,
+    ) -> None:  # fmt: skip
         self._decisions.write(
             job.id, job.active.version, job.work.body, calls, by=outcome.by, cost=outcome.cost,
             chance=chance, asked={call.node for call in outcome.asked}, capped=outcome.capped,
-            classes=job.active.classes,
+            classes=job.active.classes, inputs=stated_numbers(job.inputs), **facts,
         )  # fmt: skip
 
+    async def _judged(self, job: Job, calls: Iterable[NodeCall]) -> tuple[dict[str, float], float]:
+        """Return the judge's verdict on each different answer, and what they cost."""
+        scores: dict[str, float] = {}
+        spent = 0.0
+        if self.ask_judge is None:
+            return scores, spent
+        question = question_text(job.work.body)
+        for text in dict.fromkeys(str(call.prediction or "") for call in calls):
+            if not text:  # no answer can be read
+                scores[text] = 0.0
+                continue
+            try:
+                scores[text], cost = await self.ask_judge(question, text)
+                spent += cost
+            except (UpstreamFailed, Unreadable) as error:
+                log.warning("audit: the judge: %s", error)
+        return scores, spent
+
     def label(self, request: str, label: str) -> bool:
-        """Take the right answer to an earlier request; return whether an audit waits for it."""
+        """Keep the right answer to an audited request; return whether it is one. In a thread."""
         return self._auditor is not None and self._auditor.label(request, label)
 
     def _matcher(
@@ -199,14 +227,10 @@ class Audits:
         return match
 
 
-def _numbers(inputs: dict[str, Any] | None) -> dict[str, float]:
-    """Return the inputs that are numbers: no text of a request is kept."""
-    return {name: value for name, value in (inputs or {}).items() if isinstance(value, float)}
-
-
-def _audited(call: NodeCall) -> NodeAnswer:
+def _audited(call: NodeCall, scores: Mapping[str, float]) -> NodeAnswer:
     prediction = None if call.prediction is None else str(call.prediction)
-    return NodeAnswer(float(call.confidence or 0.0), prediction, call.cost)
+    score = scores.get(prediction or "")
+    return NodeAnswer(float(call.confidence or 0.0), prediction, call.cost, score)
 
 
 def _sampler(audit: AuditSettings, settings: Settings) -> AuditSampler:
@@ -271,7 +295,7 @@ class Drift:
         self._policies.swap(serving.policy, ladder, version)
         self._metrics.swaps.inc()
         if self._audit.log and ladder is not None:
-            folder = Path(self._audit.log, "policies")
+            folder = Path(f"{self._audit.log}.policies")
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 save(ladder, folder / f"{version}.ttamer")

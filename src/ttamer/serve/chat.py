@@ -21,11 +21,12 @@ from ttamer.runtime.cascade import Cascade
 from ttamer.runtime.reply import CascadeFailed, NodeCall, Outcome
 from ttamer.serve.answering import Relay, path_of, run
 from ttamer.serve.audits import Audits
+from ttamer.serve.decisions import DecisionLog
 from ttamer.serve.inputs import Inputs
 from ttamer.serve.policies import Active, Point, PolicyStore
 from ttamer.serve.refusals import Refused, json_response
 from ttamer.serve.settings import POINTS, Settings
-from ttamer.serve.sinks import DecisionLog, Metrics
+from ttamer.serve.sinks import Metrics
 
 CASCADE = "ttamer"
 Above0 = Annotated[float, Meta(gt=0)]

@@ -87,7 +87,9 @@ class AuditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     budget: Above0 = math.inf
     """The most that audits may cost in an hour, in the cascade's units."""
     log: str = ""
-    """A folder for audited rows."""
+    """A file for audited rows (SQLite)."""
+    judge: str = ""
+    """A node that decides whether the answers of audited requests are right."""
     reference: str = ""
     """A trace of rows that the policy was not fitted to; with it the drift loop runs."""
 
@@ -214,6 +216,10 @@ class Settings:
             return
         if len(spec.nodes) < 2:
             raise CascadeError("[serve.audit]: needs at least two nodes; remove the table")
+        if audit.judge and audit.judge not in spec.names:
+            raise CascadeError(
+                f"[serve.audit]: judge is {audit.judge!r}; the nodes are {', '.join(spec.names)}"
+            )
         if any(node.verify_cost is not None for node in spec.nodes):
             raise CascadeError(
                 "[serve.audit]: an audited row has every node's confidence, and with verify_cost "

@@ -22,6 +22,7 @@ from ttamer.errors import MissingExtra, TraceError
 from ttamer.trace.builder import fill_flags
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.columns import Layout, columns_of
+from ttamer.trace.decisions import is_decision_log
 from ttamer.trace.trace import Trace
 
 _CASCADE = b"ttamer.cascade"
@@ -368,6 +369,9 @@ class JsonLinesFile:
         self.rows: int | None = 0
         for line in self._lines():
             keys.update(dict.fromkeys(line))
+            if is_decision_log(tuple(keys)):  # read by its own reader
+                self.cascade = str(line["cascade"]).encode() if "cascade" in line else None
+                break
             self._texts.update(name for name, value in line.items() if type(value) is str)
             self.rows += 1
         self.columns: tuple[str, ...] = tuple(keys)

@@ -21,6 +21,7 @@ from ttamer.trace.builder import Batch, TraceBuilder
 from ttamer.trace.checks import Agreement, warn_of_variants
 from ttamer.trace.classes import ClassCodes
 from ttamer.trace.columns import Layout, infer_spec, plan
+from ttamer.trace.decisions import is_decision_log, read_decisions
 from ttamer.trace.long import is_long, read_long
 from ttamer.trace.trace import OnBad, Trace
 
@@ -82,6 +83,8 @@ def read_batches(
     if rows < 1:
         raise ArgumentError(f"rows is {rows}; a batch needs at least 1")
     source = open_source(path)
+    if is_decision_log(source.columns):
+        raise TraceError(f"{path}: is a decision log: read it whole, with Trace.read")
     if is_long(source.columns):
         raise TraceError(
             f"{path}: has one line per call, and lines of one input need not stand together: read "
@@ -112,6 +115,8 @@ def read_all(
     on_bad: OnBad,
 ) -> Trace:
     """Read all rows of an open file: one line per input, or one per call."""
+    if is_decision_log(source.columns):
+        return read_decisions(place, _spec_of(source, cascade, place, on_bad)).trace
     if not is_long(source.columns):
         return read_source(source, open_layout(source, cascade, place, on_bad), on_bad)
     codes, agreement = ClassCodes(), Agreement()

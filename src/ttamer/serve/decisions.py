@@ -1,0 +1,266 @@
+"""The decision log: one JSON line for each answered request, and for what is said about it later.
+
+It is a trace with gaps (:mod:`ttamer.trace.decisions`): of each node the answer where it was asked,
+and the chance with which it was. Rows wait in memory for a fifth of a second and are written by a
+thread: a slow or full disk costs rows, which are counted, and no request. ``kill -9`` costs what
+waits. The file is rotated at 64 MiB, and may be renamed at any time.
+
+Without ``log_texts`` no text is kept: answers are digests under a key beside the log, so that equal
+answers are equal, and prompts are numbers and hashed words. Who has the file can guess words.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ttamer._files import atomic_write
+from ttamer.cascade import CascadeSpec
+from ttamer.fitting.inputs import hashed_prompt
+from ttamer.llm.confidence import question_text
+from ttamer.runtime.reply import NodeCall
+from ttamer.serve.answering import is_ineligible
+from ttamer.trace.decisions import LOG_VERSION, log_files
+
+Digest = Callable[[str, Collection[str]], str]
+
+
+class DecisionLog:
+    """Appends rows to a file in the background; without a path it does nothing."""
+
+    pause = 0.2  # seconds that rows wait in memory
+    max_rows, max_characters = 10_000, 64 * 2**20  # that wait; further rows are lost
+    max_bytes, files = 64 * 2**20, 4
+
+    def __init__(self, path: str, spec: CascadeSpec, *, texts: bool = False) -> None:
+        self.path, self._spec, self._texts = path, spec, texts
+        self._rows: list[dict[str, Any]] = []
+        self._characters = 0  # of the prompts that wait
+        self.lost = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.digest: Digest = digests(path) if path and not texts else _as_it_is
+        """What is kept of an answer."""
+
+    def start(self) -> None:
+        """Start the thread that writes."""
+        if self.path:
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._run, daemon=True, name="ttamer log")
+            self._thread.start()
+
+    def close(self) -> None:
+        """Write what waits, and end the thread."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(10)
+
+    def write(
+        self,
+        request: str,
+        version: str,
+        body: Mapping[str, Any],
+        calls: Sequence[NodeCall],
+        *,
+        by: str | None,
+        cost: float,
+        chance: float | None = 0.0,
+        asked: Collection[str] = (),
+        classes: Collection[str] = (),
+        scores: Mapping[str, float] | None = None,
+        **facts: Any,
+    ) -> None:
+        """Take a row; never waits, never raises.
+
+        Args:
+            request: The id of the request.
+            version: That of the policy.
+            body: The request.
+            calls: The calls made, those of an audit included.
+            by: The node whose answer was returned.
+            cost: What the request cost, without the audit.
+            chance: With which the nodes that the policy did not ask were asked; ``None`` where they
+                were to be and were not, so that the row is part of no sample.
+            asked: The nodes that the policy asked.
+            classes: The answers that are kept as text: those that the policy knows.
+            scores: By answer: the verdict of a judge.
+            facts: Further facts.
+        """
+        if not self.path:
+            return
+        text = question_text(body)
+        if len(self._rows) >= self.max_rows or self._characters > self.max_characters:
+            self.lost += 1
+            return
+        self._characters += len(text)
+        nodes: dict[str, dict[str, Any]] = {name: {"chance": chance} for name in self._spec.names}
+        for call in calls:
+            row = nodes.setdefault(call.node, {})
+            row["chance"] = 1.0 if call.node in asked else chance
+            if is_ineligible(call):  # the node had no chance at all
+                row["chance"] = 0.0
+            row |= {"cost": call.cost, "seconds": round(call.seconds, 4)}
+            if call.error is not None:
+                row["failed"] = call.error.partition(":")[0]
+            elif call.confidence is not None:
+                row["confidence"] = call.confidence
+                row["prediction"] = self._kept(call.prediction, classes)
+                if scores and call.prediction in scores:
+                    row["score"] = scores[str(call.prediction)]
+        self._rows.append({
+            "v": LOG_VERSION, "time": round(time.time(), 3), "request": request,
+            "policy": version, "by": by, "cost": cost, "nodes": nodes, "prompt": text, **facts,
+        })  # fmt: skip
+
+    def feedback(
+        self, request: str, label: str | None, score: float | None, classes: Collection[str] = ()
+    ) -> None:
+        """Take the right answer to an earlier request, or a score of the one returned."""
+        if self.path and len(self._rows) < self.max_rows:
+            kept = None if label is None else self._kept(label, classes)
+            row = {"v": LOG_VERSION, "time": round(time.time(), 3), "feedback": request}
+            self._rows.append(row | {"label": kept, "score": score})
+
+    def _kept(self, prediction: object, classes: Collection[str]) -> object:
+        return self.digest(prediction, classes) if isinstance(prediction, str) else prediction
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.pause):
+            self.flush()
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what waits, now."""
+        rows, self._rows, self._characters = self._rows, [], 0
+        if not rows:
+            return
+        try:
+            for row in rows:
+                if "prompt" in row and not self._texts:
+                    row["prompt"] = hashed_prompt(row["prompt"])
+            lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+            with _locked(self.path):
+                self._append(lines)
+        except (OSError, ValueError, TypeError):
+            self.lost += len(rows)
+
+    def _append(self, lines: bytes) -> None:
+        self._rotate(len(lines))
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        with os.fdopen(os.open(self.path, flags, 0o600), "ab", buffering=0) as file:
+            end = os.fstat(file.fileno()).st_size
+            if not end:
+                head = {"v": LOG_VERSION, "cascade": self._spec.to_toml()}
+                lines = msgspec.json.encode(head) + b"\n" + lines
+            if file.write(lines) != len(lines):  # a full disk
+                file.truncate(end)
+                raise OSError(f"{self.path}: cannot be written")
+
+    def _rotate(self, more: int) -> None:
+        with suppress(FileNotFoundError):
+            if Path(self.path).stat().st_size + more <= self.max_bytes:
+                return
+            for number in range(self.files - 1, 0, -1):
+                older = self.path if number == 1 else f"{self.path}.{number - 1}"
+                with suppress(FileNotFoundError):
+                    Path(older).replace(f"{self.path}.{number}")
+
+
+def forget(path: str | os.PathLike[str], requests: Collection[str]) -> int:
+    """Delete all that a decision log keeps of some requests, in the older files beside it too.
+
+    A server may go on writing the log meanwhile.
+
+    Args:
+        path: The log.
+        requests: The ids of the requests, as ``x-request-id`` had them.
+
+    Returns:
+        The number of lines deleted.
+    """
+    deleted = 0
+    with _locked(path):
+        for file in log_files(Path(path)):
+            lines = file.read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if _request_of(line) not in requests]
+            if len(kept) < len(lines):
+                with atomic_write(file, private=True) as part:
+                    part.write_bytes(b"".join(kept))
+                deleted += len(lines) - len(kept)
+    return deleted
+
+
+def _request_of(line: bytes) -> str | None:
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        row = msgspec.json.decode(line)
+        if isinstance(row, dict):
+            return row.get("request", row.get("feedback"))
+    return None
+
+
+@contextmanager
+def _locked(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Exclude other processes that write a log, where the system has such locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: write or delete, not both at once
+        yield
+        return
+    handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def stated_numbers(inputs: Mapping[str, Any] | None) -> dict[str, float | list[float]]:
+    """Return the inputs of a request that are numbers or vectors: a log has no texts.
+
+    >>> stated_numbers({"prompt": "text", "length": 4, "plan": "free"})
+    {'length': 4.0}
+    """
+    numbers: dict[str, float | list[float]] = {}
+    for name, value in (inputs or {}).items():
+        if isinstance(value, int | float):
+            numbers[name] = float(value)
+        elif not isinstance(value, str):
+            numbers[name] = [float(part) for part in value]
+    return numbers
+
+
+def digests(path: str) -> Digest:
+    """Return what a log keeps of texts: digests, but of those that the policy knows.
+
+    Equal texts have equal digests, under a key that is made once and kept beside the log.
+    """
+    file = Path(f"{path}.key")
+    if not file.exists():
+        part = Path(f"{file}.{os.getpid()}")
+        part.touch(mode=0o600)
+        part.write_bytes(secrets.token_bytes(32))
+        with suppress(FileExistsError):  # another process was first
+            os.link(part, file)
+        part.unlink()
+    key = file.read_bytes()[:64]
+
+    def digest(text: str, classes: Collection[str]) -> str:
+        if text in classes:
+            return text
+        return f"#{blake2b(text.encode('utf-8', 'replace'), key=key, digest_size=12).hexdigest()}"
+
+    return digest
+
+
+def _as_it_is(text: str, classes: Collection[str]) -> str:
+    del classes
+    return text

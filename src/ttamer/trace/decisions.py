@@ -1,0 +1,192 @@
+"""The decision log of a server as a trace with gaps.
+
+The first line of a file has the cascade, every other one a request or feedback on one::
+
+    {"v": 1, "cascade": "..."}
+    {"v": 1, "time": 1.5, "request": "r1", "policy": "...", "by": "small", "cost": 1.0,
+     "prompt": "...", "drawn": 0.05, "judging": 0.0,
+     "nodes": {"small": {"chance": 1.0, "confidence": 0.9, "prediction": "B", "cost": 1.0},
+               "large": {"chance": 0.05}}}
+    {"v": 1, "time": 2.5, "feedback": "r1", "label": "B", "score": null}
+
+What is right comes from labels, from scores of the answer that was returned (0 and 1 are thumbs),
+and from the verdicts of a judge (``score`` of a node). The same answer has the same score, whoever
+gave it. ``drawn`` is the chance with which a request was drawn for an audit, where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ttamer._checks import counted
+from ttamer.cascade import CascadeSpec
+from ttamer.errors import TraceError
+from ttamer.trace.trace import Trace
+
+LOG_VERSION = 1
+
+
+@dataclass(frozen=True)
+class LoggedDecisions:
+    """The requests of a decision log, in their order.
+
+    Args:
+        trace: Their answers.
+        requests: Their ids.
+        times: Seconds since 1970.
+        drawn: The chance with which each was drawn for an audit; NaN for those that were not.
+        audit_cost: Shape (T,): what asking the other nodes cost, and a judge.
+        versions: The policy that decided each.
+    """
+
+    trace: Trace
+    requests: tuple[str, ...]
+    times: np.ndarray[Any, np.dtype[np.float64]]
+    drawn: np.ndarray[Any, np.dtype[np.float64]]
+    audit_cost: np.ndarray[Any, np.dtype[np.float64]]
+    versions: tuple[str, ...]
+
+
+def is_decision_log(columns: Sequence[str]) -> bool:
+    """Return whether the keys of JSON lines are those of a decision log.
+
+    >>> is_decision_log(["v", "cascade"]), is_decision_log(["id", "node"])
+    (True, False)
+    """
+    return "v" in columns and ("nodes" in columns or "cascade" in columns)
+
+
+def log_files(path: Path) -> list[Path]:
+    """Return a log and the older files that it was rotated to, the oldest first."""
+    older = [file for file in path.parent.glob(f"{path.name}.*") if file.suffix[1:].isdecimal()]
+    return [*sorted(older, key=lambda file: -int(file.suffix[1:])), path]
+
+
+def read_decisions(path: str | Path, spec: CascadeSpec | None = None) -> LoggedDecisions:
+    """Read a decision log, with the older files beside it.
+
+    Args:
+        path: The newest file.
+        spec: The cascade; by default that in the log.
+
+    Raises:
+        TraceError: If the log has no requests, or requests of other nodes.
+    """
+    rows: list[dict[str, Any]] = []
+    by_request: dict[str, dict[str, Any]] = {}
+    feedback: list[dict[str, Any]] = []
+    broken, toml = 0, None
+    for line in _lines(Path(path)):
+        if line is None:  # half a line, of a process that ended or a full disk
+            broken += 1
+        elif "cascade" in line:
+            toml = str(line["cascade"])
+        elif "feedback" in line:
+            feedback.append(line)
+        elif isinstance(line.get("nodes"), dict):
+            rows.append(line)
+            by_request[str(line.get("request"))] = line
+    if spec is None and toml is not None:
+        spec = CascadeSpec.from_toml(toml)
+    if not rows or spec is None:
+        lacks = "requests" if not rows else "cascade in its first line: give one (--cascade)"
+        raise TraceError(f"{path}: this decision log has no {lacks}")
+    for said in feedback:  # the last word counts; of a request deleted there is no row
+        row = by_request.get(str(said["feedback"]))
+        if row is not None:
+            row |= {key: said[key] for key in ("label", "score") if said.get(key) is not None}
+    return _decisions(rows, spec, broken, str(path))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    for file in log_files(path):
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise TraceError(f"{file}: cannot be read: {error.strerror or error}") from None
+        for line in content.splitlines():
+            try:
+                yield decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                yield None
+
+
+def _decisions(
+    rows: Sequence[Mapping[str, Any]], spec: CascadeSpec, broken: int, place: str
+) -> LoggedDecisions:
+    names = spec.names
+    strangers = {name for row in rows for name in row["nodes"]} - {*names}
+    if strangers:
+        raise TraceError(
+            f"{place}: has the node {sorted(strangers)[0]!r}, and the cascade {', '.join(names)}"
+        )
+    shape = (len(rows), len(names))
+    numbers = {key: np.full(shape, np.nan) for key in ("confidence", "cost", "chance", "seconds")}
+    prediction = np.full(shape, None, object)
+    for number, row in enumerate(rows):
+        for place_, name in enumerate(names):
+            node = row["nodes"].get(name, {})
+            for key, values in numbers.items():
+                if node.get(key) is not None:
+                    values[number, place_] = node[key]
+            prediction[number, place_] = node.get("prediction")
+    score, labels = _scores(rows, names, prediction)
+    known: dict[str, Any] = {}
+    if not np.isnan(score).all():
+        is_graded = not np.isin(score[~np.isnan(score)], (0, 1)).all()
+        known = {"score": score} if is_graded else {"correct": score}
+    if any(label is not None for label in labels):
+        known["label"] = labels
+    prompts = np.array([row.get("prompt") for row in rows], object)
+    if any(prompt is not None for prompt in prompts):
+        known["prompt"] = prompts
+    asked_for_audit = np.nan_to_num(numbers["cost"]) * (np.nan_to_num(numbers["chance"]) < 1)
+    judging = np.array([row.get("judging") or 0.0 for row in rows])
+    trace = Trace.from_arrays(
+        spec, numbers["confidence"], prediction=prediction, cost=numbers["cost"],
+        chance=numbers["chance"],
+        latency=np.where(np.isnan(numbers["confidence"]), np.nan, numbers["seconds"]),
+        left_out={"lines that are not JSON": broken} if broken else {},
+        inputs=inputs,
+        notes=(f"a decision log of {counted(len(rows), 'request', ',')}",), **known,
+    )  # fmt: skip
+    return LoggedDecisions(
+        trace,
+        tuple(str(row.get("request")) for row in rows),
+        np.array([row.get("time") or 0.0 for row in rows], float),
+        np.array([row.get("drawn") or np.nan for row in rows], float),
+        asked_for_audit.sum(axis=1) + judging,
+        tuple(str(row.get("policy")) for row in rows),
+    )
+
+
+def _scores(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], prediction: Any
+) -> tuple[np.ndarray[Any, np.dtype[np.float64]], list[Any]]:
+    """Return the scores of answers, NaN where unknown, and the labels."""
+    scores = np.full(prediction.shape, np.nan)
+    labels = [row.get("label") for row in rows]
+    if not any("score" in row or any("score" in n for n in row["nodes"].values()) for row in rows):
+        return scores, labels
+    for number, row in enumerate(rows):
+        said: dict[Any, float] = {}  # by answer
+        for place, name in enumerate(names):
+            answer, verdict = prediction[number, place], row["nodes"].get(name, {}).get("score")
+            if row.get("by") == name and row.get("score") is not None:
+                verdict = row["score"]
+            if verdict is not None:
+                said[answer] = float(verdict)
+        for place in range(len(names)):
+            answer = prediction[number, place]
+            if answer is not None and labels[number] is not None:
+                scores[number, place] = float(answer == labels[number])
+            elif answer is not None and answer in said:
+                scores[number, place] = said[answer]
+    return scores, labels
