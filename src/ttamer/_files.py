@@ -110,13 +110,9 @@ def open_database(path: str | os.PathLike[str], schema: str) -> sqlite3.Connecti
     [(1,)]
     """
     file = Path(path)
-    # Locks of these file systems are not reliable enough for a database.
-    unreliable = ("nfs", "cifs", "smb", "fuse.sshfs", "9p", "afs")
     with database_errors(file):
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if (kind := _file_system(file.parent)).startswith(unreliable):
-            raise TraceError(f"{file}: is on a network disk ({kind}); give a path on a local disk")
-        os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
+        if file.name != ":memory:":
+            _create(file)
         base = sqlite3.connect(file, timeout=30, isolation_level=None, check_same_thread=False)
         try:
             base.execute("PRAGMA journal_mode = WAL")
@@ -130,8 +126,10 @@ def open_database(path: str | os.PathLike[str], schema: str) -> sqlite3.Connecti
 
 def _create(file: Path) -> None:
     """Create a file for its owner alone, where locks work."""
+    # Locks of these file systems are not reliable enough for a database.
+    unreliable = ("nfs", "cifs", "smb", "fuse.sshfs", "9p", "afs")
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if (kind := _file_system(file.parent)).startswith(NETWORK_FILE_SYSTEMS):
+    if (kind := _file_system(file.parent)).startswith(unreliable):
         raise TraceError(f"{file}: is on a network disk ({kind}); give a path on a local disk")
     os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
 

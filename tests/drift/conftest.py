@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from ttamer.drift.settings import LoopSettings
 
 import ttamer as tt
 from support.shifting import rows_of
-from ttamer.drift.loop import serving_of
+from ttamer.drift.loop import LoopSettings, serving_of
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Audits beside the traffic: lost rows are counted, and the loop takes every row."""
+"""Audits beside the traffic: nothing waits, and what is lost is counted."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import dataclasses
 import threading
 
 import pytest
-from ttamer.drift.fallback import AskLast
-from ttamer.drift.sampling import AuditSampler, Budget
-from ttamer.drift.worker import Worker
 
 import ttamer as tt
 from support.shifting import SPEC, stream_of
 from support.waiting import until
-from ttamer.drift.auditor import Auditor
+from ttamer.drift.auditor import Auditor, AuditSampler, Budget
 from ttamer.drift.audits import AuditLog, NodeAnswer, read_log
-from ttamer.drift.loop import Loop
+from ttamer.drift.loop import FallbackServing, Loop
+
+LABELLED = dataclasses.replace(SPEC, target="label")
 
 
 def answers_of(trace, row):
@@ -41,53 +40,66 @@ def serve(auditor, stream):
 
 
 @pytest.fixture
-def clock():
-    return lambda: 1000.0
+def auditor(tmp_path):
+    """Make an auditor with an open log in ``audits.db``."""
+    logs = []
+
+    def make(spec=SPEC, share=1.0, *, is_open=True, **options):
+        sampler = options.pop("sampler", None) or AuditSampler(share)
+        log = AuditLog(tmp_path / "audits.db", spec)
+        if is_open:
+            logs.append(log.__enter__())
+        return Auditor(spec, sampler, log, clock=lambda: 1000.0, **options)
+
+    yield make
+    for log in logs:
+        log.__exit__()
 
 
-def test_rows_go_to_the_log_and_to_the_loop(tmp_path, serving, settings, clock):
-    stream = stream_of(300, 400, seed=60)
+class ShownLoop:
+    """A loop that keeps what it is shown."""
+
+    number, change = -1, None
+
+    def __init__(self):
+        self.rows = []
+
+    def update(self, trace, _, keys):
+        self.rows.append((keys[0], trace.classes[trace.label[0]]))
+
+
+class SlowLoop(ShownLoop):
+    """A loop that re-fits until it may go on, and then breaks."""
+
+    def __init__(self):
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def update(self, *_):
+        self.begun.set()
+        assert self.go_on.wait(60)
+        raise ZeroDivisionError
+
+
+def test_rows_go_to_the_log_and_to_the_loop(tmp_path, auditor, serving, settings):
     swapped = []
-    loop = Loop(serving, settings, swap=swapped.append, clock=clock)
-    with AuditLog(tmp_path / "audits.db", SPEC) as log:
-        auditor = Auditor(SPEC, AuditSampler(0.7), log=log, loop=loop, clock=clock)
-        audited = serve(auditor, stream)
-        auditor.close()
-    assert (auditor.written, auditor.seen, auditor.lost) == (audited, audited, 0)
+    loop = Loop(serving, settings, swap=swapped.append)
+    made = auditor(share=0.7, loop=loop)
+    audited = serve(made, stream_of(300, 400, seed=60))
+    made.close()
+    assert (made.written, made.seen, made.lost) == (audited, audited, 0)
     assert len(read_log(tmp_path / "audits.db")) == audited
-    assert isinstance(swapped[0].policy, AskLast)
-    status = auditor.status()
+    assert isinstance(swapped[0], FallbackServing)
+    status = made.status()
     assert status["requests"] == 700
     assert status["loop"]["state"] == loop.state != "watching"
     assert loop.events[0].number > 300
-    auditor.close()  # twice does no harm
-    assert auditor.add("late", 1, 0.5, answers_of(stream, 0)) is False
-    assert auditor.lost == 1
-
-
-def test_a_row_that_cannot_be_used_is_counted_and_reported_and_others_go_on(tmp_path, clock):
-    stream, reported = stream_of(5, 0, seed=1), []
-    with AuditLog(tmp_path / "audits.db", SPEC) as log:
-        auditor = Auditor(SPEC, AuditSampler(1.0), log=log, failed=reported.append, clock=clock)
-        assert auditor.add("bad", 0, 0.5, {"small": NodeAnswer(0.5, "a", 1.0)})
-        assert auditor.add("good", 1, 0.5, answers_of(stream, 0))
-        auditor.close()
-    assert (auditor.written, auditor.lost) == (1, 1)
-    assert "every node" in reported[0]
-
-
-def test_rows_that_end_in_another_order_are_taken(serving, settings, clock):
-    stream = stream_of(6, 0, seed=1)
-    loop = Loop(serving, settings)
-    auditor = Auditor(SPEC, AuditSampler(1.0), loop=loop, clock=clock)
-    for row in (3, 1, 2, 0):
-        auditor.add(f"{row}", row, 1.0, answers_of(stream, row))
-    auditor.close()
-    assert (auditor.seen, loop.audited, auditor.lost) == (4, 4, 0)
+    made.close()  # twice does no harm
+    assert made.add("late", 1, 0.5, answers_of(stream_of(1, 0, seed=1), 0)) is False
+    assert made.lost == 1
 
 
 def test_rows_from_before_a_change_that_end_after_the_alarm_are_not_taken_as_new(
-    serving, settings, clock
+    auditor, serving, settings
 ):
     """Certified on them, a policy for the traffic since would be promised too much."""
     stream, quiet, fitted = stream_of(100, 700, seed=60), 100, []
@@ -97,231 +109,123 @@ def test_rows_from_before_a_change_that_end_after_the_alarm_are_not_taken_as_new
         return tt.fit(rows)
 
     loop = Loop(serving, settings, refit=refit)
-    auditor = Auditor(SPEC, AuditSampler(1.0), loop=loop, clock=clock)
+    made = auditor(loop=loop)
     begin = range(quiet // 2, quiet)  # of the others the labels come later
     for row in [*begin, *range(quiet, quiet + 250), *range(quiet // 2), *range(350, 700)]:
-        auditor.add(f"{row}", row, 1.0, answers_of(stream, row))
-    auditor.close()
+        made.add(f"{row}", row, 1.0, answers_of(stream, row))
+    made.close()
     assert quiet < loop.events[0].number < quiet + 250
     early = {tuple(row) for row in stream.confidence[: quiet // 2].tolist()}
     assert fitted
     assert not early & {tuple(row) for rows in fitted for row in rows.confidence.tolist()}
-    status = auditor.status()
-    assert (status["outdated"], status["seen"], status["lost"]) == (50, 650, 0)
+    assert (made.outdated, made.seen, made.lost) == (50, 650, 0)
 
 
-def test_against_labels_the_loop_waits_for_rows_that_have_one(serving, settings, clock):
-    stream = stream_of(6, 0, seed=1)
-    spec = dataclasses.replace(SPEC, target="label")
-    loop = Loop(serving, settings)
-    auditor = Auditor(spec, AuditSampler(1.0), loop=loop, clock=clock)
-    auditor.add("0", 0, 1.0, answers_of(stream, 0))
-    auditor.add("1", 1, 1.0, answers_of(stream, 1), label="2")
-    auditor.close()
-    assert auditor.seen == 1
+@pytest.mark.parametrize(("spent", "total"), [(None, 14.0), (1.0, 1.0), (7.5, 7.5)])
+def test_an_audit_is_paid_by_what_it_cost_and_not_by_what_was_expected(auditor, spent, total):
+    sampler = AuditSampler(1.0, cost=28.0, budget=Budget(total=1000.0))
+    made = auditor(sampler=sampler)
+    for row in range(3):
+        made.draw(f"{row}")
+        made.add(f"{row}", row, 1.0, answers_of(stream_of(3, 0, seed=1), row), spent=spent)
+    made.draw("3")
+    made.fail("3", 3.0)
+    made.close()
+    assert sampler.spent == pytest.approx(3 * total + 3.0)
+    assert (made.audited, made.failed, made.lost) == (4, 1, 0)
 
 
-def test_the_budget_gets_back_what_was_not_spent(clock):
-    stream = stream_of(40, 0, seed=1)
-    auditor = Auditor(SPEC, AuditSampler(1.0, cost=28.0, budget=Budget(total=1000.0)), clock=clock)
-    audited = serve(auditor, stream)
-    auditor.close()
-    assert auditor.sampler.spent == pytest.approx(14.0 * audited)
-
-
-def test_an_audit_may_cost_more_than_expected_and_less_than_all_nodes(clock):
-    stream = stream_of(3, 0, seed=1)
-    auditor = Auditor(SPEC, AuditSampler(1.0, cost=5.0), clock=clock)
-    for row, spent in enumerate((1.0, 7.5, None)):
-        auditor.draw(f"{row}")
-        auditor.add(f"{row}", row, 1.0, answers_of(stream, row), spent=spent)
-    auditor.close()
-    assert auditor.sampler.spent == pytest.approx(1.0 + 7.5 + 14.0)
-
-
-def test_an_audit_that_a_node_did_not_answer_is_paid_for_and_counted(clock):
-    auditor = Auditor(SPEC, AuditSampler(1.0, cost=14.0), clock=clock)
-    auditor.draw("0")
-    auditor.fail("0", 3.0)
-    auditor.close()
-    status = auditor.status()
-    assert (status["audited"], status["failed"], status["lost"]) == (1, 1, 0)
-    assert status["spent"] == 3.0
-
-
-def test_what_the_log_cannot_keep_the_loop_still_sees(tmp_path, serving, settings, clock):
-    stream, reported = stream_of(3, 0, seed=1), []
-    loop = Loop(serving, settings)
-    unopened = AuditLog(tmp_path / "audits.db", SPEC)
-    auditor = Auditor(
-        SPEC, AuditSampler(1.0), log=unopened, loop=loop, failed=reported.append, clock=clock
-    )
-    auditor.add("0", 0, 1.0, answers_of(stream, 0))
-    auditor.close()
-    assert (auditor.written, auditor.seen, auditor.lost) == (0, 1, 1)
-    assert "not open" in reported[0]
-
-
-LABELLED = dataclasses.replace(SPEC, target="label")
-
-
-def test_a_label_may_come_after_the_row_or_before(tmp_path, clock):
-    stream, shown = stream_of(6, 0, seed=1), []
-
-    class Shown:
-        number, change = -1, None
-
-        def update(self, trace, _, keys):
-            shown.append((keys[0], trace.classes[trace.label[0]]))
-
-    with AuditLog(tmp_path / "audits.db", LABELLED) as log:
-        auditor = Auditor(LABELLED, AuditSampler(1.0), log=log, loop=Shown(), clock=clock)
-        for name in ("after", "before", "never", "failed"):
-            auditor.draw(name)
-        auditor.add("after", 0, 1.0, answers_of(stream, 0))
-        assert auditor.label("before", "4")
-        assert not auditor.label("before", "3")  # the first label counts, as after the row
-        auditor.add("before", 1, 1.0, answers_of(stream, 1))
-        assert auditor.label("after", "2")
-        auditor.add("never", 2, 1.0, answers_of(stream, 2))
-        auditor.fail("failed")
-        assert not auditor.label("failed", "1")
-        assert not auditor.label("nobody", "1")
-        assert not auditor.label("after", "3")  # it has one
-        assert auditor._pending is not None
-        assert len(auditor._pending) == 1
-        auditor.close()
-        assert not auditor.label("never", "1")  # too late, and counted
-    assert shown == [("before", "4"), ("after", "2")]
-    assert auditor.lost == 1
+def test_a_label_may_come_after_the_row_or_before_and_after_a_restart(tmp_path, auditor):
+    stream, loop = stream_of(6, 0, seed=1), ShownLoop()
+    made = auditor(LABELLED, loop=loop)
+    for name in ("after", "before", "never", "failed"):
+        made.draw(name)
+    made.add("after", 0, 1.0, answers_of(stream, 0))
+    assert made.label("before", "4")
+    assert not made.label("before", "3")  # the first label counts
+    made.add("before", 1, 1.0, answers_of(stream, 1))
+    until(lambda: made.written == 2)
+    assert made.label("after", "2")
+    assert not made.label("after", "3")
+    made.add("never", 2, 1.0, answers_of(stream, 2))
+    made.fail("failed")
+    assert not made.label("failed", "1")
+    assert not made.label("nobody", "1")
+    made.close()
+    assert not made.label("never", "1")  # it is closed
+    assert loop.rows == [("before", "4"), ("after", "2")]
+    again = auditor(LABELLED, loop=loop)
+    assert again.label("never", "1")
+    again.close()
+    assert loop.rows[2:] == [("never", "1")]
     labelled = read_log(tmp_path / "audits.db", labelled=True)
-    assert [labelled.classes[code] for code in labelled.label] == ["2", "4"]
-    numbers = read_log(tmp_path / "audits.db").inputs["audit_number"]
-    assert sorted(numbers.tolist()) == [0, 1, 2]  # each once
+    assert [labelled.classes[code] for code in labelled.label] == ["2", "4", "1"]
 
 
-def test_a_label_may_be_matched_with_the_answers_of_its_row(tmp_path, clock):
-    stream = stream_of(1, 0, seed=1)
-    answers = answers_of(stream, 0)
+def test_a_label_may_be_matched_with_the_answers_of_its_row(tmp_path, auditor):
+    answers, loop = answers_of(stream_of(1, 0, seed=1), 0), ShownLoop()
     right = answers["small"].prediction
-
-    matched, shown = [], []
 
     def match(label, predictions):
         assert (label, list(predictions)) == ("alias", [a.prediction for a in answers.values()])
-        matched.append(label)
         return right
 
-    class Shown:
-        number, change = -1, None
+    made = auditor(LABELLED, loop=loop, match_label=match, conceal=lambda text: f"#{text}")
+    made.draw("0")
+    assert made.add("0", 0, 1.0, answers)
+    assert made.label("0", "alias")
+    made.close()
+    assert loop.rows == [("0", f"#{right}")]
+    assert right not in read_log(tmp_path / "audits.db").classes
 
+
+def test_a_judged_row_needs_no_label(auditor):
+    answers = {n: a._replace(score=1.0) for n, a in answers_of(stream_of(1, 0, seed=1), 0).items()}
+
+    class Loss(ShownLoop):
         def update(self, trace, *_):
-            shown.append(trace.classes[trace.label[0]])
+            self.rows.append(trace.loss.tolist())
 
-    with AuditLog(tmp_path / "audits.db", LABELLED) as log:
-        auditor = Auditor(
-            LABELLED, AuditSampler(1.0), log=log, loop=Shown(), match_label=match, clock=clock
-        )
-        auditor.draw("0")
-        auditor.add("0", 0, 1.0, answers)
-        assert auditor.label("0", "alias")
-        auditor.close()
-    assert shown == [right]
-    assert matched == ["alias"]  # once for the log and the loop, as it may cost something
-    labelled = read_log(tmp_path / "audits.db", labelled=True)
-    assert [labelled.classes[code] for code in labelled.label] == [right]
+    loop = Loss()
+    made = auditor(LABELLED, loop=loop)
+    made.draw("0")
+    made.add("0", 0, 1.0, answers)
+    made.close()
+    assert loop.rows == [[[0.0, 0.0, 0.0]]]
 
 
-def test_of_too_many_rows_without_a_label_the_oldest_are_forgotten(clock):
-    stream = stream_of(6, 0, seed=1)
-    auditor = Auditor(LABELLED, AuditSampler(1.0), label_rows=2, clock=clock)
-    for row in range(3):
-        auditor.draw(f"{row}")
-        auditor.add(f"{row}", row, 1.0, answers_of(stream, row))
-    assert [auditor.label(f"{row}", "1") for row in range(3)] == [False, True, True]
-    auditor.close()
-    assert auditor.status()["unlabelled"] == 0
+def test_a_row_that_cannot_be_used_is_counted_and_reported_and_others_go_on(auditor):
+    reported = []
+    made = auditor(failed=reported.append)
+    assert made.add("bad", 0, 0.5, {"small": NodeAnswer(0.5, "a", 1.0)})
+    assert made.add("good", 1, 0.5, answers_of(stream_of(5, 0, seed=1), 0))
+    made.close()
+    assert (made.written, made.lost) == (1, 1)
+    assert "every node" in reported[0]
 
 
-class SlowLoop:
-    """A loop that re-fits until it may go on, and then breaks."""
-
-    number, change = -1, None
-
-    def __init__(self):
-        self.begun, self.go_on = threading.Event(), threading.Event()
-
-    def update(self, *_):
-        self.begun.set()
-        self.go_on.wait(30)
-        raise ZeroDivisionError
-
-
-def test_the_log_does_not_wait_for_a_loop_that_fits(tmp_path, clock):
-    stream, loop = stream_of(6, 0, seed=1), SlowLoop()
-    with AuditLog(tmp_path / "audits.db", SPEC) as log:
-        auditor = Auditor(SPEC, AuditSampler(1.0), log=log, loop=loop, clock=clock)
-        for row in range(4):
-            auditor.add(f"{row}", row, 1.0, answers_of(stream, row))
-        assert loop.begun.wait(30)
-        until(lambda: auditor.written == 4)
-        assert (auditor.written, auditor.seen) == (4, 0)  # a kill would lose none of them
-        loop.go_on.set()
-        auditor.close()
-
-
-def test_what_takes_too_long_at_the_end_is_left_and_counted(clock):
-    stream, loop = stream_of(6, 0, seed=1), SlowLoop()
-    auditor = Auditor(SPEC, AuditSampler(1.0), loop=loop, clock=clock)
+def test_rows_are_in_the_log_while_the_loop_fits_and_what_is_too_much_is_counted(auditor):
+    stream, loop, reported = stream_of(6, 0, seed=1), SlowLoop(), []
+    made = auditor(loop=loop, most_waiting=3, failed=reported.append)
     for row in range(4):
-        auditor.add(f"{row}", row, 1.0, answers_of(stream, row))
+        made.add(f"{row}", row, 1.0, answers_of(stream, row))
+        until(lambda row=row: made.written == row + 1)
+        assert loop.begun.wait(30)
+    assert (made.written, made.seen) == (4, 0)  # a kill would lose none of them
+    made.add("4", 4, 1.0, answers_of(stream, 4))  # no room for the loop's copy
+    until(lambda: made.lost == 1)
+    loop.go_on.set()
+    made.close()
+    assert made.lost == 5
+    assert all("ZeroDivisionError at test_auditor.py:" in line for line in reported)
+
+
+def test_what_takes_too_long_at_the_end_is_left_and_counted(auditor):
+    stream, loop = stream_of(6, 0, seed=1), SlowLoop()
+    made = auditor(loop=loop)
+    for row in range(4):
+        made.add(f"{row}", row, 1.0, answers_of(stream, row))
     assert loop.begun.wait(30)
-    auditor.close(timeout=0.01)
-    assert auditor.lost == 3
+    made.close(timeout=0.05)
+    assert made.lost == 3
     loop.go_on.set()
-
-
-def test_a_full_queue_and_a_broken_loop_lose_rows_and_say_so(clock):
-    stream, reported, loop = stream_of(6, 0, seed=1), [], SlowLoop()
-    auditor = Auditor(
-        SPEC, AuditSampler(1.0), loop=loop, queue_rows=1, failed=reported.append, clock=clock
-    )
-    assert auditor.add("0", 0, 1.0, answers_of(stream, 0))
-    assert loop.begun.wait(30)  # the first is being worked on
-    assert auditor.add("1", 1, 1.0, answers_of(stream, 1))
-    assert not auditor.add("2", 2, 1.0, answers_of(stream, 2))
-    assert auditor.lost == 1
-    loop.go_on.set()
-    auditor.close()
-    assert auditor.lost == 3
-    assert len(reported) == 2
-    for line in reported:
-        assert "was lost: ZeroDivisionError at test_auditor.py:" in line
-
-
-def test_a_row_with_its_label_waits_for_none(clock):
-    stream = stream_of(1, 0, seed=1)
-    auditor = Auditor(LABELLED, AuditSampler(1.0), clock=clock)
-    auditor.draw("0")
-    auditor.add("0", 0, 1.0, answers_of(stream, 0), label="2")
-    assert auditor.status()["unlabelled"] == 0
-    assert not auditor.label("0", "3")  # it has one
-    auditor.close()
-
-
-def test_the_thread_outlives_a_report_that_fails():
-    done = []
-
-    def work(item):
-        if item == "bad":
-            raise ValueError(item)
-        done.append(item)
-
-    def lost(_):
-        raise OSError("the terminal is gone")
-
-    worker = Worker(work, size=10, lost=lost, name="example")
-    assert worker.put("bad")
-    assert worker.put("good")
-    assert worker.close(60) == 0
-    assert done == ["good"]

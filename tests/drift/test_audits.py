@@ -14,7 +14,7 @@ import pytest
 
 import ttamer as tt
 from ttamer.cascade import CascadeSpec
-from ttamer.drift.audits import AuditLog, AuditRow, NodeAnswer, Retention, read_log
+from ttamer.drift.audits import AuditLog, AuditRow, NodeAnswer, read_log, trace_of_rows
 
 SPEC = CascadeSpec.of({"small": 1.0, "large.v2": 5.0}, target="last")
 WRITER = """
@@ -84,23 +84,37 @@ def test_what_is_read_is_what_was_added(path):
     assert trace.label is None
 
 
-def test_a_label_that_comes_later_is_set_in_its_row(path):
+def test_a_label_comes_after_its_row_or_before_and_the_first_counts(path):
     with AuditLog(path, dataclasses.replace(SPEC, target="label")) as log:
-        for number in range(3):
-            log.add(row(number))
-        log.add(row(1, label="b"))  # no node predicted it
+        assert log.label("early", "a") is None  # no row is expected
+        assert log.label("early", "b", is_expected=True) is None
+        for number, request in enumerate(("late", "early", "never")):
+            log.add(row(number, request=request))
+        assert log.label("late", "b").label == "b"  # no node predicted it
+        assert log.label("late", "c") is None
     assert numbers(read_log(path)) == [0, 1, 2]
     labelled = read_log(path, labelled=True)
-    assert numbers(labelled) == [1]
-    assert labelled.classes[labelled.label[0]] == "b"
+    assert numbers(labelled) == [0, 1]
+    assert [labelled.classes[code] for code in labelled.label] == ["b", "b"]
+
+
+def test_verdicts_are_what_is_right_and_a_label_where_there_is_none():
+    answers = {"small": NodeAnswer(0.5, "a", 1.0, 1.0), "large.v2": NodeAnswer(0.2, "b", 5.0, 0.0)}
+    spec = dataclasses.replace(SPEC, target="label")
+    rows = [row(0, answers=answers), row(1, label="a"), row(2)]
+    assert [r.is_known for r in rows] == [True, True, False]
+    assert trace_of_rows(spec, rows).loss.tolist()[:2] == [[0.0, 1.0], [0.0, 1.0]]
+    graded = dataclasses.replace(spec, max_loss=1.0)
+    half = {name: answer._replace(score=0.5) for name, answer in answers.items()}
+    assert trace_of_rows(graded, [row(0, answers=half)]).loss.tolist() == [[0.5, 0.5]]
 
 
 @pytest.mark.parametrize(
     ("retention", "first"),
-    [(Retention(rows=150), 150), (Retention(seconds=49.5), 250), (Retention(), 0)],
+    [({"max_rows": 150}, 150), ({"max_age": 49.5}, 250), ({}, 0)],
 )
-def test_the_oldest_rows_go_by_retention(path, retention, first):
-    with AuditLog(path, SPEC, retention=retention) as log:
+def test_the_oldest_rows_are_deleted(path, retention, first):
+    with AuditLog(path, SPEC, **retention) as log:
         for number in range(300):
             log.add(row(number))
     assert numbers(read_log(path)) == list(range(first, 300))

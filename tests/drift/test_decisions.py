@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ttamer.drift.decisions import decide
-from ttamer.drift.fallback import AskLast
 
 import ttamer as tt
 from support.shifting import rows_of
-from support.traces import answering_trace, passing_trace
-from ttamer.errors import ObservationError
+from support.traces import answering_trace
+from ttamer.baselines.single import AlwaysLast
+from ttamer.drift.monitor import decide
 from ttamer.evaluation.results import measure
 from ttamer.fitting.ladder import Mixture
 
@@ -59,50 +58,8 @@ def test_a_mixture_is_drawn_by_keys_as_its_sessions_are(fitted):
 
 def test_a_rule_that_believes_nothing_can_be_decided_too():
     rows = rows_of(50, seed=1)
-    found = decide(AskLast(rows.spec), rows)
+    found = decide(AlwaysLast().fit(rows)[0].rule, rows)
     assert found.believed is None
     assert found.states is None
     assert not found.wrong.any()
     assert (found.cost == 14.0).all()
-
-
-@pytest.mark.parametrize("kind", ["exits", "models", "passed"])
-def test_the_last_nodes_session_does_what_its_play_does(kind):
-    rows = passing_trace(40) if kind == "passed" else answering_trace(40, kind=kind)
-    policy = AskLast(rows.spec)
-    turn = policy.session(key="anything")
-    while turn.next is not None:
-        assert turn.price > 0
-        turn.observe(confidence=0.5, prediction="x")
-    played = policy.play(rows)
-    assert turn.answer == rows.names[-1]
-    assert set(turn.asked) == set(np.array(rows.names)[played.asked[0]])
-    assert turn.cost == pytest.approx(decide(policy, rows).cost[0])
-    assert "alone: stop" in turn.explain().why
-    with pytest.raises(ObservationError, match="stopped"):
-        turn.observe(confidence=0.5)
-
-
-def test_if_the_last_fails_the_others_are_asked():
-    spec = answering_trace(5).spec
-    turn = AskLast(spec).session()
-    asked = []
-    while turn.next is not None:
-        asked.append(turn.next)
-        turn.fail()
-    assert asked == list(reversed(spec.names))
-    assert turn.answer is None
-    turn = AskLast(spec).session()
-    turn.fail()
-    turn.observe(confidence=0.4, prediction="x")
-    assert turn.stopped
-    assert turn.answer == spec.names[-2]
-
-
-def test_a_cap_holds_for_the_last_node_too():
-    spec = answering_trace(5).spec
-    cheapest = min(spec.costs)
-    turn = AskLast(spec).session(max_cost=cheapest)
-    turn.observe(confidence=0.4, prediction="x")
-    assert turn.stopped
-    assert turn.cost <= cheapest

@@ -6,14 +6,12 @@ import dataclasses
 import json
 
 import pytest
-from ttamer.drift.decisions import decide
-from ttamer.drift.fallback import AskLast
-from ttamer.drift.settings import LoopSettings
 
 import ttamer as tt
 from support.shifting import rows_of, stream_of
 from ttamer.datasets import load
-from ttamer.drift.loop import Event, Loop, serving_of, status_of
+from ttamer.drift.loop import FallbackServing, Loop, LoopSettings, serving_of
+from ttamer.drift.monitor import decide
 from ttamer.errors import ArgumentError, TraceError
 
 QUIET = 400
@@ -68,7 +66,7 @@ def test_it_goes_all_the_way_round(whole):
         "suspected", "suspected", "refitting", "shadowing", "swapped",
     ]  # fmt: skip
     assert loop.state == "watching"
-    assert isinstance(swapped[0].policy, AskLast)
+    assert isinstance(swapped[0], FallbackServing)
     assert swapped[1].promise.certified
     assert loop.serving is swapped[-1]
     assert list(loop.events) == reported
@@ -90,8 +88,8 @@ def test_callbacks_that_fail_leave_no_step_half_done(serving, settings, stream, 
     assert list(loop.events) == whole[1]
     assert loop.state == "watching"
     with pytest.raises(OSError, match="the chat is down"):
-        loop.hold()
-    assert loop.held
+        loop.reset(serving)
+    assert loop.serving is serving
 
 
 def test_the_alarm_comes_after_the_change_and_reports_when_it_was(whole):
@@ -101,12 +99,12 @@ def test_the_alarm_comes_after_the_change_and_reports_when_it_was(whole):
     assert alarm.facts["e_value"] >= alarm.facts["threshold"]
 
 
-def test_the_new_policy_keeps_the_promise_on_new_rows_of_the_changed_kind(whole, settings):
+def test_the_new_policy_keeps_the_promise_on_new_rows_of_the_changed_kind(whole, serving, settings):
     loop = whole[0]
     fresh = rows_of(4000, seed=99, shifted=True)
     found = decide(loop.policy, fresh)
     assert found.wrong.mean() <= settings.at_most
-    assert found.cost.mean() < decide(AskLast(fresh.spec), fresh).cost.mean()
+    assert found.cost.mean() < decide(serving.ladder.alone("large"), fresh).cost.mean()
 
 
 def test_it_was_certified_on_rows_after_the_alarm_that_it_was_not_fitted_to(
@@ -145,86 +143,19 @@ def test_without_a_change_nothing_happens(serving, settings):
     assert loop.serving is serving
 
 
-def test_an_operator_can_hold_it(serving, settings, stream):
-    loop = Loop(serving, settings)
-    loop.hold("night shift")
-    drive(loop, stream)
-    assert loop.state == "watching"
-    assert loop.serving is serving
-    assert [event.kind for event in loop.events][:2] == ["hold", "alarm"]
-    assert "the loop is held" in loop.events[1].text
-    loop.release()
-    drive(loop, rows_of(300, seed=5, shifted=True), until="suspected")
-    assert isinstance(loop.policy, AskLast)
-
-
-def test_held_during_a_change_it_stays_with_the_fallback_policy(serving, settings, stream):
-    loop = Loop(serving, settings)
-    row = drive(loop, stream, until="suspected")
-    loop.hold()
-    drive(loop, stream, begin=row)
-    assert loop.state == "suspected"
-    assert isinstance(loop.policy, AskLast)
-
-
-def test_an_operator_can_roll_back(serving, settings, stream):
-    swapped = []
-    loop = Loop(serving, settings, swap=swapped.append)
-    with pytest.raises(ArgumentError, match="no former policy"):
-        loop.roll_back()
-    drive(loop, stream, until="watching", begin=drive(loop, stream, until="shadowing"))
-    assert loop.serving is not serving
-    loop.roll_back("it was better before")
-    assert loop.serving is serving
-    assert swapped[-1] is serving
-    assert loop.held
-    assert loop.events[-1].kind == "roll back"
-    assert "it was better before" in loop.events[-1].text
-
-
-def test_rolled_back_to_the_fallback_policy_while_in_the_shadow_it_can_go_on(
-    serving, settings, stream
-):
-    loop = Loop(serving, settings)
-    row = drive(loop, stream, until="shadowing")
-    loop.roll_back()
-    loop.release()
-    assert drive(loop, stream, begin=row, until="shadowing") < len(stream)
-    loop.roll_back()
-    assert isinstance(loop.policy, AskLast)
-    assert (loop.candidate, loop.state) == (None, "suspected")
-
-
-def test_rolled_back_to_the_fallback_policy_after_it_gave_up_it_can_go_on(serving, settings):
-    """Once it stayed in the state "watching" with nothing to watch, and could not be retried."""
-    hard = dataclasses.replace(settings, at_most=1e-4, window=400)
-    loop, stream = Loop(serving, hard), stream_of(20, 1800, seed=3)
-    row = drive(loop, stream, until="fallback")
-    assert loop.rows_needed > hard.window
-    loop.roll_back()
-    assert (loop.serving, loop.state) == (serving, "watching")
-    loop.roll_back()
-    assert isinstance(loop.policy, AskLast)
-    assert (loop.state, loop.rows_needed) == ("suspected", hard.refit_rows)
-    loop.release()
-    assert drive(loop, stream, begin=row, until="fallback") < len(stream)
-    assert [event.kind for event in loop.events].count("refit") == 2
-
-
 def test_where_nothing_can_be_certified_the_fallback_policy_stays(serving, settings):
     hard = dataclasses.replace(settings, at_most=1e-4, attempts=2)
     loop = Loop(serving, hard)
     drive(loop, stream_of(0 + 20, 1800, seed=3), until="fallback")
     assert loop.state == "fallback"
-    assert isinstance(loop.policy, AskLast)
+    assert isinstance(loop.serving, FallbackServing)
     kinds = [event.kind for event in loop.events]
     assert kinds.count("refit") == 2
     assert kinds[-1] == "give up"
     assert "gave up after 2 attempts" in loop.events[-1].text
-    loop.retry()
-    assert loop.state == "suspected"
-    with pytest.raises(ArgumentError, match='fallback" only'):
-        loop.retry()
+    loop.reset(serving, "installed by an operator")
+    assert (loop.state, loop.serving) == ("watching", serving)
+    assert str(loop.events[-1]).endswith("serves")
 
 
 def test_a_policy_that_breaks_the_promise_in_the_shadow_does_not_serve(serving, settings, stream):
@@ -233,7 +164,7 @@ def test_a_policy_that_breaks_the_promise_in_the_shadow_does_not_serve(serving, 
     drive(loop, misled(200, seed=31), until="suspected")
     assert loop.state == "suspected"
     assert "broken there" in loop.events[-1].text
-    assert isinstance(loop.policy, AskLast)
+    assert isinstance(loop.serving, FallbackServing)
 
 
 def test_a_policy_that_saves_nothing_does_not_serve(serving, settings, stream):
@@ -242,7 +173,7 @@ def test_a_policy_that_saves_nothing_does_not_serve(serving, settings, stream):
     )
     drive(loop, stream, until="suspected", begin=drive(loop, stream, until="shadowing"))
     assert "not cheaper" in loop.events[-1].text
-    assert isinstance(loop.policy, AskLast)
+    assert isinstance(loop.serving, FallbackServing)
 
 
 def test_a_fit_that_fails_is_a_failed_attempt(serving, settings, stream):
@@ -252,7 +183,7 @@ def test_a_fit_that_fails_is_a_failed_attempt(serving, settings, stream):
     loop = Loop(serving, dataclasses.replace(settings, attempts=1), refit=refit)
     drive(loop, stream, until="fallback")
     assert "no good" in loop.events[-1].text
-    assert isinstance(loop.policy, AskLast)
+    assert isinstance(loop.serving, FallbackServing)
 
 
 def test_a_change_in_mid_shadow_of_a_better_policy_is_found(serving, settings, stream):
@@ -260,28 +191,28 @@ def test_a_change_in_mid_shadow_of_a_better_policy_is_found(serving, settings, s
     row = drive(loop, stream, until="shadowing")
     row = drive(loop, stream, begin=row, until="watching")
     row = drive(loop, stream, begin=row, until="shadowing")
-    assert not isinstance(loop.policy, AskLast)  # the one before still serves
+    assert not isinstance(loop.serving, FallbackServing)  # the one before still serves
     drive(loop, misled(25, seed=78), until="suspected", at_once=5)
     assert loop.state == "suspected"
-    assert isinstance(loop.policy, AskLast)
+    assert isinstance(loop.serving, FallbackServing)
     assert loop.candidate is None
 
 
 def test_the_status_reports_where_it_stands(serving, settings, stream):
     loop = Loop(serving, settings, clock=lambda: 12.5)
     drive(loop, stream.take(slice(100)))
-    status = json.loads(json.dumps(status_of(loop)))
+    status = json.loads(json.dumps(loop.status()))
     assert status["state"] == "watching"
     assert status["audited"] == 100
     assert {test["test"] for test in status["tests"]} == {"calibration", "promise", "states"}
     assert status["waiting"] is None
     row = drive(loop, stream, begin=100, until="suspected")
-    waiting = status_of(loop)["waiting"]
+    waiting = loop.status()["waiting"]
     assert waiting["of"] == settings.refit_rows
     assert 0 < waiting["rows"] < settings.refit_rows
     drive(loop, stream, begin=row, until="shadowing")
     drive(loop, rows_of(10, seed=6, shifted=True))
-    status = status_of(loop)
+    status = loop.status()
     assert status["waiting"] == {"rows": 10, "of": settings.shadow_rows, "for": "swap"}
     assert status["events"][-1]["kind"] == "alarm"  # the newest comes first
     assert status["events"][0]["time"] == 12.5
@@ -292,12 +223,6 @@ def test_rows_outside_the_window_are_dropped(serving, settings):
     drive(loop, stream_of(1000, 0, seed=7))
     assert loop.audited == 1000
     assert loop._count_from(0) == 300
-
-
-def test_events_are_lines_of_json():
-    event = Event(7, "suspected", "alarm", "why", {"e_value": 30.0})
-    assert json.loads(event.to_line()) == event.to_dict()
-    assert str(event) == "row 7: suspected: why"
 
 
 def test_settings_that_cannot_be_are_refused(serving, settings):
@@ -346,31 +271,3 @@ def test_any_error_of_a_fit_is_a_failed_attempt(serving, settings, stream):
     assert [event.kind for event in failed] == ["not certified", "give up"]
     assert "OSError at test_loop.py" in failed[0].text
     assert "must not hold" not in failed[0].text
-
-
-def test_attempts_after_a_retry_share_the_level_too(serving, settings):
-    hard = dataclasses.replace(settings, at_most=1e-4, attempts=2)
-    loop, stream = Loop(serving, hard), stream_of(20, 1800, seed=3)
-    row = drive(loop, stream, until="fallback")
-    loop.retry()
-    drive(loop, stream, begin=row, until="fallback")
-    levels = [1 - e.facts["promise"]["confidence"] for e in loop.events if "promise" in e.facts]
-    share = 1 - hard.confidence
-    assert levels == pytest.approx([share / 2, share / 6, share / 12, share / 20][: len(levels)])
-    assert len(levels) > 2
-
-
-def test_falling_back_twice_keeps_the_former_policy(serving, settings, stream):
-    loop = Loop(serving, settings)
-    drive(loop, stream, until="suspected")
-    loop.fall_back()
-    assert loop.former is serving
-    loop.roll_back()
-    assert loop.serving is serving
-
-
-def test_the_events_returned_stay_as_they_are(serving, settings, stream):
-    loop = Loop(serving, settings)
-    events = loop.update(stream.take(slice(1)), [0])
-    loop.hold()
-    assert events == []

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ttamer.drift.decisions import decide
-from ttamer.drift.fallback import AskLast
 
 import ttamer as tt
-from support.shifting import SPEC, stream_of
+from support.shifting import stream_of
+from ttamer.baselines.single import AlwaysLast
 from ttamer.drift import LoopSettings, serving_of
-from ttamer.drift.replay import replay_stream
+from ttamer.drift.monitor import decide
+from ttamer.drift.replay import BATCH_ROWS, replay_stream
 from ttamer.errors import ArgumentError
 
 
@@ -20,7 +20,7 @@ class Same:
     rows = 0
 
     def __init__(self):
-        self.rule = AskLast(SPEC)
+        self.rule = AlwaysLast().fit(stream_of(1, 0, seed=0))[0].rule
 
     def update(self, rows):
         Same.rows += len(rows)
@@ -32,52 +32,33 @@ def replayed(serving, settings):
     return replay_stream(serving, stream, settings, share=0.3, rivals={"same": Same()}), stream
 
 
+def first(found, kind):
+    """The first row of the batch after the first event of a kind."""
+    number = next(event.number for event in found.events if event.kind == kind)
+    return (number // BATCH_ROWS + 1) * BATCH_ROWS
+
+
 def test_the_loop_brings_the_error_back_inside_the_promise(replayed, settings):
     found, _ = replayed
-    phases = found.phases()
-    assert [phase["serving"] for phase in phases][:3] == [
-        "the first policy", "the fallback policy", "a new policy",
-    ]  # fmt: skip
-    assert 1500 < phases[1]["begin"] < 2300
-    assert found.audited_between(1500, phases[1]["begin"]) < 200
-    last = found.between(phases[2]["begin"], len(found))
+    alarm, swap = first(found, "alarm"), first(found, "swap")
+    assert 1500 < alarm < 2300
+    assert found.between(1500, alarm)["audited"] < 200
+    last = found.between(swap, len(found))
     assert last["adapted"]["error"] <= settings.at_most
     assert last["fixed"]["error"] > settings.at_most
     assert last["adapted"]["cost"] < last["fallback"]["cost"]
+    between = found.between(alarm, swap)
+    assert between["adapted"] == between["fallback"]
+    for begin, end in ((5, 5), (-1, 5), (4000, 5001)):
+        with pytest.raises(ArgumentError, match=f"begin is {begin} and end is {end}"):
+            found.between(begin, end)
 
 
 def test_until_the_alarm_it_is_the_policy_as_it_is(replayed, serving):
     found, stream = replayed
-    end = found.phases()[0]["end"]
-    plain = decide(serving.policy, stream)
+    end, plain = first(found, "alarm"), decide(serving.policy, stream)
     np.testing.assert_array_equal(found.arms["adapted"].lost[:end], plain.wrong[:end])
     np.testing.assert_array_equal(found.arms["fixed"].cost, plain.cost)
-
-
-def test_in_its_phase_the_fallback_policy_alone_decides(replayed):
-    """Also in the batch of the alarm: its rows after the alarm are not of this phase."""
-    found, _ = replayed
-    fallback = found.phases()[1]
-    assert fallback["adapted"] == fallback["fallback"]
-    alarm = next(event.number for event in found.events if event.kind == "alarm")
-    assert fallback["begin"] > alarm + 1  # else this shows nothing
-
-
-def test_blocks_cover_the_stream_and_agree_with_the_whole(replayed):
-    found, _ = replayed
-    blocks = found.blocks(700)
-    assert [block["begin"] for block in blocks] == list(range(0, 5000, 700))
-    assert blocks[-1]["end"] == 5000
-    weights = [block["end"] - block["begin"] for block in blocks]
-    assert list(found.arms) == ["adapted", "fixed", "same", "fallback"]
-    for arm in found.arms:
-        mean = np.average([block[arm]["error"] for block in blocks], weights=weights)
-        assert mean == pytest.approx(found.between(0, 5000)[arm]["error"])
-    with pytest.raises(ArgumentError, match="rows is 0"):
-        found.blocks(0)
-    for begin, end in ((5, 5), (-1, 5), (4000, 5001)):
-        with pytest.raises(ArgumentError, match=f"begin is {begin} and end is {end}"):
-            found.between(begin, end)
 
 
 def test_a_rival_takes_the_audited_rows_and_decides_with_its_rule(replayed):
@@ -111,4 +92,4 @@ def test_mean_losses_are_in_the_unit_of_the_losses():
     plain = tt.evaluate(serving.policy, stream, resamples=0)
     assert found.arms["fixed"].lost.mean() == pytest.approx(plain.error)
     assert found.arms["fallback"].lost.mean() == pytest.approx(stream.losses()[:, -1].mean())
-    assert found.to_dict(block=250)["measure"] == "mean loss"
+    assert found.measure == "mean loss"

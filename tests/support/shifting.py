@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from ttamer.drift.decisions import Decisions
 
 from ttamer.cascade import CascadeSpec
+from ttamer.drift.monitor import AuditedDecisions
 from ttamer.trace.trace import Trace
 
 SPEC = CascadeSpec.of({"small": 1.0, "middle": 3.0, "large": 10.0}, kind="exits", target="last")
@@ -44,11 +44,11 @@ def stream_of(quiet: int, changed: int, *, seed: int) -> Trace:
 
 def decided(
     rng: np.random.Generator, rows: int, *, error=0.05, believed=0.05, states=0.0, steps=2
-) -> Decisions:
+) -> AuditedDecisions:
     """What a policy did, drawn row by row; ``states`` moves them."""
     wrong = rng.random(rows) < error
     lost = np.stack([wrong, rng.random(rows) < 0.02], axis=1)
     found = np.floor(8 * rng.random((rows, steps)) ** (1 - states))
-    return Decisions(
+    return AuditedDecisions(
         np.zeros(rows, np.intp), wrong, lost, np.ones(rows), np.full(rows, believed), found
     )

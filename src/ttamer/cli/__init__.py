@@ -31,6 +31,8 @@ COMMANDS = {
     "frontier": ("compare", "compare ttamer with other rules, and recommend one"),
     "report": ("compare", "write the comparison as one page with figures"),
     "serve": ("serve", "serve a cascade behind one URL"),
+    "drift": ("drift", "test the policy in service on a decision log, and replace it"),
+    "forget": ("drift", "delete requests from a decision log, by their ids"),
     "torch": ("torch", "time the parts of an early-exit network on this machine"),
     "inspect": ("inspect", "check a .ttamer file, and show what it holds"),
     "solve": ("solve", "solve a problem.json exactly"),

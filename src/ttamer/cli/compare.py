@@ -3,7 +3,7 @@
 import functools
 import textwrap
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import click
 from ttamer import datasets
 from ttamer._checks import require_whole
 from ttamer.baselines import FAMILIES
+from ttamer.cascade import CascadeSpec
 from ttamer.cli.options import (
     Function,
     Output,
@@ -27,7 +28,9 @@ from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import MORE_ERROR, OURS, Frontier, family_names, frontier
 from ttamer.reporting.page import require_page, write_report
 from ttamer.reporting.recommendation import budget_of, points_in_words, recommend
+from ttamer.reporting.savings import savings
 from ttamer.show.tables import paint
+from ttamer.trace.decisions import read_decisions
 from ttamer.trace.trace import Trace
 
 
@@ -69,6 +72,7 @@ def comparison_options(function: Function) -> Function:
                 else (reading.read(fit or ""), reading.read(test or ""))
             ),
             trace_words=trace_words,
+            source=(trace, reading),
             **options,
         )
 
@@ -81,6 +85,7 @@ def comparison_options(function: Function) -> Function:
 def frontier_command(
     read: Any,
     trace_words: str,
+    source: Any,  # noqa: ARG001 - for the report
     names: list[str] | None,
     resamples: int,
     output: str | None,
@@ -108,9 +113,13 @@ def frontier_command(
 @output_option("report.html", text="Where to write the page.",
                kind=Output(makes_folders=True))  # fmt: skip
 @click.option("--title", help="The title of the page.")
+@click.option("--against", metavar="NODE", help="In place of the page: what a policy would have "
+              "saved on a server's decision log, where NODE answers everything.")  # fmt: skip
 def report_command(
     read: Any,
     trace_words: str,
+    source: tuple[str | None, Reading],
+    against: str | None,
     names: list[str] | None,
     resamples: int,
     output: str,
@@ -121,6 +130,9 @@ def report_command(
 
     Its figures are written beside it as PNG and SVG.
     """
+    if against is not None:
+        _show_savings(*source, against, resamples, as_json=as_json)
+        return
     require_page(output)
     if names is not None:
         names = list(dict.fromkeys(["ttamer", *names]))  # the page is about its policies
@@ -133,6 +145,17 @@ def report_command(
         print(to_json({**result.to_dict(), "written": [str(path) for path in paths]}))
     else:
         print(f"{result}{advice_text(result, trace_words)}\n\n  written to {paths[0]}")
+
+
+def _show_savings(
+    path: str | None, reading: Reading, against: str, resamples: int, *, as_json: bool
+) -> None:
+    if path is None:
+        raise ArgumentError("--against takes one LOG, in place of --fit and --test")
+    spec = reading.spec
+    log = read_decisions(path, CascadeSpec.from_file(spec) if isinstance(spec, str) else spec)
+    result = savings(log.trace, against, spent=float(log.audit_cost.sum()), resamples=resamples)
+    print(to_json(asdict(result)) if as_json else result)
 
 
 def advice_text(result: Frontier, trace_words: str | None = None) -> str:

@@ -191,15 +191,13 @@ class AuditLog:
                 labels = "DELETE FROM labels WHERE request = ? RETURNING label"
                 if early := base.execute(labels, (row.request,)).fetchall():
                     row = dataclasses.replace(row, label=early[0][0])
-            texts = (
-                json.dumps([row.answers[n] for n in self._spec.names]),
-                json.dumps({**row.inputs}),
-            )
+            answers = json.dumps([row.answers[name] for name in self._spec.names])
             base.execute(
                 "REPLACE INTO audits (request, number, time, chance, label, answers, inputs, "
                 "prompt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (row.request, row.number, row.time, row.chance, row.label, *texts, row.prompt),
-            )
+                (row.request, row.number, row.time, row.chance, row.label, answers,
+                 json.dumps(dict(row.inputs)), row.prompt),
+            )  # fmt: skip
             self._added += 1
             if self._added % self.retire_every == 0:
                 self._retire(base)
@@ -356,7 +354,7 @@ def trace_of_rows(spec: CascadeSpec, rows: Sequence[AuditRow]) -> Trace:
     answers = [[row.answers[name] for name in spec.names] for row in rows]
     labels = [row.label for row in rows]
     prompts = [row.prompt for row in rows]
-    scores: Any = None
+    verdicts: dict[str, Any] = {}
     if any(answer.score is not None for row in answers for answer in row):
         known = [
             [float(a.prediction == label) if a.score is None and label is not None else a.score
@@ -364,16 +362,15 @@ def trace_of_rows(spec: CascadeSpec, rows: Sequence[AuditRow]) -> Trace:
             for row, label in zip(answers, labels, strict=True)
         ]  # fmt: skip
         scores = np.array(known, float)  # None is NaN
-    is_graded = spec.loss_bound is not None and not spec.mistakes
+        is_graded = spec.loss_bound is not None and not spec.mistakes
+        right = np.where(scores >= 0, scores >= 0.5, np.nan)
+        verdicts = {"raw_loss": 1 - scores} if is_graded else {"correct": right}
     return Trace(
         spec,
         np.array([[answer.confidence for answer in row] for row in answers], np.float64),
         prediction=codes.encode([[answer.prediction for answer in row] for row in answers]),
         label=None if all(label is None for label in labels) else codes.encode(labels),
-        correct=None
-        if scores is None or is_graded
-        else np.where(scores >= 0, scores >= 0.5, scores),
-        raw_loss=None if scores is None or not is_graded else 1 - scores,
+        **verdicts,
         cost=np.array([[answer.cost for answer in row] for row in answers], np.float64),
         prompt=None if all(p is None for p in prompts) else np.array(prompts, object),
         inputs=inputs,
@@ -425,9 +422,9 @@ def _rows(
     last: int | None = None,
 ) -> list[AuditRow]:
     """Return the newest rows for which a condition holds, the oldest of them first."""
+    columns = "number, time, chance, answers, label, inputs, request, prompt"
     rows = base.execute(
-        "SELECT number, time, chance, answers, label, inputs, request, prompt FROM audits "
-        f"WHERE {where} ORDER BY id DESC LIMIT ?",
+        f"SELECT {columns} FROM audits WHERE {where} ORDER BY id DESC LIMIT ?",  # noqa: S608 - ours
         (value, -1 if last is None else last),
     ).fetchall()
     return [

@@ -20,7 +20,7 @@ import numpy as np
 
 from ttamer._checks import counted
 from ttamer._files import atomic_write
-from ttamer.artefact.file import load, save
+from ttamer.artefact.file import open_artefact, save
 from ttamer.drift.audits import AuditLog, AuditRow, NodeAnswer, trace_of_rows
 from ttamer.drift.loop import CertifiedServing, Event, Loop, LoopSettings, Serving, serving_of
 from ttamer.errors import ArgumentError
@@ -102,11 +102,11 @@ def watch(
     policy, decisions = Path(policy), read_decisions(log)
     content = _content(policy)
     with AuditLog(state or f"{policy}.drift", decisions.trace.spec) as base:
-        job = _Job(base, policy, settings, refit)
         if _digest(content) not in (base.kept("installed"), base.kept("next")):
             base.clear()  # the first run, or an operator's policy
             base.keep("first", content)
             base.keep("installed", _digest(content))
+        job = _Job(base, policy, settings, refit)
         job.add(decisions)
         return job.run(reference, replace=replace)
 
@@ -124,16 +124,12 @@ class _Job:
         refit: Callable[[Trace], FittedLadder],
     ) -> None:
         self._base, self._policy, self._settings, self._fit = base, policy, settings, refit
-        self._first = _ladder_of(base.kept("first") or b"")
+        self._first, self._version = _opened(base.kept("first") or b"")
 
     def add(self, decisions: LoggedDecisions) -> None:
         """Keep the audited rows that are complete, and known to be right or wrong."""
         trace, seen = decisions.trace, self._base.rows_after(-1)
-        version = (self._base.kept("version") or b"").decode()
-        if not version:
-            version = sha256(self._base.kept("first") or b"").hexdigest()[:16]
-            self._base.keep("version", version.encode())
-        decided = [number for number, name in enumerate(decisions.versions) if name == version]
+        decided = [k for k, name in enumerate(decisions.versions) if name == self._version]
         begin = decided[0] if decided else len(trace)
         begin = 0 if seen else begin  # the log may have been rotated since
         is_audited = ~np.isnan(decisions.drawn) & trace.answered.all(axis=1)
@@ -218,7 +214,7 @@ class _Job:
         name = f"fit {rows.digest}"
         content = self._base.kept(name)
         if content is not None:
-            return _ladder_of(content)
+            return _opened(content)[0]
         ladder = self._fit(rows)
         self._base.keep(name, _packed(ladder))
         return ladder
@@ -246,13 +242,14 @@ def _packed(policy: Any) -> bytes:
         return Path(folder, "policy.ttamer").read_bytes()
 
 
-def _ladder_of(content: bytes) -> FittedLadder:
+def _opened(content: bytes) -> tuple[FittedLadder, str]:
+    """Return a ladder, and the version that the server calls it."""
     with TemporaryDirectory() as folder:
         Path(folder, "policy.ttamer").write_bytes(content)
-        ladder = load(Path(folder, "policy.ttamer"))
-    if not isinstance(ladder, FittedLadder):
+        artefact = open_artefact(Path(folder, "policy.ttamer"))
+    if not isinstance(artefact.policy, FittedLadder):
         raise ArgumentError(
             "the file holds one policy, and the loop chooses among those of a ladder: put the "
             "ladder that ttamer fit wrote there"
         )
-    return ladder
+    return artefact.policy, str(artefact.facts["sha256"])[:16]

@@ -33,7 +33,7 @@ class RefitProcess:
 
     Args:
         hidden: The environment variables that the child does not get, such as keys.
-        timeout: The number of seconds after which a fit is ended: until then the loop takes no rows.
+        timeout: The number of seconds after which a fit is ended.
     """
 
     niceness = 10  # requests have priority

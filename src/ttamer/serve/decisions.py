@@ -114,8 +114,8 @@ class DecisionLog:
             elif call.confidence is not None:
                 row["confidence"] = call.confidence
                 row["prediction"] = self._kept(call.prediction, classes)
-                if scores and call.prediction in scores:
-                    row["score"] = scores[str(call.prediction)]
+                if scores and str(call.prediction or "") in scores:
+                    row["score"] = scores[str(call.prediction or "")]
         self._rows.append({
             "v": LOG_VERSION, "time": round(time.time(), 3), "request": request,
             "policy": version, "by": by, "cost": cost, "nodes": nodes, "prompt": text, **facts,

@@ -147,8 +147,15 @@ def _decisions(
     prompts = np.array([row.get("prompt") for row in rows], object)
     if any(prompt is not None for prompt in prompts):
         known["prompt"] = prompts
-    asked_for_audit = np.nan_to_num(numbers["cost"]) * (np.nan_to_num(numbers["chance"]) < 1)
-    judging = np.array([row.get("judging") or 0.0 for row in rows])
+    stated = [row.get("inputs") or {} for row in rows]
+    inputs = {  # an input that some requests lack cannot be read
+        name: np.array([values[name] for values in stated], float)
+        for name in stated[0]
+        if len({np.shape(values.get(name, [[]])) for values in stated}) == 1
+    }
+    spent = np.nansum(numbers["cost"], axis=1)
+    for number, row in enumerate(rows):  # what the request cost by itself is no audit
+        spent[number] += (row.get("judging") or 0.0) - (row.get("cost") or 0.0)
     trace = Trace.from_arrays(
         spec, numbers["confidence"], prediction=prediction, cost=numbers["cost"],
         chance=numbers["chance"],
@@ -162,7 +169,7 @@ def _decisions(
         tuple(str(row.get("request")) for row in rows),
         np.array([row.get("time") or 0.0 for row in rows], float),
         np.array([row.get("drawn") or np.nan for row in rows], float),
-        asked_for_audit.sum(axis=1) + judging,
+        np.maximum(spent, 0.0),
         tuple(str(row.get("policy")) for row in rows),
     )
 

@@ -1,0 +1,70 @@
+"""``ttamer drift`` and ``forget``: jobs on the decision log of a server."""
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from ttamer.cli.options import at_most_one, command, json_option
+from ttamer.cli.printing import to_json
+from ttamer.drift import LoopSettings, watch
+from ttamer.errors import ArgumentError
+from ttamer.trace.trace import Trace
+
+
+@command("drift")
+@click.argument("log")
+@click.option("--policy", required=True, metavar="FILE", help="The .ttamer file that is served.")
+@click.option("--error", type=float, metavar="E", help="The promise: an error of at most E.")
+@click.option("--drop", type=float, metavar="D",
+              help="The promise: an error at most D above that of --against.")  # fmt: skip
+@click.option("--against", metavar="NODE", help="For --drop: the node (default: the last).")
+@click.option("--confidence", type=float, default=0.95, show_default=True, metavar="C",
+              help="Of every promise.")  # fmt: skip
+@click.option("--false-alarms", type=float, default=0.05, show_default=True, metavar="A",
+              help="The chance that there is ever an alarm without a change.")  # fmt: skip
+@click.option("--refit-rows", type=int, default=400, show_default=True, metavar="N",
+              help="The audited rows that a new policy waits for.")  # fmt: skip
+@click.option("--reference", metavar="TRACE", help="Rows that the policy was not fitted to "
+              "(default: its first audited rows).")  # fmt: skip
+@click.option("--replace", is_flag=True, help="Write the policy that should serve to --policy.")
+@json_option
+def drift_command(
+    log: str,
+    policy: str,
+    error: float | None,
+    drop: float | None,
+    against: str | None,
+    reference: str | None,
+    replace: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Test the policy in service on the audited requests of LOG; run it now and then, as by cron.
+
+    After an alarm the last node serves; a policy is fitted to what came since, certified, compared
+    with it, and put into service. FILE.drift keeps what earlier runs have read. Exit code 1: the
+    policy in the file is not the one that should serve.
+    """
+    at_most_one(error=error, drop=drop)
+    if error is None and drop is None:
+        raise ArgumentError("a promise is needed: give --error or --drop")
+    at_most, kind = (error, "error") if drop is None else (drop, "drop")
+    settings = LoopSettings(at_most, kind=kind, against=against, **options)  # type: ignore[arg-type]
+    rows = None if reference is None else Trace.read(reference)
+    found = watch(log, policy, settings, reference=rows, replace=replace)
+    print(to_json(asdict(found)) if as_json else found)
+    return 0 if found.is_current else 1
+
+
+@command("forget")
+@click.argument("log")
+@click.argument("requests", nargs=-1, required=True, metavar="REQUEST...")
+def forget_command(log: str, requests: tuple[str, ...]) -> None:
+    """Delete all that a decision LOG keeps of requests, by their ids (x-request-id).
+
+    A server may go on writing the log.
+    """
+    from ttamer.serve.decisions import forget  # needs the server's libraries
+
+    print(f"{forget(log, requests)} lines deleted")
