@@ -138,7 +138,7 @@ class _Job:
         earliest = min((row.time for row in seen), default=-1.0)
         number = max((row.number for row in seen), default=-1)
         loss = 1 - trace.loss
-        for row in np.flatnonzero(is_audited[begin:]) + begin:
+        for row in (np.flatnonzero(is_audited[begin:]) + begin).tolist():
             request, time = decisions.requests[row], float(decisions.times[row])
             if (request, time) in former or time < earliest:
                 continue

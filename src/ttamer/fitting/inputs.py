@@ -63,11 +63,12 @@ def _word_counts(text: str, size: int) -> Floats:
     if (match := HASHED.fullmatch(text)) is not None:
         pairs = [pair.split(":") for pair in match[2].split()]
         columns = np.array([int(column) for column, _ in pairs], np.int64)
-        return np.bincount(columns % size, [float(count) for _, count in pairs], size)
+        signed = [float(count) for _, count in pairs]
+        return np.asarray(np.bincount(columns % size, signed, size), float)
     words = [_number_word(w) if w.isdigit() else w for w in WORD.findall(_ends_of(text).lower())]
     grams = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
     codes = np.array([zlib.crc32(gram.encode("utf-8", "replace")) for gram in grams], np.int64)
-    return np.bincount(codes % size, 2.0 * ((codes >> 20) & 1) - 1, size)
+    return np.asarray(np.bincount(codes % size, 2.0 * ((codes >> 20) & 1) - 1, size), float)
 
 
 def hashed_prompt(text: str) -> str:

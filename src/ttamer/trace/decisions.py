@@ -16,6 +16,7 @@ gave it. ``drawn`` is the chance with which a request was drawn for an audit, wh
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,9 @@ def log_files(path: Path) -> list[Path]:
     return [*sorted(older, key=lambda file: -int(file.suffix[1:])), path]
 
 
-def read_decisions(path: str | Path, spec: CascadeSpec | None = None) -> LoggedDecisions:
+def read_decisions(
+    path: str | os.PathLike[str], spec: CascadeSpec | None = None
+) -> LoggedDecisions:
     """Read a decision log, with the older files beside it.
 
     Args:
