@@ -20,13 +20,13 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from ttamer.drift.decisions import decide
+from ttamer.drift.settings import LoopSettings
 
 import ttamer as tt
-from ttamer.drift.decisions import decide
 from ttamer.drift.loop import serving_of
 from ttamer.drift.monitor import Bound, Monitor
 from ttamer.drift.replay import replay_stream
-from ttamer.drift.settings import LoopSettings
 from ttamer.reporting import save_figure
 from ttamer.stats.bounds import binomial_upper
 from ttamer.trace.trace import Trace

@@ -12,12 +12,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from ttamer.drift.settings import LoopSettings
 
 import ttamer as tt
 from ttamer.drift.loop import serving_of
 from ttamer.drift.monitor import Bound
 from ttamer.drift.replay import replay_stream
-from ttamer.drift.settings import LoopSettings
 from ttamer.reporting import save_figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

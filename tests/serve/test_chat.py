@@ -208,7 +208,7 @@ class TestStreams:
         response = served.chat({"content": prompt, "stream": True})
         assert served.models["large"].bodies[0]["logprobs"] is True
         assert all("logprobs" not in c["choices"][0] for c in events(response) if c["choices"])
-        (row,) = map(json.loads, log.read_text().splitlines())
+        _, row = map(json.loads, log.read_text().splitlines())
         large = row["nodes"]["large"]
         assert large["prediction"] == text_of(response) == served.models["large"].answer(prompt)[0]
         assert large["confidence"] == pytest.approx(served.models["large"].answer(prompt)[1])

@@ -106,6 +106,9 @@ class AuditSampler:
         Args:
             request: What the draw is made of, such as the id of the request.
             now: The time in seconds; it never decreases.
+
+        Returns:
+            Whether the request is audited, and with which chance.
         """
         chance = self._chance(now)
         self.requests += 1
@@ -117,7 +120,11 @@ class AuditSampler:
         return Draw(audited, chance)
 
     def settle(self, cost: float) -> None:
-        """Replace the reserved cost of one audit by its actual cost."""
+        """Replace the reserved cost of one audit by its actual cost.
+
+        Args:
+            cost: The actual cost, in the cascade's units.
+        """
         self._spend(cost - self.cost)
 
     def _spend(self, cost: float) -> None:
@@ -262,7 +269,12 @@ class Auditor:
         return is_taken
 
     def fail(self, request: str, spent: float = 0.0) -> None:
-        """Record that a node failed during an audit, which cost this much."""
+        """Record that a node failed during an audit.
+
+        Args:
+            request: The id of the request.
+            spent: The cost of the audit.
+        """
         with self._lock:
             self.sampler.settle(spent)
             self.failed += 1
@@ -323,20 +335,15 @@ class Auditor:
         with self._lock:
             closing, self._closing = self._closing, True
         if not closing:
-            self.count_lost(self._rows.close(timeout))
-            self.count_lost(self._known.close(timeout))
+            self._count_lost(self._rows.close(timeout))
+            self._count_lost(self._known.close(timeout))
 
-    def count_lost(self, count: int, reason: str = "") -> None:
+    def _count_lost(self, count: int, reason: str = "") -> None:
         """Count rows that were lost, and report why."""
         with self._lock:
             self.lost += count
         if reason:
             self._report_failure(reason)
-
-    @property
-    def most_waiting(self) -> int:
-        """The number of rows that may wait for each thread."""
-        return self._most_waiting
 
     def _write(self, row: AuditRow) -> None:
         """Add a row to the log; pass it on if its right answer is known."""
@@ -344,7 +351,7 @@ class Auditor:
         self.written += 1
         is_known = self._spec.target == "last" or row.is_known
         if self.loop is not None and is_known and not self._known.put(row):
-            self.count_lost(1)
+            self._count_lost(1)
 
     def _update(self, row: AuditRow) -> None:
         """Pass a row to the loop."""
@@ -379,7 +386,7 @@ class _Worker:
 
     def put(self, row: AuditRow) -> bool:
         """Add a row; return whether there was room."""
-        has_room = self._items.qsize() < self._auditor.most_waiting
+        has_room = self._items.qsize() < self._auditor._most_waiting
         if has_room:
             self._items.put(row)
         return has_room
@@ -402,4 +409,4 @@ class _Worker:
                 self._work(row)
             except Exception as error:  # the thread must survive any failure
                 with suppress(Exception):
-                    self._auditor.count_lost(1, f"an audited row was lost: {failure_text(error)}")
+                    self._auditor._count_lost(1, f"an audited row was lost: {failure_text(error)}")

@@ -85,6 +85,9 @@ class AuditRow:
 
         Args:
             conceal: From a text to another; equal texts must stay equal.
+
+        Returns:
+            The new row.
         """
         answers = {
             name: answer._replace(
@@ -228,24 +231,50 @@ class AuditLog:
         return None
 
     def forget(self, request: str) -> int:
-        """Delete the rows of a request, and return how many there were."""
+        """Delete the rows of a request.
+
+        Args:
+            request: The id of the request.
+
+        Returns:
+            The number of rows deleted.
+        """
         base = self._open()
         with self._lock, database_errors(self.path):
             base.execute("DELETE FROM labels WHERE request = ?", (request,))
             return base.execute("DELETE FROM audits WHERE request = ?", (request,)).rowcount
 
     def rows_after(self, number: int) -> list[AuditRow]:
-        """Return the rows numbered above this, in the order of their numbers."""
+        """Return some rows.
+
+        Args:
+            number: The rows are those with a higher number.
+
+        Returns:
+            The rows, in the order of their numbers.
+        """
         rows = _rows(self._open(), self._spec.names, "number > ?", number)
         return sorted(rows, key=lambda row: row.number)
 
     def keep(self, name: str, content: bytes) -> None:
-        """Keep a file beside the rows, such as a policy."""
+        """Keep a file beside the rows, such as a policy.
+
+        Args:
+            name: The name of the file; one with the same name is replaced.
+            content: Its content.
+        """
         with self._lock, database_errors(self.path):
             self._open().execute("REPLACE INTO files VALUES (?, ?)", (name, content))
 
     def kept(self, name: str) -> bytes | None:
-        """Return the content of a file that is kept; ``None`` where there is none."""
+        """Return a file that is kept.
+
+        Args:
+            name: The name of the file.
+
+        Returns:
+            Its content; ``None`` where there is none.
+        """
         row = self._open().execute("SELECT content FROM files WHERE name = ?", (name,)).fetchone()
         return None if row is None else bytes(row[0])
 
@@ -301,6 +330,10 @@ def read_log(
     path: str | os.PathLike[str], *, last: int | None = None, labelled: bool = False
 ) -> Trace:
     """Return the rows of a log as a trace; a process that writes it is not disturbed.
+
+    ::
+
+        read_log("audits.db", last=1000).write("held.parquet")
 
     Args:
         path: The file of the log.

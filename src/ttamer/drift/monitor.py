@@ -279,7 +279,14 @@ class Bound:
         return self.at_most if self.unit is None else self.at_most / self.unit
 
     def excess(self, decisions: AuditedDecisions) -> Floats:
-        """Return the loss of each row above the bound, as a share of the largest loss."""
+        """Return the loss of each row above the bound, as a share of the largest loss.
+
+        Args:
+            decisions: What the policy did on T rows.
+
+        Returns:
+            Shape (T,).
+        """
         lost = decisions.wrong.astype(np.float64)
         if self.kind == "drop":
             lost -= decisions.lost[:, self.node]
@@ -412,7 +419,11 @@ class Monitor:
         return None
 
     def evidence(self) -> tuple[Evidence, ...]:
-        """Return how far each test is from an alarm, in the order of ``tests``."""
+        """Return how far each test is from an alarm.
+
+        Returns:
+            The evidence of each test, in the order of ``tests``.
+        """
         return tuple(
             Evidence(test.name, min(test.e_value, self.max_shown), test.threshold)
             for test in self._tests

@@ -144,8 +144,8 @@ def savings(
     columns = np.zeros((5, len(trace)))
     for half in (first, ~first):
         columns[:, ~half] = _measured(trace.take(half), trace.take(~half), node, allowed)
-    weighted = [*(weight * columns), weight]
-    means = RowBootstrap.of(len(trace), resamples=resamples, seed=seed).column_means(weighted)
+    weighted, units = [*(weight * columns), weight], np.unique(group, return_inverse=True)[1]
+    means = RowBootstrap.of(units, resamples=resamples, seed=seed).column_means(weighted)
     point = (columns @ weight / weight.sum()).tolist()
     drawn = means[:, :5].T / means[:, 5]
     saved = 1 - point[1] / point[3]
