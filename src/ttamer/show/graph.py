@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,6 +13,8 @@ from pathlib import Path
 CHARACTER, LINE_HEIGHT, PADDING = 6.6, 15, 8
 # The distances between columns and rows of boxes, and around the drawing, in pixels.
 COLUMN_GAP, ROW_GAP, MARGIN = 90, 24, 20
+# How far an arrow over a column hangs below the boxes, in pixels.
+BOW = 26
 # Colours that also differ in lightness, so that the drawing reads in grey.
 COLOURS = {"ink": "#1c2733", "used": "#1f5fa8", "unused": "#b4bac2", "answer": "#d9730d"}
 
@@ -94,7 +97,10 @@ def draw_graph(boxes: Sequence[Box], arrows: Sequence[Arrow], *, caption: str = 
         corners.append((left[box.column], below[box.column]))
         below[box.column] += height + ROW_GAP
     width = max(at - COLUMN_GAP + MARGIN, 2 * MARGIN + CHARACTER * len(caption))
-    total = max(below.values(), default=0.0) + (LINE_HEIGHT + ROW_GAP if caption else 0)
+    bottom = max(below.values(), default=0.0) - ROW_GAP
+    span = {(a.source, a.target): boxes[a.target].column - boxes[a.source].column for a in arrows}
+    total = bottom + ROW_GAP + BOW * (max(span.values(), default=1) - 1)
+    total += LINE_HEIGHT + ROW_GAP if caption else 0
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{total:.0f}" '
         f'viewBox="0 0 {width:.0f} {total:.0f}" font-family="monospace" '
@@ -111,15 +117,21 @@ def draw_graph(boxes: Sequence[Box], arrows: Sequence[Arrow], *, caption: str = 
         y1 = corners[arrow.source][1] + sizes[arrow.source][1] / 2
         x2, y2 = corners[arrow.target][0], corners[arrow.target][1] + sizes[arrow.target][1] / 2
         colour = COLOURS[arrow.colour]
-        bend = (x2 - x1) / 2
+        bend, low1, low2 = (x2 - x1) / 2, y1, y2
+        if span[arrow.source, arrow.target] > 1:  # below the boxes between the two
+            x1, y1 = x1 - 30, corners[arrow.source][1] + sizes[arrow.source][1]
+            x2, y2 = x2 + 30, corners[arrow.target][1] + sizes[arrow.target][1]
+            bend, low1 = (x2 - x1) / 6, bottom + BOW * (span[arrow.source, arrow.target] - 1) * 1.3
+            low2 = low1
         parts.append(
-            f'<path d="M{x1:.1f} {y1:.1f}C{x1 + bend:.1f} {y1:.1f} {x2 - bend:.1f} {y2:.1f} '
+            f'<path d="M{x1:.1f} {y1:.1f}C{x1 + bend:.1f} {low1:.1f} {x2 - bend:.1f} {low2:.1f} '
             f'{x2:.1f} {y2:.1f}" fill="none" stroke="{colour}" stroke-width="1.5" '
             f'marker-end="url(#{arrow.colour})"/>'
         )
+        drop = 16 if span[arrow.source, arrow.target] > 1 else -5
         if arrow.label:
             parts.append(
-                f'<text x="{x2 - 10:.1f}" y="{y2 - 5:.1f}" text-anchor="end" fill="{colour}">'
+                f'<text x="{x2 - 10:.1f}" y="{y2 + drop:.1f}" text-anchor="end" fill="{colour}">'
                 f"{escape(arrow.label)}</text>"
             )
     for box, (x, y), (w, h) in zip(boxes, corners, sizes, strict=True):
@@ -138,4 +150,20 @@ def draw_graph(boxes: Sequence[Box], arrows: Sequence[Arrow], *, caption: str = 
             f'<text x="{MARGIN}" y="{total - MARGIN:.1f}" fill="{COLOURS["ink"]}">'
             f"{escape(caption)}</text>"
         )
+    return Drawing("\n".join([*parts, "</svg>\n"]))
+
+
+def stack(drawings: Sequence[Drawing]) -> Drawing:
+    """Return drawings one below the other."""
+    sizes = [tuple(map(int, re.findall(r'(?:width|height)="(\d+)"', one)[:2])) for one in drawings]
+    width, height = max(size[0] for size in sizes), sum(size[1] for size in sizes)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" style="max-width:100%;height:auto">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    top = 0
+    for drawing, size in zip(drawings, sizes, strict=True):
+        parts.append(drawing.replace("<svg ", f'<svg y="{top}" ', 1))
+        top += size[1]
     return Drawing("\n".join([*parts, "</svg>\n"]))

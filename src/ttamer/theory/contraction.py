@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ttamer.errors import ArgumentError, ProblemError
 from ttamer.policy.future import Future
 from ttamer.problem.problem import Problem, require_problem
-from ttamer.show.graph import Arrow, Box, draw_graph
+from ttamer.show.graph import Arrow, Box, draw_graph, stack
 from ttamer.solvers import solve
 
 
@@ -86,7 +86,7 @@ def contract(problem: Problem, tradeoff: float) -> list[Contraction]:
 
 
 def draw_contraction(problem: Problem, steps: list[Contraction]) -> str:
-    """Return the steps as SVG, one column each: the forest that is left after the step.
+    """Return the steps as SVG, one below the other: the forest that is left after each.
 
     Args:
         problem: The problem that was contracted.
@@ -101,25 +101,33 @@ def draw_contraction(problem: Problem, steps: list[Contraction]) -> str:
     True
     """
     require_problem(problem, "draw_contraction")
-    boxes: list[Box] = []
-    arrows: list[Arrow] = []
-    standing: dict[str, tuple[str, ...]] = {name: (name,) for name in problem.names}
-    before = 0
-    for column, step in enumerate(steps):
-        standing[step.node] = step.members
-        for gone in step.members[1:]:
-            standing.pop(gone, None)
-        numbers = {}
-        for name, members in standing.items():
-            lines = [" + ".join(members)]
-            if name == step.node:
+    standing: dict[int, tuple[str, ...]] = {v: (name,) for name, v in problem.number.items()}
+    parents = {v: problem.ends[problem.incoming[v][0]][0] for v in standing}
+    depth = {-1: -1}
+    for node in problem.order:
+        depth[node] = depth[parents[node]] + 1
+    drawings = []
+    for count, step in enumerate(steps, start=1):
+        contracted = problem.number[step.node]
+        standing[contracted] = step.members
+        for member in step.members[1:]:
+            standing.pop(problem.number[member], None)
+        boxes: list[Box] = []
+        position: dict[int, int] = {}
+        for node, members in standing.items():
+            lines, colour = [" + ".join(members)], "used"
+            if node == contracted:
+                colour = "answer"
                 lines += [
                     f"{state}: index {index:.4g}, mean cost {law.mean_cost:.4g}"
                     for state, (index, law) in enumerate(zip(step.index, step.laws, strict=True))
                 ]
-            numbers[name] = len(boxes)
-            boxes.append(Box(tuple(lines), column, "answer" if name == step.node else "used"))
-        if column:
-            arrows.append(Arrow(before, numbers[step.node], f"step {column + 1}"))
-        before = numbers[step.node]
-    return draw_graph(boxes, arrows)
+            position[node] = len(boxes)
+            boxes.append(Box(tuple(lines), depth[node], colour))
+        arrows = [
+            Arrow(position[parents[node]], position[node], "")
+            for node in standing
+            if parents[node] >= 0
+        ]
+        drawings.append(draw_graph(boxes, arrows, caption=f"step {count}: {step.node}"))
+    return stack(drawings)
