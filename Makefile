@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The exact core: every branch is covered by its own tests, or the run fails.
 CORE := tests/problem tests/policy tests/solvers tests/theory
@@ -15,8 +15,9 @@ demo: $(VENV)/.demo
 
 test: lint types layers unit
 
-# What needs no server, browser, cluster or language model, with fewer examples per property.
-quick: $(VENV)/.dev
+# What needs no server, browser, cluster or language model, with fewer examples per property: it
+# installs neither PyTorch nor Ray; where they are installed, their tests run too.
+quick: $(VENV)/.quick
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -m 'not (server or browser or ray or llm or slow)'
 
 lint: $(VENV)/.dev
@@ -93,6 +94,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) -e '.[docs]'
+	touch $@
+
+$(VENV)/.quick: pyproject.toml constraints.txt | $(VENV)/bin/python
+	test -e $(VENV)/.dev || $(INSTALL) -e '.[quick]'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python

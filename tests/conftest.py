@@ -7,13 +7,16 @@ where there is no GPU.
 """
 
 import os
+import re
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when NumPy or PyTorch is loaded
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
 
-from support.examples import load_profile
+from support.examples import PROFILE, load_profile
 
 load_profile()
 
@@ -25,15 +28,19 @@ TIERS = {
 }
 """The fixtures that put a test into a tier."""
 
-SLOW = ("tests/golden", "tests/experiments", "tests/test_docs.py", "tests/test_wheel.py",
-        "tests/cli/test_cli.py", "tests/reporting", "tests/torch", "tests/contracts", "tests/drift",
-        "tests/evaluation/test_frontier.py", "tests/fitting/test_subsets.py",
-        "tests/fitting/test_fitting.py", "tests/fitted/test_operating_points.py",
-        "tests/fitted/test_belief.py", "tests/fitted/test_promises.py", "tests/serve/test_drift",
-        "tests/serve/processes/test_owner.py",
-        "tests/solvers/test_sizes.py", "tests/trace/test_importers.py", "tests/sklearn",
-        "src/ttamer/reporting")  # fmt: skip
+LARGE = ("torch", "triton", "ray", "quantecon", "transformers")
+"""Libraries that the extra [quick] does not install."""
+
+SLOW = ("tests/cli/test_cli.py", "tests/contracts", "tests/drift", "tests/evaluation",
+        "tests/experiments", "tests/fitting", "tests/golden", "tests/reporting", "tests/sklearn",
+        "tests/solvers/test_sizes.py", "tests/test_docs.py", "tests/test_wheel.py", "tests/torch",
+        "src/ttamer/reporting", "src/ttamer/evaluation")  # fmt: skip
 """Folders and files whose tests take many seconds."""
+
+
+for path in SLOW:  # a list that is out of date slows make quick down and says nothing
+    if not (Path(__file__).parents[1] / path).exists():
+        raise FileNotFoundError(f"{path}, in SLOW of tests/conftest.py, is gone: name what is slow")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,3 +51,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for tier, names in TIERS.items():
             if fixtures & names:
                 item.add_marker(tier)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """With ``make quick``, leave out files that import a large library that is not there."""
+    if PROFILE != "quick" or collection_path.suffix != ".py":
+        return None
+    missing = {name for name in LARGE if find_spec(name) is None}
+    imports = re.compile(rf"^\s*(?:from|import) (?:ttamer\.)?(?:{'|'.join(missing)})\b", re.M)
+    text = collection_path.read_text("utf-8")
+    for name in re.findall(r"^from support\.(\w+) import", text, re.M):
+        text += (Path(__file__).parent / "support" / f"{name}.py").read_text("utf-8")
+    is_part = missing & {*collection_path.parts, collection_path.stem}
+    return True if missing and (is_part or imports.search(text)) else None

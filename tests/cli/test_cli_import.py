@@ -23,28 +23,9 @@ def calls(path, count=400):
 def test_a_log_of_calls_becomes_a_frontier_by_two_commands(tmp_path, capsys):
     log, output = tmp_path / "calls.csv", tmp_path / "trace.csv"
     calls(log, 401)
-    assert main(["import", "calls", str(log), "-o", str(output), "--test-share", "0.5"]) == 0
+    assert main(["import", "calls", str(log), "-o", str(output)]) == 0
     command = capsys.readouterr().out.strip().splitlines()[-1]
-    assert command.startswith("Next: ttamer frontier --fit")
-    parts = [
-        Trace.read(tmp_path / n, tmp_path / "trace.toml") for n in ("trace.csv", "trace.test.csv")
-    ]
-    assert sum(map(len, parts)) == 401
-    assert sum(int((~part.answered).sum()) for part in parts) == 1
-
-
-def test_a_gzipped_output_is_split_and_named_as_others_are(tmp_path):
-    log = tmp_path / "calls.csv"
-    calls(log)
-    out = str(tmp_path / "trace.csv.gz")
-    assert main(["import", "calls", str(log), "-o", out, "--test-share", "0.5"]) == 0
-    for name in ("trace.csv.gz", "trace.test.csv.gz"):
-        assert len(Trace.read(tmp_path / name, tmp_path / "trace.toml")) == 200
-
-
-def test_a_share_outside_its_range_is_refused(tmp_path, capsys):
-    log = tmp_path / "calls.csv"
-    calls(log)
-    arguments = ["import", "calls", str(log), "-o", str(tmp_path / "t.csv")]
-    assert main([*arguments, "--test-share", "1"]) == 2
-    assert "--test-share must be from 0 to below 1" in capsys.readouterr().err
+    cascade = tmp_path / "trace.toml"
+    assert command == f"Next: ttamer frontier {output} --cascade {cascade}"
+    trace = Trace.read(output, cascade)
+    assert (len(trace), int((~trace.answered).sum())) == (401, 1)

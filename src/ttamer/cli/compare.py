@@ -81,14 +81,12 @@ def comparison_options(function: Function) -> Function:
 
 @command("frontier")
 @comparison_options
-@output_option(text="Write the comparison as JSON here.")
 def frontier_command(
     read: Any,
     trace_words: str,
     source: Any,  # noqa: ARG001 - for the report
     names: list[str] | None,
     resamples: int,
-    output: str | None,
     as_json: bool,
 ) -> None:
     """Compare ttamer with thresholds, chains and other rules, and recommend one.
@@ -100,12 +98,8 @@ def frontier_command(
     progress = progress_line(quiet=as_json)
     result = frontier(fit_trace, test_trace, families=names, resamples=resamples, progress=progress)
     progress("")
-    text = to_json(result.to_dict())
-    if output:
-        Path(output).write_text(text + "\n", "utf-8")
-    print(text if as_json else f"{result}{advice_text(result, trace_words)}")
-    if output and not as_json:
-        print(f"\n  written to {output}")
+    text = f"{result}{advice_text(result, trace_words)}"
+    print(to_json(result.to_dict()) if as_json else text)
 
 
 @command("report")

@@ -370,9 +370,6 @@ def _importer(function: Function) -> Function:
     for option in (
         json_option,
         skip_option,
-        click.option("--seed", type=int, default=0, help="The seed of the split (default 0)."),
-        click.option("--test-share", type=float, default=0.0, metavar="X", help="Write this share "
-                     "of the rows to a second file (trace.test.parquet)."),
         click.option("-o", "--output", type=Output(), required=True, metavar="FILE",
                      help="The trace to write (.parquet, .csv or .npz)."),
         click.argument("log"),
@@ -408,14 +405,10 @@ def _import(
     log: str,
     cascade: str | None,
     output: str,
-    test_share: float,
-    seed: int,
     skip_bad: bool,
     as_json: bool,
 ) -> None:
-    """Read, split, write, and print the commands that come next."""
-    if not 0 <= test_share < 1:
-        raise ArgumentError(f"--test-share must be from 0 to below 1, not {test_share:g}")
+    """Read, write, and print the command that comes next."""
     suffix = suffix_of(output)  # checked before the log is read
     on_bad: OnBad = "skip" if skip_bad else "refuse"
     if form == "answers":
@@ -425,23 +418,17 @@ def _import(
     else:
         trace = Trace.read(log, cascade, on_bad=on_bad)
     print_notes(trace, log)
-    parts = {Path(output): trace}
-    if test_share:
-        fit, test = trace.split(1 - test_share, seed=seed)
-        parts = {Path(output): fit, beside(output, f".test{suffix}"): test}
-    for path, part in parts.items():
-        part.write(path)
+    trace.write(output)
     written = beside(output, ".toml")
     if cascade is None or written.resolve() != Path(cascade).resolve():
         trace.spec.to_file(written)
     if as_json:
-        rows = {str(path): len(part) for path, part in parts.items()}
-        print(to_json({"rows": rows, "cascade": str(written), "notes": list(trace.notes)}))
+        facts = {"rows": len(trace), "written": [output, str(written)]}
+        print(to_json({**facts, "notes": list(trace.notes)}))
         return
     if form == "answers":
         print(f"{node_table(trace)}\n")
-    for path, part in parts.items():
-        print(f"  {path}: {counted(len(part), 'row')} of {', '.join(trace.names)}")
+    print(f"  {output}: {counted(len(trace), 'row')} of {', '.join(trace.names)}")
     print(f"  {written}: names and costs; edit the costs where the log has none")
     # Answers have costs, which are kept inside with the cascade; the costs of calls may be edited.
     option = f" --cascade {written}" if form == "calls" else _cascade_words(suffix, written)
@@ -450,8 +437,5 @@ def _import(
             "\nNo answer is known to be right, which a fit needs: add a label to every row, or "
             f'write target = "last" under [cascade] in {cascade}, and import again'
         )
-    elif test_share:
-        fit_path, test_path = parts
-        print(f"\nNext: ttamer frontier --fit {fit_path} --test {test_path}{option}")
     else:
-        print(f"\nNext: ttamer fit {output}{option}")
+        print(f"\nNext: ttamer frontier {output}{option}")

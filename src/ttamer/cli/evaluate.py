@@ -91,10 +91,10 @@ def evaluate_command(
         both = zip(policies, results, strict=True)
         facts: dict[str, Any] = {
             "rows": len(rows),
-            "policies": [{**_identity(choice), **result.to_dict()} for choice, result in both],
+            "policies": [{"policy": choice.setting, **result.to_dict()} for choice, result in both],
         }
         if usual is not None and by_default is not None:
-            facts["default"] = {**_identity(usual), **by_default.to_dict()}
+            facts["default"] = {"policy": usual.setting, **by_default.to_dict()}
         facts["alone"] = {name: {"cost": c, "error": e} for name, (c, e) in alone.items()}
         print(to_json(facts))
         return
@@ -168,7 +168,7 @@ def _results_table(policies: Sequence[Choice], results: Sequence[Result]) -> str
             " to ".join(ends),
             *(f"{share:.1%}" for share in shares),
         ]
-        rows[tuple(cells)] = [*cells, _setting(policy)]
+        rows[tuple(cells)] = [*cells, policy.setting]
     latency = ["latency", "95% within"] if timed else []
     head = ["cost", "of full", *latency, measure, "95%", "recalled", "helped", "hurt", "policy"]
     return table(head, list(rows.values()))
@@ -200,21 +200,6 @@ def _warn_of_same_rows(loaded: Loaded, trace: Trace) -> None:
             f"the policy was fitted to {which}, so that errors are too low; measure it on others, "
             "or take the estimates of ttamer fit, which are cross-fitted"
         )
-
-
-def _identity(policy: Choice) -> dict[str, Any]:
-    """Return which policy it is, in plain values."""
-    if not isinstance(policy, Mixture):
-        return {"tradeoff": policy.tradeoff}
-    mixed = (policy.cheap.tradeoff, policy.expensive.tradeoff)
-    return {"mixed": mixed, "share": policy.share, "expected_cost": policy.cost}
-
-
-def _setting(policy: Choice) -> str:
-    if not isinstance(policy, Mixture):
-        return policy.setting
-    low, high = policy.cheap.setting, policy.expensive.setting
-    return high if low == high else f"{low} or {high} ({policy.share:.0%})"
 
 
 @command("certify")

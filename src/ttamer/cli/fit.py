@@ -36,18 +36,12 @@ from ttamer.fitting.stream import fit_file
 @click.option("--max-nodes", type=int, metavar="N",
               help="Ask at most N models about one input: 1 is a router, 2 the best pairs "
               "(default 4).")  # fmt: skip
-@click.option("--states", type=int, metavar="N",
-              help="With markov: states per node (default: by the number of rows).")  # fmt: skip
 @click.option("--hold-out", type=float, default=0.0, metavar="SHARE",
               help="Hold out this share of the rows, for certificates.")  # fmt: skip
-@click.option("--latency-weight", type=float, metavar="W",
-              help="What a unit of latency is worth, in the cascade's unit of cost: policies weigh "
-              "both (default: the cascade's).")  # fmt: skip
 @click.option("--mistake-cost", type=float, metavar="M",
               help="Show the policy of least total cost if a wrong answer costs M, in the "
               "cascade's unit.")  # fmt: skip
 @click.option("--stream", is_flag=True, help="Read in batches, for files larger than memory.")
-@click.option("--seed", type=int, default=0, help="The seed of the cross-validation.")
 @json_option
 def fit_command(
     trace: str,

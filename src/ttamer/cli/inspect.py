@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+import msgspec
 
 from ttamer._checks import number
 from ttamer.artefact import open_artefact
@@ -29,7 +30,7 @@ def inspect_command(file: str, as_json: bool) -> None:
     if as_json:
         print(to_json(artefact.facts))
         return
-    facts = {**_fitted(artefact.policy), **artefact.facts}
+    facts = {**artefact.facts, **_fitted(artefact.policy)}
     rows = {
         name.replace("_", " "): _cell(value) or "-"
         for name, value in facts.items()
@@ -45,10 +46,13 @@ def _fitted(policy: Any) -> dict[str, Any]:
     """Return what a fit is for: its nodes with their costs, and what serves by default."""
     if isinstance(policy, FittedLadder):
         nodes = {name: policy.alone(name).described for name in policy.spec.names}
+        record = msgspec.to_builtins(policy.record)
+        record["trace_digest"] = policy.record.trace_digest[:12]
         return {
             "cascade": nodes,
             "policies": len(policy),
             "default": policy.default().described,
+            "fit": {key: value for key, value in record.items() if value not in (None, 0, "", [])},
         }
     if isinstance(policy, FittedPolicy | Mixture):
         return {"cascade": {node.name: number(node.cost) for node in policy.spec.nodes}}

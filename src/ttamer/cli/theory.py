@@ -64,27 +64,15 @@ def no_recall_command(alpha: float, as_json: bool) -> None:
 @theory_command.command("if-stop", cls=Command)
 @output_option("if_stop.png", text="Where to draw; PNG and SVG are both written.",
                kind=Output(makes_folders=True))  # fmt: skip
-@click.option("--nodes", type=int, default=6, show_default=True, help="Nodes on the line.")
-@click.option("--states", type=int, default=40, show_default=True, help="Losses per node.")
-@click.option("--cost", type=float, default=0.1, show_default=True, help="The cost of a node.")
-@click.option("--tradeoff", type=float, default=0.5, show_default=True,
-              help="The weight of the loss.")  # fmt: skip
 @click.option("--no-figure", is_flag=True, help="Numbers only.")
 @json_option
-def if_stop_command(
-    output: str,
-    nodes: int,
-    states: int,
-    cost: float,
-    tradeoff: float,
-    no_figure: bool,
-    as_json: bool,
-) -> None:
+def if_stop_command(output: str, no_figure: bool, as_json: bool) -> None:
     """When fixed thresholds are optimal, and when they are not.
 
     The paper's synthetic experiments: if-stop matrices, and fixed thresholds.
     """
-    experiments = if_stop_experiments(nodes=nodes, states=states, cost=cost, tradeoff=tradeoff)
+    nodes, cost, tradeoff = 6, 0.1, 0.5  # as in the paper's experiments
+    experiments = if_stop_experiments(nodes=nodes, states=40, cost=cost, tradeoff=tradeoff)
     paths = []
     if not no_figure:
         from ttamer.reporting import draw_if_stop, save_figure  # which load matplotlib

@@ -428,6 +428,12 @@ class Mixture(Described):
         return None if one is None or two is None else (1 - self.share) * one + self.share * two
 
     @property
+    def setting(self) -> str:
+        """Its two policies in words, and the share of the more expensive one."""
+        low, high = self.cheap.setting, self.expensive.setting
+        return high if low == high else f"{low} or {high} ({self.share:.0%})"
+
+    @property
     def mix(self) -> Mix:
         """Its points in the ladder, and its share."""
         return Mix(self.cheap.number, self.expensive.number, self.share)
