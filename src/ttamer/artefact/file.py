@@ -306,10 +306,10 @@ def unpack(data: bytes) -> tuple[Record, Arrays]:
         if array.dtype.name not in DTYPES:
             raise ArtefactDamaged(f"array {name!r} cannot hold numbers of type {array.dtype.name}")
     try:
-        again = _written(record, arrays)
+        written = _written(record, arrays)
     except ArgumentError as error:
         raise ArtefactDamaged(str(error)) from None
-    if again != data:
+    if written != data:
         raise ArtefactDamaged("was altered: its checksum is not that of its contents")
     for array in arrays.values():
         array.setflags(write=False)

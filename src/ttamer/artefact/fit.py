@@ -332,8 +332,8 @@ def _chosen(chosen: ChosenRecord, fitted: Fitted) -> FittedPolicy:
 
 
 def _tables(record: FittedRecord, spec: CascadeSpec, stored: Stored) -> Tables:
-    one = (record.steps is None) != (record.states is None)
-    require(one, "a fit has policies on answers or policies on states")
+    either = (record.steps is None) != (record.states is None)
+    require(either, "a fit has policies on answers or policies on states")
     if record.states is not None:
         return _states(record.states, spec, stored)
     assert record.steps is not None  # noqa: S101 - one of the two is there
@@ -367,8 +367,8 @@ def _steps(record: StepRecord, spec: CascadeSpec, stored: Stored) -> StepTables:
     inside = np.zeros((len(steps), nodes), bool)
     for number, step in enumerate(steps):
         inside[number, list(step)] = True
-    again = inside[source, values["node"]].any()
-    require(not again, "a way leads to a node that was asked before")
+    repeats = inside[source, values["node"]].any()
+    require(not repeats, "a way leads to a node that was asked before")
     starts = np.unique(values["point"][source == 0])
     require(len(starts) == len(prices), "a policy asks no node at the start")
     return StepTables(
@@ -403,8 +403,8 @@ def _belief(record: StepRecord, stored: Stored, nodes: int) -> Belief:
         require(fits, "the keys of a pair's cells must rise, one value for each")
     sets = _sets(values.pop("weight_sets"), "belief.weight_sets")
     answers, weights = values.pop("weight_answers").tolist(), values.pop("weights")
-    for step, answer, own in zip(sets, answers, weights, strict=True):
-        fits = answer in step and len(own) == HEAD + PEER * (len(step) - 1)
+    for step, answer, part in zip(sets, answers, weights, strict=True):
+        fits = answer in step and len(part) == HEAD + PEER * (len(step) - 1)
         require(fits, "a regression is of an answer of its set, with weights for all")
     regressions = dict(zip(zip(sets, answers, strict=True), weights, strict=True))
     require(len(regressions) == len(sets), "a set has one regression for each answer")
@@ -454,14 +454,14 @@ def _states(record: StateRecord, spec: CascadeSpec, stored: Stored) -> StateTabl
     policies = restore_solved(record.solved, solved)
     stored.sizes["prices"] = len(policies)
     problem, columns = policies[0].problem, record.columns
-    every = sorted(columns) == list(range(len(spec)))
-    require(every, "the columns of the fit must hold every node once")
+    complete = sorted(columns) == list(range(len(spec)))
+    require(complete, "the columns of the fit must hold every node once")
     alike = [spec.names[column] for column in columns] == list(problem.names)
     require(alike, "the fit and the problem differ in their nodes")
     values = stored.read("states", STATES)
-    for place, column in enumerate(columns):
+    for number, column in enumerate(columns):
         edges = values["edges"][column]
-        fits = len(edges) + 1 == len(problem.nodes[place].losses) and (np.diff(edges) > 0).all()
+        fits = len(edges) + 1 == len(problem.nodes[number].losses) and (np.diff(edges) > 0).all()
         require(fits, "the edges of a node must rise, and agree with its states")
     return StateTables(spec.names, columns=tuple(columns), ladder=Ladder(policies), **values)
 

@@ -84,11 +84,11 @@ def _describe_problem(problem: Problem) -> tuple[dict[str, Any], Arrays]:
     }
 
 
-def _same(one: Problem, two: Problem) -> bool:
-    if one is two:
+def _same(first: Problem, second: Problem) -> bool:
+    if first is second:
         return True
-    (facts, arrays), (others, other_arrays) = _describe_problem(one), _describe_problem(two)
-    return facts == others and all(np.array_equal(arrays[k], other_arrays[k]) for k in arrays)
+    (facts, arrays), (facts2, arrays2) = map(_describe_problem, (first, second))
+    return facts == facts2 and all(np.array_equal(arrays[k], arrays2[k]) for k in arrays)
 
 
 def _smallest(array: NDArray[Any]) -> NDArray[Any]:
@@ -220,10 +220,10 @@ def _check_choices(problem: Problem, choices: NDArray[Any]) -> None:
     require(not stops, "a policy stops at the start, before any node has answered")
     allowed = np.zeros(last + 2, bool)  # by node; the last one stands for -1
     allowed[STOP] = True
-    for place, table in enumerate(cut(choices, _rows(problem), axis=1)):
-        following = [problem.ends[edge][1] for edge in problem.outgoing[place]]
+    for source, table in enumerate(cut(choices, _rows(problem), axis=1)):
+        following = [problem.ends[edge][1] for edge in problem.outgoing[source]]
         allowed[following] = True
-        where = repr(problem.names[place]) if place <= last else "the start"
+        where = repr(problem.names[source]) if source <= last else "the start"
         require(allowed[table].all(), f"a choice after {where} is not one of its successors")
         allowed[following] = False
 

@@ -29,6 +29,7 @@ from ttamer.fitting.ladder import (
     FittedLadder,
     Tables,
     first_parents,
+    groups_of,
     rows_split,
 )
 from ttamer.fitting.markov import check_markov, fit_states
@@ -206,7 +207,7 @@ def _answers(
         near=None if features is None else features.near,
         spec=features,
         latency=trace.latency,
-        groups=None if trace.group is None else _groups(trace),
+        groups=None if trace.group is None else groups_of(trace),
         weight=_chance_weights(trace) if record.weighting == "chance" else None,
     )
     parents = first_parents(spec)
@@ -252,7 +253,7 @@ def _states(
 
     tables = learn(slice(None), tradeoffs)
     solved = np.array(tables.ladder.tradeoffs)
-    fold = folds_of(_groups(trace), record.folds, record.seed)
+    fold = folds_of(groups_of(trace), record.folds, record.seed)
     asked = np.zeros((len(tables), *trace.confidence.shape), bool)
     answer = np.zeros(asked.shape[:2], np.intp)
     for part in (np.flatnonzero(fold == k) for k in np.unique(fold)):
@@ -317,16 +318,8 @@ def _ladder(
         thresholds=record.belief == "threshold",
         compare=answer_rules(trace.spec),
     )
-    group = None if trace.group is None else _groups(trace)[estimates.rows]
+    group = None if trace.group is None else groups_of(trace)[estimates.rows]
     return FittedLadder(fitted, OperatingPoints.of(estimates, group))
-
-
-def _groups(trace: Trace) -> Ints:
-    """Return the group of each row; rows without one stand alone."""
-    rows = np.arange(len(trace))
-    if trace.group is None:
-        return rows
-    return np.where(trace.group < 0, trace.group.max() + 1 + rows, trace.group).astype(np.intp)
 
 
 def _chance_weights(trace: Trace) -> Floats:

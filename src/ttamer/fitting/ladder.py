@@ -156,16 +156,16 @@ class Fitted:
         names = () if prior.spec is None else {feature.name for feature in prior.spec.features}
         columns = dict(inputs) if prompt is None else {**inputs, "prompt": prompt}
         columns = {name: columns[name] for name in names if name in columns}
-        known = np.zeros(count, bool)
+        present = np.zeros(count, bool)
         for column in columns.values():
-            known |= [not (v is None or (is_number(v) and v != v)) for v in column]
-        rows = np.flatnonzero(known)
+            present |= [not (v is None or (is_number(v) and v != v)) for v in column]
+        rows = np.flatnonzero(present)
         if prior.spec is not None and rows.size:
-            taken = {
+            values = {
                 name: [column[row] for row in rows.tolist()] for name, column in columns.items()
             }
-            text = taken.pop("prompt", None)
-            odds[rows], costs[rows] = prior(prior.spec.rows(text, taken))
+            text = values.pop("prompt", None)
+            odds[rows], costs[rows] = prior(prior.spec.rows(text, values))
         return odds, costs
 
     def _codes(self, trace: Trace) -> NDArray[np.intp] | None:
@@ -173,8 +173,8 @@ class Fitted:
         if trace.prediction is None or not isinstance(self.tables, StepTables):
             return None
         classes = self.tables.belief.classes  # perhaps none: texts that agree still count
-        known = {text: code for code, text in enumerate(classes)}
-        codes = [known.get(text, len(known) + new) for new, text in enumerate(trace.classes)]
+        code_of = {text: code for code, text in enumerate(classes)}
+        codes = [code_of.get(text, len(classes) + new) for new, text in enumerate(trace.classes)]
         return np.array([*codes, -1], np.intp)[trace.prediction]
 
 
@@ -351,23 +351,24 @@ class FittedPolicy(Described):
             ArgumentError: There is no such node, it is an exit of a network or the last one left,
                 or the policy is one of ``belief="markov"``.
         """
-        gone, rule = self.spec.index_of(node), self.rule
+        absent, rule, number = self.spec.index_of(node), self.rule, self.number
         if isinstance(rule, StatePolicy) or self.spec.kind == "exits":
             raise ArgumentError(
                 f"this policy needs {node!r}: fit again without it (fit(trace, without={node!r}))",
                 param="node",
             )
         if isinstance(rule, StepPolicy):
-            rule = dataclasses.replace(rule, absent=tuple(sorted({*rule.absent, gone})))
-            remaining = set(range(len(self.spec))) - {*rule.absent}
+            rule = dataclasses.replace(rule, absent=tuple(sorted({*rule.absent, absent})))
+            remaining = len(self.spec) - len(rule.absent)
         else:
-            remaining = {rule.node, *rule.before, *rule.backups} - {gone}
-            first, *backups = [v for v in (rule.node, *rule.backups) if v != gone] or [gone]
-            before = () if rule.node == gone else tuple(v for v in rule.before if v != gone)
-            rule = dataclasses.replace(rule, node=first, before=before, backups=tuple(backups))
+            queue = [v for v in (*rule.before, rule.node, *rule.backups) if v != absent]
+            before = () if rule.node == absent else tuple(v for v in rule.before if v != absent)
+            remaining, queue = len(queue), [v for v in queue if v not in before] or [absent]
+            rule = SingleNode(rule.names, rule.costs, queue[0], before, tuple(queue[1:]))
+            number = len(self.fitted.tradeoffs) + rule.node
         if not remaining:
             raise ArgumentError(f"{node!r} is the only node left", param="node")
-        return dataclasses.replace(self, rule=rule, error=None, cost=None)
+        return dataclasses.replace(self, rule=rule, number=number, error=None, cost=None)
 
 
 def _batch(
@@ -417,15 +418,12 @@ class Mixture(Described):
     @property
     def error(self) -> float | None:  # type: ignore[override]
         """The expected loss on new rows, in the trace's unit."""
-        return self._mean(self.cheap.error, self.expensive.error)
+        return _between(self.cheap.error, self.expensive.error, self.share)
 
     @property
     def cost(self) -> float | None:  # type: ignore[override]
         """The expected cost per input on new rows, in the cascade's unit."""
-        return self._mean(self.cheap.cost, self.expensive.cost)
-
-    def _mean(self, one: float | None, two: float | None) -> float | None:
-        return None if one is None or two is None else (1 - self.share) * one + self.share * two
+        return _between(self.cheap.cost, self.expensive.cost, self.share)
 
     @property
     def setting(self) -> str:
@@ -511,12 +509,12 @@ class Mixture(Described):
             The nodes asked and the node that answers, row by row.
         """
         rows = self.fitted.read(trace)
-        one, two = rows.play(self.cheap.rule), rows.play(self.expensive.rule)
+        cheap, expensive = rows.play(self.cheap.rule), rows.play(self.expensive.rule)
         drawn = self.draws(len(trace))
         return Played(
-            np.where(drawn, two.answer, one.answer),
-            np.where(drawn[:, np.newaxis], two.asked, one.asked),
-            np.where(drawn, two.last, one.last),
+            np.where(drawn, expensive.answer, cheap.answer),
+            np.where(drawn[:, np.newaxis], expensive.asked, cheap.asked),
+            np.where(drawn, expensive.last, cheap.last),
         )
 
     def without(self, node: str) -> Mixture:
@@ -622,10 +620,10 @@ class FittedLadder:
         spec = self.spec
         required = spec.required[node]
         first = tuple(v for v in spec.asking_order() if required[v] and v != node)
-        others = [v for v in spec.asking_order() if not required[v]]
+        backups = [v for v in spec.asking_order() if not required[v]]
         if spec.kind == "models" and not any(spec.parents):
-            others.sort(key=lambda v: float(self.points.alone_error[v]))
-        return SingleNode(spec.names, single_costs(spec, node), node, first, tuple(others))
+            backups.sort(key=lambda v: float(self.points.alone_error[v]))
+        return SingleNode(spec.names, single_costs(spec, node), node, first, tuple(backups))
 
     def alone(self, node: str) -> FittedPolicy:
         """Return the policy that returns the answer of one node, whatever it is.
@@ -655,13 +653,13 @@ class FittedLadder:
         head, *rows = self._cells(MAX_SHOWN)
         return card(repr(self), head=head, rows=rows, drawing=self.plot())
 
-    def _cells(self, most: int) -> list[list[str]]:
+    def _cells(self, limit: int) -> list[list[str]]:
         """Return a head, and a row for each policy of the frontier."""
         corners = self.points.corners
         fitted, measure, times = self.fitted, self.fitted.measure, self.points.latency
         latency = [] if times is None else ["latency", "95% within"]
         rows = [["cost", "of full", measure, "std. error", *latency, "policy"]]
-        for k in corners[:: -(-len(corners) // most)]:
+        for k in corners[:: -(-len(corners) // limit)]:
             policy, spread = self.point(k), ""
             if k < len(self):  # nodes alone are counted, not estimated
                 spread = shown_error(fitted.unit * float(self.points.standard_error[k]), measure)
@@ -1035,9 +1033,15 @@ class FittedLadder:
         return (rows.play(policy.rule) for policy in self)
 
 
+def _between(low: float | None, high: float | None, share: float) -> float | None:
+    return None if low is None or high is None else (1 - share) * low + share * high
+
+
 def first_parents(spec: CascadeSpec) -> tuple[int, ...]:
     """Return by node one that must have answered before it, -1 for none; empty for exits."""
-    return tuple(own[0] if own else -1 for own in spec.parents) if spec.kind == "models" else ()
+    return (
+        tuple(nodes[0] if nodes else -1 for nodes in spec.parents) if spec.kind == "models" else ()
+    )
 
 
 def single_costs(spec: CascadeSpec, node: int) -> Floats:
@@ -1085,12 +1089,11 @@ def held_of(ladder: FittedLadder, trace: Trace) -> Held:
     policies = lower_envelope(points.cost, points.error).tolist()
     if fitted.thresholds:  # their order is fixed before any row is seen: all are tested
         policies = list(range(len(ladder)))
-    loss, every = np.nan_to_num(trace.loss), np.arange(len(trace))
+    loss, view = np.nan_to_num(trace.loss), fitted.read(trace)
     lost, costs, asked = [], [], []
-    seen = fitted.read(trace)
-    for number_ in policies:
-        played = seen.play(ladder[number_].rule)
-        lost.append(np.where(played.answer < 0, 1.0, loss[every, played.answer]))
+    for policy in policies:
+        played = view.play(ladder[policy].rule)
+        lost.append(np.where(played.answer < 0, 1.0, loss[np.arange(len(loss)), played.answer]))
         costs.append(np.nan_to_num(paid(played.asked, trace)))
         asked.append(played.asked)
     weight = None
@@ -1098,9 +1101,6 @@ def held_of(ladder: FittedLadder, trace: Trace) -> Held:
         nodes = trace.spec.required
         asked += [np.broadcast_to(row, trace.confidence.shape) for row in nodes]
         weight = np.stack([_weight(sets, trace) for sets in asked])
-    group = trace.group
-    if group is not None:  # rows without one stand alone
-        group = np.where(group < 0, group.max() + 1 + every, group)
     return Held(
         trace_digest=digest,
         policies=tuple(policies),
@@ -1109,7 +1109,7 @@ def held_of(ladder: FittedLadder, trace: Trace) -> Held:
         alone_lost=loss,
         alone_paid=np.nan_to_num(alone_paid(trace)),
         weight=weight,
-        group=None if group is None else group.astype(np.intp),
+        group=None if trace.group is None else groups_of(trace),
         unit=fitted.unit,
         measure=fitted.measure,
     )
@@ -1119,27 +1119,26 @@ def _weight(asked: NDArray[np.bool_], trace: Trace) -> Floats:
     """Return one over the least chance of the nodes asked; 0 where the log lacks one of them."""
     assert trace.chance is not None  # noqa: S101 - the caller has looked
     chance = np.where(np.isnan(trace.chance), 1.0, trace.chance)
-    least = np.where(asked, chance, 1.0).min(axis=1)
-    known = (~asked | ~np.isnan(trace.loss)).all(axis=1) & (least > 0)
-    return np.where(known, 1 / np.where(least > 0, least, 1.0), 0.0)
+    lowest = np.where(asked, chance, 1.0).min(axis=1)
+    answered = (~asked | ~np.isnan(trace.loss)).all(axis=1) & (lowest > 0)
+    return np.where(answered, 1 / np.where(lowest > 0, lowest, 1.0), 0.0)
+
+
+def groups_of(trace: Trace) -> NDArray[np.intp]:
+    """Return the group of each row, shape (T,); rows without one stand alone."""
+    rows = np.arange(len(trace))
+    if trace.group is None:
+        return rows
+    return np.where(trace.group < 0, trace.group.max() + 1 + rows, trace.group).astype(np.intp)
 
 
 def rows_split(trace: Trace, count: int, seed: int) -> tuple[Trace, Trace]:
     """Return the rows to fit and about ``count`` rows to hold out; groups are not split."""
-    generator = np.random.default_rng([seed, 3])
-    if trace.group is None:
-        rows = generator.permutation(len(trace))
-        return trace.take(np.sort(rows[count:])), trace.take(np.sort(rows[:count]))
-    every = np.arange(len(trace))
-    group = np.where(trace.group < 0, trace.group.max() + 1 + every, trace.group)
-    names = generator.permutation(np.unique(group))
-    sizes = np.array([(group == name).sum() for name in names]) if len(names) < 4096 else None
-    if sizes is None:
-        _, inverse, counts = np.unique(group, return_inverse=True, return_counts=True)
-        sizes = counts[np.searchsorted(np.unique(group), names)]
-        del inverse
-    held = np.isin(group, names[np.cumsum(sizes) <= max(count, sizes[0])])
-    return trace.take(every[~held]), trace.take(every[held])
+    groups, sizes = np.unique(groups_of(trace), return_counts=True)
+    order = np.random.default_rng([seed, 3]).permutation(len(groups))
+    chosen = groups[order[np.cumsum(sizes[order]) <= max(count, sizes[order[0]])]]
+    held = np.isin(groups_of(trace), chosen)
+    return trace.take(np.flatnonzero(~held)), trace.take(np.flatnonzero(held))
 
 
 def were_fitted_to(record: FitRecord, trace: Trace) -> bool:

@@ -60,8 +60,8 @@ def neighbours(rows: Floats, reach: int = REACH) -> Floats:
     >>> neighbours(np.array([[0.0], [1.0], [5.0]]), 1).ravel().tolist()
     [0.3333333333333333, 2.0, 3.6666666666666665]
     """
-    place = np.arange(len(rows))
-    around = [rows[np.clip(place + shift, 0, len(rows) - 1)] for shift in range(-reach, reach + 1)]
+    number = np.arange(len(rows))
+    around = [rows[np.clip(number + shift, 0, len(rows) - 1)] for shift in range(-reach, reach + 1)]
     return np.asarray(sum(around) / len(around))
 
 
@@ -85,12 +85,12 @@ def cheapest(cost: Floats, value: Floats, at_most: float) -> Mix | None:
     Mix(cheap=1, expensive=2, share=0.75)
     """
     corners = lower_envelope(cost, value).tolist()
-    for place, corner in enumerate(corners):
+    for k, corner in enumerate(corners):
         if value[corner] > at_most:
             continue
-        if not place or value[corner] == at_most:
+        if not k or value[corner] == at_most:
             return Mix.of(corner)
-        before = corners[place - 1]
+        before = corners[k - 1]
         share = (value[before] - at_most) / (value[before] - value[corner])
         return Mix(before, corner, float(share))
     return None

@@ -171,14 +171,14 @@ class StepPolicy:
             ways.setdefault(step, []).append(Way(int(t.node[e]), t.base[e], t.slope[e], u, v))
         return {step: tuple(listed) for step, listed in ways.items()}
 
-    def after(self, asked: Step, came: Step) -> tuple[Way, ...]:
+    def after(self, asked: Step, answered: Step) -> tuple[Way, ...]:
         """Return the ways after the nodes asked, of which some answered."""
         ways = self.ways.get(asked, ())
-        if not ways and not came:  # all failed where the policy would have stopped
+        if not ways and not answered:  # all failed where the policy would have stopped
             ways = tuple(way for way in self.ways[()] if way.node not in asked)
-        if not ways and not came:  # so did every start: any other node may have an answer
-            nothing = np.zeros(self.tables.base.shape[1])
-            ways = tuple(Way(v, nothing, nothing, 0.0, 0.0) for v in self.remaining(asked))
+        if not ways and not answered:  # so did every start: any other node may have an answer
+            flat = np.zeros(self.tables.base.shape[1])
+            ways = tuple(Way(v, flat, flat, 0.0, 0.0) for v in self.remaining(asked))
         return ways
 
     def remaining(self, asked: Step) -> list[int]:
@@ -204,12 +204,15 @@ class StepPolicy:
         """The number of each class that the fit saw."""
         return {text: code for code, text in enumerate(self.tables.belief.classes)}
 
-    def listed(self, asked: Step, came: Step) -> tuple[list[float], list[ListedWay]]:
+    def listed(self, asked: Step, answered: Step) -> tuple[list[float], list[ListedWay]]:
         """Return the knots and the ways after a set, as plain numbers."""
-        key = asked, bool(came)
+        key = asked, bool(answered)
         if key not in self._lists:
             knots = self.knots[asked].tolist() if asked in self.knots else []
-            self._lists[key] = knots, [way.listed(self.tables) for way in self.after(asked, came)]
+            self._lists[key] = (
+                knots,
+                [way.listed(self.tables) for way in self.after(asked, answered)],
+            )
         return self._lists[key]
 
     @cached_property
@@ -266,11 +269,11 @@ def play(policy: StepPolicy, view: View, costs: Floats | None = None) -> Played:
         for step in sorted(step for step in waiting if len(step) == size):
             arrived = np.concatenate(waiting.pop(step))
             for pattern, group in by_pattern(view.seen.came[arrived][:, list(step)]):
-                came = tuple(step[k] for k in pattern if step[k] not in policy.absent)
+                answered = tuple(step[k] for k in pattern if step[k] not in policy.absent)
                 rows = arrived[group]
-                choice = choose(policy, view, step, came, rows, costs)
-                if came:
-                    answer[rows] = view.best(came)[1][rows]
+                choice = choose(policy, view, step, answered, rows, costs)
+                if answered:
+                    answer[rows] = view.best(answered)[1][rows]
                 for node in np.unique(choice[choice >= 0]).tolist():
                     going = rows[choice == node]
                     waiting.setdefault(tuple(sorted((*step, node))), []).append(going)
@@ -280,19 +283,19 @@ def play(policy: StepPolicy, view: View, costs: Floats | None = None) -> Played:
 
 
 def choose(
-    policy: StepPolicy, view: View, step: Step, came: Step, rows: Ints, costs: Floats | None
+    policy: StepPolicy, view: View, step: Step, answered: Step, rows: Ints, costs: Floats | None
 ) -> Ints:
     """Return the node that each row asks after a set, -1 where it stops."""
     tables = policy.tables
-    x = view.best(came)[0][rows] if came else np.full(len(rows), NOTHING)
+    x = view.best(answered)[0][rows] if answered else np.full(len(rows), NOTHING)
     # Where all of an unforeseen set failed, the ways are those of the start, which has one piece.
     piece = np.searchsorted(policy.knots.get(step, np.empty(0)), x, side="right")
     p = chance(x)
-    best = np.full(len(rows), 0.0 if came else -np.inf)
+    best = np.full(len(rows), 0.0 if answered else -np.inf)
     choice = np.full(len(rows), -1, np.intp)
-    for way in policy.after(step, came):
+    for way in policy.after(step, answered):
         cost = tables.costs[way.node] if costs is None else costs[rows, way.node]
-        q = view.q(came, way.node)[rows]
+        q = view.q(answered, way.node)[rows]
         second = p * q if step else view.typical[rows]
         net = way.gain(piece, x, q, second) - policy.price * (cost + tables.wait[way.node])
         better = net > best
@@ -360,16 +363,16 @@ class StepBatch:
             drawn = rows[self._drawn[rows] == number]
             for step, of_step in by_pattern(self._passed[drawn]):
                 asked = drawn[of_step]
-                for came, group in by_pattern(~np.isnan(self._confidence[asked])):
-                    self._decide(policy, step, came, asked[group])
+                for answered, group in by_pattern(~np.isnan(self._confidence[asked])):
+                    self._decide(policy, step, answered, asked[group])
 
-    def _decide(self, policy: StepPolicy, step: Step, came: Step, rows: Ints) -> None:
+    def _decide(self, policy: StepPolicy, step: Step, answered: Step, rows: Ints) -> None:
         prior = None if self._prior is None else self._prior[rows]
         view = self._tables.belief.view(Seen(self._confidence[rows], self._codes[rows], prior))
-        choice = choose(policy, view, step, came, np.arange(len(rows)), self.costs[rows])
+        choice = choose(policy, view, step, answered, np.arange(len(rows)), self.costs[rows])
         self.next[rows] = choice
-        if came:
-            self.answer[rows] = view.best(came)[1]
+        if answered:
+            self.answer[rows] = view.best(answered)[1]
         absent = rows[np.isin(choice, policy.absent)]
         if absent.size:
             self._passed[absent, self.next[absent]] = True

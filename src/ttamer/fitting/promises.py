@@ -122,14 +122,14 @@ class Promise:
         }[self.kind]
         asked = f"{what} at most {self.shown(self.at_most)} with confidence {self.confidence:g}"
         rows = counted(self.rows, "row")
-        seen = f"{self.shown(self.observed)} on {rows}, at most {self.shown(self.bound)}"
+        facts = f"{self.shown(self.observed)} on {rows}, at most {self.shown(self.bound)}"
         if self.certified:
-            return f"{asked}: certified ({seen})"
+            return f"{asked}: certified ({facts})"
         if self.refuted:
             return f"{asked}: broken ({self.shown(self.observed)} on {rows})"
         if self.rows_needed is None:
-            return f"{asked}: not certified ({seen}); more rows would not help, allow more"
-        return f"{asked}: not certified ({seen}); about {self.rows_needed} rows would do"
+            return f"{asked}: not certified ({facts}); more rows would not help, allow more"
+        return f"{asked}: not certified ({facts}); about {self.rows_needed} rows would do"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values.
@@ -271,21 +271,21 @@ class Held:
         columns = [self._column(point, count) for point in mix[:2]]
         draws = np.random.default_rng([self.seed, *columns]).random(len(self))
         mine = np.where(draws < mix.share, columns[1], columns[0])
-        rows, other = np.arange(len(self)), len(self.policies) + against
+        rows, reference = np.arange(len(self)), len(self.policies) + against
         loss = (self._paid[mine, rows] > budget * (1 + SLACK)).astype(float)
         if kind != "budget":
             loss = self._lost[mine, rows]
         if self.weight is not None:
             right = np.minimum(self.weight[mine, rows], self.cap) * (1 - loss)
-            most = self.cap
+            width = self.cap
             if kind == "drop":
-                theirs = np.minimum(self.weight[other], self.cap)
-                right = right + theirs * self._lost[other]
-                most *= 2
-            return Sample(self._independent(1 - right / most), 1 - most, 1.0, "betting")
+                theirs = np.minimum(self.weight[reference], self.cap)
+                right = right + theirs * self._lost[reference]
+                width *= 2
+            return Sample(self._independent(1 - right / width), 1 - width, 1.0, "betting")
         low = 0.0
         if kind == "drop":
-            low, loss = -1.0, (loss - self._lost[other] + 1) / 2
+            low, loss = -1.0, (loss - self._lost[reference] + 1) / 2
         exact = self.group is None and bool(
             np.isin(loss, (0.0, 1.0) if not low else (0, 0.5, 1)).all()
         )

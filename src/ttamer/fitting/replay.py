@@ -157,10 +157,9 @@ def latency_of(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64] | 
     >>> latency_of(np.array([[True, False], [True, True]]), trace).tolist()
     [1.0, 6.0]
     """
-    known = trace.latency
-    if known is None:
+    if trace.latency is None:
         return None
-    total = np.where(asked, known, 0.0).sum(axis=1)
+    total = np.where(asked, trace.latency, 0.0).sum(axis=1)
     return None if np.isnan(total).any() else total
 
 
@@ -180,12 +179,3 @@ def alone_paid(trace: Trace) -> NDArray[np.float64]:
 def full_cost(spec: CascadeSpec, trace: Trace) -> float:
     """Return what the full model costs per row of a trace; see :meth:`CascadeSpec.full_cost`."""
     return spec.full_cost(np.nanmean(trace.costs, axis=0))
-
-
-def nodes_alone(trace: Trace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return, shape (n,) each, the mean loss and the mean cost of each node's answer by itself.
-
-    Means are over the rows on which they are known.
-    """
-    costs = trace.spec.answer_costs(np.nanmean(trace.costs, axis=0))
-    return np.asarray(np.nanmean(trace.loss, axis=0), np.float64), costs

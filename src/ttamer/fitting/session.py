@@ -75,10 +75,10 @@ class FittedSession(Session):
     def _require_start(self, nodes: Iterable[int]) -> None:
         """Refuse a cap below the cost of all of the nodes that may be asked first."""
         if self._next < 0 and self._limit < inf:
-            least = min(nodes, key=self._costs.__getitem__)
+            cheapest = min(nodes, key=self._costs.__getitem__)
             raise ArgumentError(
                 f"no node can be asked for max_cost = {number(self._limit)}: the cheapest to start "
-                f"with, {self._names[least]!r}, costs {number(self._costs[least])}",
+                f"with, {self._names[cheapest]!r}, costs {number(self._costs[cheapest])}",
                 param="max_cost",
             )
 
@@ -320,8 +320,8 @@ class StepSession(FittedSession):
             return 0.0
         turn = StepSession(self._policy, *prior.unknown)
         turn._step, turn._came, turn._x = self._step, self._came, self._x
-        known, unknown = ({v: gain for v, gain, _ in own._ways()} for own in (self, turn))
-        return known.get(self._next, 0.0) - unknown.get(self._next, 0.0)
+        gains, typical = ({v: gain for v, gain, _ in session._ways()} for session in (self, turn))
+        return gains.get(self._next, 0.0) - typical.get(self._next, 0.0)
 
     def _in_words(
         self, risk: float, gains: Mapping[str, float], prices: Mapping[str, float]

@@ -52,10 +52,10 @@ class StateTables:
         What is no number carries no information, and has state 0.
         """
         states = np.empty(confidence.shape, np.intp)
-        for place, node in enumerate(self.columns):
+        for number, node in enumerate(self.columns):
             column = confidence[:, node]
-            states[:, place] = np.searchsorted(self.edges[node], column, side="right")
-            states[np.isnan(column), place] = 0
+            states[:, number] = np.searchsorted(self.edges[node], column, side="right")
+            states[np.isnan(column), number] = 0
         return states
 
 
