@@ -20,12 +20,10 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from ttamer.drift.decisions import decide
-from ttamer.drift.settings import LoopSettings
 
 import ttamer as tt
-from ttamer.drift.loop import serving_of
-from ttamer.drift.monitor import Bound, Monitor
+from ttamer.drift.loop import LoopSettings, serving_of
+from ttamer.drift.monitor import Bound, Monitor, decide
 from ttamer.drift.replay import replay_stream
 from ttamer.reporting import save_figure
 from ttamer.stats.bounds import binomial_upper
@@ -100,11 +98,11 @@ def one_run(name: str, seed: int, pictures: Path | None) -> dict[str, Any]:
         "end": replayed.between(count - LATER, count),
     }
     if alarm is not None:
-        run["audited_to_alarm"] = replayed.audited_between(stream.shift, alarm + 1)
+        run["audited_to_alarm"] = replayed.between(stream.shift, alarm + 1)["audited"]
         if alarm >= stream.shift:
             run["to_alarm"] = replayed.between(stream.shift, alarm + 1)
     if swap is not None and swap + 1 < count:
-        run["audited_to_swap"] = replayed.audited_between(stream.shift, swap + 1)
+        run["audited_to_swap"] = replayed.between(stream.shift, swap + 1)["audited"]
         run["since_swap"] = replayed.between(swap + 1, count)
     print(f"{name} {seed}: alarm {alarm} ({run['by']}), swap {swap}", flush=True)
     return run

@@ -12,10 +12,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
-from ttamer.drift.settings import LoopSettings
 
 import ttamer as tt
-from ttamer.drift.loop import serving_of
+from ttamer.drift.loop import LoopSettings, serving_of
 from ttamer.drift.monitor import Bound
 from ttamer.drift.replay import replay_stream
 from ttamer.reporting import save_figure
@@ -32,7 +31,7 @@ BOXES = {
     "serve": (26, 82, "the policy\nthat serves", GREEN),
     "answers": (44, 82, "answers", SAND),
     "audit": (26, 48, "audit a share:\nask every node", SAND),
-    "log": (7, 14, "audit log\n(Parquet)", SAND),
+    "log": (7, 14, "audit log\n(SQLite)", SAND),
     "watch": (44, 48, "watching:\nthree tests", GREEN),
     "suspected": (62, 48, "suspected: the\nlast node serves", RED),
     "refit": (62, 14, "refitting on rows\nafter the change", SAND),

@@ -21,7 +21,7 @@ LOOKS = {
 # The colour of text and axes.
 INK = "#2b2b2b"
 # The labels of the events that are marked.
-MARKED = {"alarm": "alarm", "swap": "swap", "give up": "gave up", "roll back": "roll back"}
+MARKED = {"alarm": "alarm", "swap": "swap", "give up": "gave up"}
 # The number of rows over which error and cost are averaged.
 SMOOTH = 400
 
