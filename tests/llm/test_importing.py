@@ -9,7 +9,7 @@ import pytest
 
 from ttamer.cli import main
 from ttamer.errors import CascadeError, TraceError
-from ttamer.llm import import_answers
+from ttamer.llm import Judge, import_answers, judge_answers
 from ttamer.llm.labelling import read_answers
 from ttamer.trace import CascadeSpec, Trace
 
@@ -283,3 +283,23 @@ def test_batches_of_openai_are_put_together_by_their_id(written):
     log.write_text(log.read_text() + "\n" + json.dumps(failed))
     with pytest.raises(TraceError, match=r"small\.answer is missing, as after a failed call"):
         import_answers(log, CascadeSpec.from_toml(NAMED))
+
+
+def test_what_was_imported_can_be_judged_and_each_verdict_is_paid_for_once(served, tmp_path):
+    rows = [
+        {"prompt": f"{k}?", "label": "A", "small.answer": "A", "large.answer": "AB"[k % 2]}
+        for k in range(6)
+    ]
+    log, answers = tmp_path / "log.jsonl", tmp_path / "answers.jsonl"
+    log.write_text("\n".join(map(json.dumps, rows)))
+    trace = import_answers(log, served.cascade, answers=answers)
+    served.upstreams["large"].yes = lambda prompt: 0.9 if "A" in prompt.split("answer")[-1] else 0.1
+    for _ in range(2):
+        judged = judge_answers(
+            trace, read_answers(answers, trace.names), served.cascade, Judge("large"),
+            tmp_path / "verdicts", upstream=served.upstream,
+        )  # fmt: skip
+    assert served.counts[1] == 9  # one for each different answer
+    assert judged.label is None
+    assert not np.isnan(judged.loss).any()
+    assert "judged by 'large' in 9 calls that cost 112.5" in judged.notes[-1]

@@ -36,8 +36,9 @@ from ttamer.trace.trace import OnBad, Trace
 
 # Options that only callables have, and only upstreams.
 CALLABLES = ("inputs", "labels", "repeat")
-UPSTREAMS = ("prompts", "label", "endpoint", "max_tokens", "cache", "dry_run", "judge", "rubric",
-             "graded", "pairs", "like", "min_agreement", "forget")  # fmt: skip
+UPSTREAMS = ("prompts", "prompts_from", "only", "budget", "label", "endpoint", "max_tokens",
+             "cache", "dry_run", "judge", "rubric", "graded", "pairs", "like", "min_agreement",
+             "forget")  # fmt: skip
 
 
 @command("collect")
@@ -48,6 +49,12 @@ UPSTREAMS = ("prompts", "label", "endpoint", "max_tokens", "cache", "dry_run", "
 @json_option
 @click.option("--prompts", metavar="FILE", help="Upstreams: JSON lines, CSV, or text with one "
               "prompt per line.")  # fmt: skip
+@click.option("--prompts-from", metavar="TRACE", help="Upstreams: a log whose prompts are asked; "
+              "the trace has its answers too.")  # fmt: skip
+@click.option("--only", multiple=True, metavar="NODE", help="With --prompts-from: the node to ask, "
+              "such as a new one; may be repeated.")  # fmt: skip
+@click.option("--budget", type=float, metavar="C", help="Upstreams: the most that all answers may "
+              "cost, in the cascade's units; a random part of the prompts is asked.")  # fmt: skip
 @click.option("--label", default="label", metavar="FIELD",
               help="Upstreams: the field of the reference answer (default label).")  # fmt: skip
 @click.option("--endpoint", type=click.Choice(["chat/completions", "completions"]),
@@ -152,25 +159,36 @@ class _Prompts:
                 if options[name]:
                     flag = f"--{name.replace('_', '-')}"
                     raise ArgumentError(f"{flag} is for a judge: give --judge NODE")
-        if options["prompts"] is None:
-            raise ArgumentError("--prompts FILE is needed: the prompts to collect answers for")
+        self.paid = Path(options["cache"] or f"{output}.cache")
+        self.answers = Path(f"{output}.answers.jsonl")
+        self.request = {"temperature": 0, "max_tokens": options["max_tokens"]}
+        if bool(options["only"]) != (options["prompts_from"] is not None):
+            raise ArgumentError("--only NODE and --prompts-from TRACE go together: give both")
+        if (options["prompts"] is None) == (options["prompts_from"] is None):
+            raise ArgumentError(
+                "--prompts FILE is needed: the prompts to collect answers for; or --prompts-from "
+                "TRACE with --only NODE"
+            )
         self.spec = CascadeSpec.from_file(models[0])
+        if options["prompts"] is None:
+            return
         self.prompts = read_prompts(
             options["prompts"],
             label=options["label"],
             endpoint=options["endpoint"],
-            request={"temperature": 0, "max_tokens": options["max_tokens"]},
+            request=self.request,
         )
         if options["label"] != "label" and all(p.label is None for p in self.prompts):
             raise ArgumentError(
                 f"--label {options['label']}: no prompt of {options['prompts']} has that field"
             )
-        self.paid = Path(options["cache"] or f"{output}.cache")
-        self.answers = Path(f"{output}.answers.jsonl")
 
     def show_plan(self, *, as_json: bool) -> None:
         """Print what would be asked, and what it would cost at most."""
         from ttamer.llm.collecting import plan_collection
+
+        if self.options["prompts"] is None:
+            raise ArgumentError("--dry-run is for --prompts: with --prompts-from give a --budget")
 
         endpoint = self.options["endpoint"]
         plan = plan_collection(self.spec, self.prompts, self.paid, endpoint=endpoint)
@@ -183,7 +201,7 @@ class _Prompts:
 
     def collect(self, on_error: OnBad, progress: Callable[[str], None]) -> Trace:
         """Ask, and return the trace."""
-        from ttamer.llm.collecting import collect_prompts
+        from ttamer.llm.collecting import collect_more, collect_prompts
         from ttamer.llm.likeness import Likeness
 
         options = self.options
@@ -192,7 +210,13 @@ class _Prompts:
         def report(done: int, total: int, failed: int) -> None:
             progress(f"{done} of {total} {asked}" + (f", {failed} failed" if failed else ""))
 
+        more = {"progress": report, "budget": options["budget"], "endpoint": options["endpoint"]}
         try:
+            if options["only"]:
+                log = Trace.read(options["prompts_from"])
+                return collect_more(
+                    self.spec, log, options["only"], self.paid, request=self.request, **more
+                )
             return collect_prompts(
                 self.spec,
                 self.prompts,
@@ -200,9 +224,8 @@ class _Prompts:
                 answers=None if options["forget"] else self.answers,
                 judge=self.judge,
                 likeness=Likeness(options["pairs"], options["like"], options["min_agreement"]),
-                endpoint=options["endpoint"],
                 on_error=on_error,
-                progress=report,
+                **more,
             )
         except KeyboardInterrupt:
             print(
@@ -215,7 +238,7 @@ class _Prompts:
     def kept(self) -> list[str]:
         """Return the file of answers; with --forget it is deleted, and what was paid for too."""
         if not self.options["forget"]:
-            return [str(self.answers)]
+            return [str(self.answers)] if self.answers.exists() else []
         for ending in ("", "-wal", "-shm"):
             self.paid.with_name(self.paid.name + ending).unlink(missing_ok=True)
         self.answers.unlink(missing_ok=True)
@@ -281,6 +304,9 @@ def _cascade_words(suffix: str, cascade: Path) -> str:
               help="The local port of the page (default: any free one).")  # fmt: skip
 @click.option("--no-page", is_flag=True, help="Do not open the page: write the trace from the "
               "labels so far.")  # fmt: skip
+@click.option("--judge", metavar="NODE", help="In place of a person: a node of --cascade decides.")
+@click.option("--cascade", metavar="FILE", help="With --judge: a cascade.toml with its upstream.")
+@click.option("--graded", is_flag=True, help="With --judge: ask for scores, which become losses.")
 @json_option
 def label_command(
     trace: str,
@@ -289,27 +315,46 @@ def label_command(
     uniform: bool,
     port: int,
     no_page: bool,
+    judge: str | None,
+    cascade: str | None,
+    graded: bool,
     as_json: bool,
 ) -> None:
-    """Label the answers of TRACE, made by ttamer collect, on a local page.
+    """Label the answers of TRACE, made by ttamer collect or import, on a local page.
 
     Rows on which nodes differ come first. Labels are saved one by one: the same command continues
     where it stopped. The labelled trace is for ttamer fit.
     """
+    from ttamer.llm.collecting import judge_answers
+    from ttamer.llm.judging import Judge
     from ttamer.llm.labelling import Labelling, LabelPlan, read_answers
 
     source = Path(trace)
     suffix = suffix_of(source)
     target = Path(output or beside(source, f".labelled{suffix}"))
-    cascade = beside(target, ".toml")
+    written_cascade = beside(target, ".toml")
     if target.resolve() == source.resolve():
         raise ArgumentError(f"--output is {output!r}, the trace itself; choose another file")
-    kept = beside(source, ".toml") if _cascade_words(suffix, cascade) else None
+    kept = beside(source, ".toml") if _cascade_words(suffix, written_cascade) else None
     if kept is not None and source.exists() and not kept.exists():
         raise ArgumentError(
             f"{source}: keeps no cascade, and {kept}, which ttamer collect writes beside it, is "
             "missing; run ttamer collect again, which asks no model again"
         )
+    if (judge is None) != (cascade is None) or (graded and judge is None):
+        raise ArgumentError("--judge NODE and --cascade FILE go together, and --graded with them")
+    if judge is not None:
+        found = Trace.read(source, kept)
+        rows = read_answers(f"{source}.answers.jsonl", found.names)
+        judged = judge_answers(
+            found, rows, cascade or "", Judge(judge, graded=graded), f"{source}.verdicts"
+        )
+        judged.write(target)
+        judged.spec.to_file(written_cascade)
+        text = f"{judged.notes[-1]}\n\n  written to {target}\n\nNext: ttamer fit {target}"
+        facts = {"notes": judged.notes, "written": [str(target)]}
+        print(to_json(facts) if as_json else text)
+        return
     plan = LabelPlan(Trace.read(source, kept), within=within, uniform=uniform)
     rows = read_answers(f"{source}.answers.jsonl", plan.trace.names)
     labels = Path(f"{source}.labels.jsonl")
@@ -321,8 +366,8 @@ def label_command(
         if labelling.right:
             labelled = labelling.trace()
             labelled.write(target)
-            labelled.spec.to_file(cascade)
-            written = [str(target), str(cascade), *written]
+            labelled.spec.to_file(written_cascade)
+            written = [str(target), str(written_cascade), *written]
             notes = list(labelled.notes[-1:])
     if as_json:
         print(to_json({"labels": len(labelling.right), "skipped": len(labelling.skipped),
@@ -336,7 +381,7 @@ def label_command(
     for note in [*notes, f"written to {' and '.join(written)}"]:
         print(f"\n  {note}")
     if labelling.right:
-        print(f"\nNext: ttamer fit {target}{_cascade_words(suffix, cascade)}")
+        print(f"\nNext: ttamer fit {target}{_cascade_words(suffix, written_cascade)}")
         if plan.trace.spec.target == "last":
             print('  and remove target = "last" from the cascade.toml that serves it')
 

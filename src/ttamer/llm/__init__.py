@@ -2,7 +2,9 @@
 
 from ttamer.llm.collecting import (
     CollectionPlan as CollectionPlan,
+    collect_more as collect_more,
     collect_prompts as collect_prompts,
+    judge_answers as judge_answers,
     plan_collection as plan_collection,
 )
 from ttamer.llm.compare import Comparer as Comparer, Comparison as Comparison

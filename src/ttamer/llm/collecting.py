@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import counted
+from ttamer._checks import counted, require_number
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm.client import Client, UpstreamFailed, open_session
@@ -44,6 +44,7 @@ from ttamer.llm.node import BYTES_PER_TOKEN, ModelNode, Upstream, Usage, Work, c
 from ttamer.llm.paid import PaidCalls, PaidUpstream, key_of
 from ttamer.llm.prompts import Endpoint, Prompt
 from ttamer.llm.settings import NodeSettings, comparison_of, embeddings_of, read_nodes
+from ttamer.llm.spending import Spending, fitted, worth_of_more
 from ttamer.runtime.calling import Call, call_async
 from ttamer.trace.trace import OnBad, Trace
 
@@ -80,6 +81,7 @@ def collect_prompts(
     likeness: Likeness | None = None,
     upstream: Ask | None = None,
     progress: Callable[[int, int, int], None] | None = None,
+    budget: float | None = None,
 ) -> Trace:
     """Ask every node about every prompt, and return the answers as a trace.
 
@@ -100,6 +102,9 @@ def collect_prompts(
             ``notes`` has it and how often it agrees, and the trace's cascade the threshold.
         upstream: From a node's settings to what is asked in place of its server.
         progress: Called with the numbers of answers and verdicts done, total and failed.
+        budget: The most that all answers together may cost, in the cascade's units, those of former
+            runs included: first every node is asked about a random core of the prompts, then those
+            nodes that the frontier's uncertainty falls by most. ``notes`` says what more is worth.
 
     Returns:
         The trace, with a cost per row where calls differ in cost.
@@ -117,11 +122,161 @@ def collect_prompts(
     run = _Collection.of(cascade, prompts, paid, endpoint, judge, likeness or Likeness())
     run.labels(needed=judge is None)  # refused before anything is asked
     run.progress = progress
+    if budget is not None:
+        require_number(budget, "budget")
+        run.spending = Spending(budget)
     with run.paid:
         try:
             return asyncio.run(run.all(upstream, on_error, answers))
         except ExceptionGroup as errors:  # of several workers: report the first
             raise errors.exceptions[0] from None
+
+
+def judge_answers(
+    trace: Trace,
+    rows: Sequence[AnsweredPrompt],
+    cascade: CascadeSpec | str | os.PathLike[str],
+    judge: Judge,
+    paid: str | os.PathLike[str],
+    *,
+    upstream: Ask | None = None,
+) -> Trace:
+    """Let a node decide which answers of a trace are right, such as of an imported log.
+
+    ::
+
+        rows = read_answers("trace.parquet.answers.jsonl", trace.names)
+        judged = judge_answers(trace, rows, "cascade.toml", Judge("large"), "verdicts.sqlite")
+
+    Args:
+        trace: The answers.
+        rows: The prompt and the answers of each row.
+        cascade: A cascade with the upstream of the judge and the nodes of the trace.
+        judge: The node that judges.
+        paid: A file that keeps the verdicts, so that none is paid for twice.
+        upstream: From a node's settings to what is asked in place of its server.
+
+    Returns:
+        The trace, with what is right by the verdicts; ``notes`` has what they cost, and how often
+        they agree with the reference answers.
+
+    Raises:
+        TraceError: If a verdict is missing, or the judge agrees with too few labels.
+    """
+    if len(rows) != len(trace):
+        raise TraceError(f"there are {len(trace)} rows, and prompts for {len(rows)}")
+    prompts = [Prompt({"prompt": row.prompt, "row": number}, row.reference or None)
+               for number, row in enumerate(rows)]  # fmt: skip
+    run = _Collection.of(cascade, prompts, paid, "chat/completions", judge, Likeness())
+    run.answers = {name: {} for name in run.nodes}
+    for prompt, row in zip(prompts, rows, strict=True):
+        for name, text in row.answers.items():
+            if text is not None:
+                run.answers[name][_key(prompt.body)] = Answer(text, 0.0, 0.0)
+    with run.paid:
+        scores, note = asyncio.run(run.verdicts_on(range(len(rows)), upstream))
+    correct: Any = np.where(np.isnan(scores), math.nan, scores >= HALF)
+    columns = [run.spec.index_of(name) for name in trace.names]
+    facts: dict[str, Any] = {"correct": correct[:, columns], "raw_loss": None}
+    spec = dataclasses.replace(trace.spec, target="label")
+    if judge.graded:
+        facts = {"correct": None, "raw_loss": 1 - scores[:, columns]}
+        spec = dataclasses.replace(spec, max_loss=1.0)
+    return dataclasses.replace(trace, spec=spec, label=None, notes=(*trace.notes, note), **facts)
+
+
+def collect_more(
+    cascade: CascadeSpec | str | os.PathLike[str],
+    log: Trace,
+    only: Sequence[str],
+    paid: str | os.PathLike[str],
+    *,
+    request: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Trace:
+    """Ask some nodes about the prompts of a log, and return the log with their answers.
+
+    ::
+
+        log = Trace.read("log.parquet")
+        trace = collect_more("cascade.toml", log, ["new"], "new.sqlite", budget=5.0)
+
+    Args:
+        cascade: The cascade with the nodes of the log and those that are new.
+        log: Rows with prompts; its answers are compared with the new ones as they are, so they must
+            have been compared by the same rule.
+        only: The nodes to ask.
+        paid: As for :func:`collect_prompts`.
+        request: Fields sent with every prompt.
+        options: Those of :func:`collect_prompts`, such as ``budget``.
+
+    Returns:
+        The rows of the log in their order; gaps where a new node was not asked.
+
+    Raises:
+        ArgumentError: If a node is in neither, or the log has no prompts.
+        TraceError: As for :func:`collect_prompts`.
+    """
+    spec = cascade if isinstance(cascade, CascadeSpec) else CascadeSpec.from_file(cascade)
+    for name in only:
+        spec.index_of(name)
+    if lacking := [name for name in spec.names if name not in (*log.names, *only)]:
+        raise ArgumentError(f"{lacking[0]!r} is neither in the log nor among those to be asked")
+    prompts = [] if log.prompt is None else log.prompt.tolist()
+    if not prompts or any(text is None or text.startswith("#ttamer-prompt:") for text in prompts):
+        raise ArgumentError("the log has no prompts: they are its column prompt, as text")
+    labels = [None] * len(log) if log.label is None else log.label.tolist()
+    asked = [
+        Prompt(
+            {**(request or {}), "messages": [{"role": "user", "content": text}]},
+            None if label is None or label < 0 else log.classes[label],
+        )
+        for text, label in zip(prompts, labels, strict=True)
+    ]
+    nodes = tuple(node for node in spec.nodes if node.name in only)
+    target = spec.target if log.label is not None else "last"  # nothing to compare with here
+    part = dataclasses.replace(spec, nodes=nodes, target=target)
+    new = collect_prompts(part, asked, paid, on_error="skip", **options)
+    return _with_nodes(spec, log, new, prompts)
+
+
+def _with_nodes(spec: CascadeSpec, log: Trace, new: Trace, prompts: Sequence[str]) -> Trace:
+    """Return a log with the columns of further nodes, whose rows are found by their prompts."""
+    assert new.prompt is not None  # noqa: S101 - as it was collected
+    row_of = {text: row for row, text in enumerate(new.prompt.tolist())}
+    rows = [row_of.get(text, -1) for text in prompts]
+    table: dict[str, list[list[Any]]] = {"confidence": [], "cost": [], "prediction": []}
+    correct = np.full((len(log), len(spec)), np.nan)
+    sources = [(new, new.names.index(name), True) if name in new.names
+               else (log, log.names.index(name), False) for name in spec.names]  # fmt: skip
+    for number, row in enumerate(rows):
+        said: dict[object, float] = {}
+        cells: list[tuple[float, float, str | None]] = []
+        for node, (trace, column, is_new) in enumerate(sources):
+            at = row if is_new else number
+            if at < 0:
+                cells.append((math.nan, math.nan, None))
+                continue
+            code = -1 if trace.prediction is None else int(trace.prediction[at, column])
+            text = None if code < 0 else trace.classes[code]
+            cost = float(trace.costs[at, column])
+            cells.append((float(trace.confidence[at, column]), cost, text))
+            if not is_new and log.correct is not None and log.correct[number, column] >= 0:
+                correct[number, node] = said[text] = float(log.correct[number, column])
+        for node, (_, _, text) in enumerate(cells):  # the same answer is as right
+            if np.isnan(correct[number, node]) and text in said:
+                correct[number, node] = said[text]
+        for name, values in zip(table, zip(*cells, strict=True), strict=True):
+            table[name].append(list(values))
+    known: dict[str, Any] = {}
+    if log.label is not None:
+        known["label"] = [None if code < 0 else log.classes[code] for code in log.label.tolist()]
+    if log.correct is not None:
+        known["correct"] = correct
+    return Trace.from_arrays(
+        spec, table["confidence"], prediction=table["prediction"], cost=table["cost"],
+        prompt=np.array(prompts, object), notes=new.notes, inputs=log.inputs, **known,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -194,6 +349,7 @@ class _Collection:
     progress: Callable[[int, int, int], None] | None = None
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     vectors: _Vectors | None = None
+    spending: Spending | None = None
     answers: dict[str, dict[str, Answer]] = field(default_factory=dict)
     """By node and prompt."""
     verdicts: dict[str, Answer] = field(default_factory=dict)
@@ -249,11 +405,16 @@ class _Collection:
             self.upstreams = {name: upstream(node) for name, node in self.nodes.items()}
             if self.rule.kind == "embedding":
                 await self._open_vectors(stack)
-            await self._ask_nodes()
+            if self.spending is None:
+                await self._ask_nodes(self.bodies, tuple(self.nodes))
+            else:
+                await self._spend(self.spending)
             if self.judge is not None:
                 await self._ask_judge(self.judge)
             rows = self._complete_rows(on_error)
             trace = await self._trace(rows)
+            if self.spending is not None:
+                trace = self._with_worth(trace, self.spending)
         if path is not None:
             write_answers(path, (
                 {
@@ -299,14 +460,65 @@ class _Collection:
         node = ModelNode(settings, upstreams[name], self.rule, comparer=comparer, verifier=verifier)
         return node, upstreams
 
-    async def _ask_nodes(self) -> None:
-        bodies = self.bodies
-        self.total = len(bodies) * len(self.nodes)
+    async def _ask_nodes(
+        self, bodies: Mapping[str, Mapping[str, Any]], names: Sequence[str]
+    ) -> None:
+        self.total += len(bodies) * len(names)
         self._report()
         async with asyncio.TaskGroup() as group:
-            for name, node in self.nodes.items():
-                answers = self.answers[name] = {}
-                self._start_workers(group, node, bodies, partial(self._ask, name), answers, name)
+            for name in names:
+                answers = self.answers.setdefault(name, {})
+                ask = partial(self._ask, name)
+                self._start_workers(group, self.nodes[name], bodies, ask, answers, name)
+
+    async def _spend(self, spending: Spending) -> None:
+        """Ask about prompts in random order, the same in every run, until the budget is spent."""
+        waiting = sorted(self.bodies, key=lambda key: key_of("order", key))
+        self.answers = {name: {} for name in self.nodes}
+        names, prompts, ladder = tuple(self.nodes), 0, None
+        while waiting:
+            if not spending.is_core(prompts, self.spent):
+                rows = [row for row in range(len(self.prompts)) if any(self._answers(row))]
+                trace = await self._trace(rows)
+                ladder = ladder or fitted(trace)
+                names = tuple(self.nodes)
+                if ladder is not None:
+                    names = spending.best(trace, ladder, names)
+            price = sum(self._expected(name, waiting[0]) for name in names)
+            count = min(spending.batch, len(waiting), int((spending.budget - self.spent) / price))
+            if count < 1:
+                break
+            batch, waiting = waiting[:count], waiting[count:]
+            await self._ask_nodes({key: self.bodies[key] for key in batch}, names)
+            prompts += count
+        for name in self.nodes if not waiting else ():  # the rest completes rows
+            lacking = [
+                key
+                for key in self.bodies
+                if key not in self.answers[name] and key not in self.failed.get(name, ())
+            ]
+            if lacking:
+                count = int((spending.budget - self.spent) / self._expected(name, lacking[0]))
+                await self._ask_nodes({key: self.bodies[key] for key in lacking[:count]}, [name])
+
+    def _with_worth(self, trace: Trace, spending: Spending) -> Trace:
+        """Add what was spent, and what more is worth, to the notes."""
+        notes = [f"{self.spent:g} of {spending.budget:g} spent on {counted(len(trace), 'prompt')}"]
+        if (worth := worth_of_more(trace, spending.budget / 10)) is not None:
+            notes.append(worth)
+        return dataclasses.replace(trace, notes=(*trace.notes, *notes))
+
+    @property
+    def spent(self) -> float:
+        """What the answers cost together, when they came."""
+        return sum(a.cost for answers in self.answers.values() for a in answers.values())
+
+    def _expected(self, name: str, key: str) -> float:
+        """Return what a call is expected to cost: the mean so far, or the most that it can."""
+        costs = [answer.cost for answer in self.answers[name].values()]
+        if costs:
+            return max(sum(costs) / len(costs), 1e-12)
+        return max(_cost_at_most(self.nodes[name], self.bodies[key]), self.nodes[name].cost, 1e-12)
 
     async def _ask(self, name: str, body: Mapping[str, Any], *, is_second: bool = False) -> Answer:
         node, upstreams = self._node(name)
@@ -342,7 +554,7 @@ class _Collection:
     ) -> None:
         """Ask a node about all that waits, until it has failed too often in a row."""
         questions, failures = iter(waiting.items()), 0
-        failed = self.failed[name] = {}
+        failed = self.failed.setdefault(name, {})
 
         async def work() -> None:
             nonlocal failures
@@ -401,6 +613,23 @@ class _Collection:
         self.total += len(waiting)
         async with asyncio.TaskGroup() as group:
             self._start_workers(group, node, waiting, ask, self.verdicts, "")
+
+    async def verdicts_on(
+        self, rows: Sequence[int], upstream: Ask | None
+    ) -> tuple[NDArray[np.float64], str]:
+        """Ask the judge about answers that are there; return the scores, and what they cost."""
+        assert self.judge is not None  # noqa: S101 - it is what this is for
+        async with AsyncExitStack() as stack:
+            if upstream is None:
+                session = await stack.enter_async_context(open_session())
+                upstream = partial(_patient, session=session)
+            self.upstreams = {self.judge.node: upstream(self.nodes[self.judge.node])}
+            await self._ask_judge(self.judge)
+            if failed := Counter(self.failed[""].values()):
+                reason, count = failed.most_common(1)[0]
+                raise TraceError(f"{counted(count, 'verdict')} missing: the judge {reason}")
+            labels = self.labels(needed=False)
+            return await self._judged(self.judge, rows, labels, Comparer(self.rule))
 
     async def _judged(
         self, judge: Judge, rows: Sequence[int], labels: Labels, comparer: Comparer
@@ -505,7 +734,7 @@ class _Collection:
         """Return the prompts of the trace: those with all answers and verdicts, or with some."""
         lacking = [self._lacking(row) for row in range(len(self.prompts))]
         reasons = Counter(chain.from_iterable(lacking))
-        none = {row for row, lack in enumerate(lacking) if lack and not any(self._answers(row))}
+        none = {row for row in range(len(lacking)) if not any(self._answers(row))}
         if reasons and (on_error == "refuse" or not all(self.answers.values())):
             lack = sum(map(bool, lacking))
             lacked = "an answer" if self.judge is None else "an answer or a verdict"
@@ -515,7 +744,8 @@ class _Collection:
                 f"{_hint(listed, self.prompts)} and run the same command again, which asks only "
                 "these, or skip them with --skip-bad"
             )
-        self.left_out = dict(Counter(lacking[row][0] for row in sorted(none)))
+        reason = "the budget was spent"
+        self.left_out = dict(Counter((lacking[row] or [reason])[0] for row in sorted(none)))
         gaps = Counter(chain.from_iterable(r for row, r in enumerate(lacking) if row not in none))
         self.gaps = tuple(
             f"{counted(count, 'prompt')} with a gap: {reason}" for reason, count in gaps.items()
@@ -526,7 +756,7 @@ class _Collection:
         """Return why a prompt lacks answers or verdicts; nothing where it has all."""
         key = _key(self.prompts[row].body)
         reasons = [f"{name} {self.failed[name][key]}" for name in self.nodes
-                   if key in self.failed[name]]  # fmt: skip
+                   if key in self.failed.get(name, ())]  # fmt: skip
         for text in self._texts(row).values() if self.judge is not None else ():
             if self.judge is not None and text is not None and text.strip():
                 verdict = _key(self._request(self.judge, row, text))

@@ -1,0 +1,130 @@
+"""Budgets: a random core first, then where the uncertainty falls most; new models join a log."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import ttamer as tt
+from support.faulty_upstream import truth
+from ttamer.cascade import CascadeSpec
+from ttamer.cli import main
+from ttamer.llm import Prompt, collect_prompts
+from ttamer.llm.collecting import collect_more
+from ttamer.llm.spending import Spending, fitted, worth_of_more
+
+PROMPTS = [Prompt({"messages": [{"role": "user", "content": f"Question {k}?"}]},
+                  truth(f"Question {k}?")) for k in range(300)]  # fmt: skip
+ONE = 13.5  # what a prompt costs by both nodes
+
+
+def collected(served, budget, prompts=PROMPTS):
+    paid = served.cascade.with_name("paid")
+    return collect_prompts(
+        served.cascade, prompts, paid, upstream=served.upstream, on_error="skip", budget=budget
+    )
+
+
+def test_a_budget_is_kept_over_runs_and_starts_with_a_random_core(served):
+    trace = collected(served, 20 * ONE)
+    assert served.counts == [20, 20]
+    assert trace.answered.all()
+    numbers = [int("".join(c for c in text if c.isdigit())) for text in trace.prompt]
+    assert numbers != list(range(20))  # not the first ones
+    assert trace.left_out == {"the budget was spent": 280}
+    again = collected(served, 20 * ONE)
+    assert (served.counts, again.digest) == ([20, 20], trace.digest)
+    more = collected(served, 30 * ONE)
+    assert served.counts == [30, 30]
+    assert set(trace.prompt) < set(more.prompt)
+
+
+def test_after_the_core_it_asks_what_lowers_the_uncertainty_and_says_what_more_is_worth(served):
+    trace = collected(served, 240 * ONE)
+    spent = 1.0 * served.counts[0] + 12.5 * served.counts[1]
+    assert 220 * ONE < spent <= 240 * ONE
+    assert served.counts[0] == 300 > served.counts[1] > 200  # single answers of the cheap node too
+    assert any("more buys about" in note for note in trace.notes)
+    assert tt.fit(trace).record.complete == served.counts[1]
+
+
+def test_what_is_asked_next_is_where_cost_buys_most():
+    rng = np.random.default_rng(0)
+    right = rng.random((200, 3)) < [0.5, 0.9, 0.92]
+    prices = {"noisy": 1.0, "sure": 1.0, "dear": 50.0}
+    trace = tt.Trace(CascadeSpec.of(prices), rng.random((200, 3)), correct=right)
+    ladder, spending = fitted(trace), Spending(100.0)
+    assert spending.best(trace, ladder, trace.names) in (("noisy",), ("sure",))
+    cheap = dataclasses.replace(trace, cost=np.ones((200, 3)))
+    assert spending.best(cheap, ladder, trace.names) == trace.names
+    assert worth_of_more(trace, 5200.0).count("points") == 2
+    assert worth_of_more(trace.take(slice(5)), 1.0) is None
+
+
+@pytest.fixture
+def log(served, tmp_path):
+    """A log of the small model alone."""
+    spec = CascadeSpec.from_file(served.cascade)
+    alone = dataclasses.replace(spec, nodes=spec.nodes[:1])
+    return collect_prompts(alone, PROMPTS[:60], tmp_path / "log.paid", upstream=served.upstream)
+
+
+def test_a_new_model_joins_a_log_by_its_prompts(served, log, tmp_path):
+    served.upstreams["small"].requests.clear()
+    paid = tmp_path / "new.paid"
+    trace = collect_more(
+        served.cascade, log, ["large"], paid, budget=40 * 12.5, upstream=served.upstream
+    )
+    assert served.upstreams["small"].requests == []
+    assert trace.answered.sum(axis=0).tolist() == [60, 40]
+    np.testing.assert_array_equal(trace.confidence[:, 0], log.confidence[:, 0])
+    model, asked = served.upstreams["large"], trace.answered[:, 1]
+    right = [model.answer(text, 0)[0] == truth(text) for text in trace.prompt[asked]]
+    np.testing.assert_array_equal(trace.loss[asked, 1] == 0, right)
+    assert tt.fit(trace).record.complete == 40
+    for wrong, text in (
+        ({"only": ["other"]}, "other"),
+        ({"only": []}, "'large' is neither in the log"),
+        ({"log": dataclasses.replace(log, prompt=None)}, "no prompts"),
+    ):
+        options = {"log": log, "only": ["large"]} | wrong
+        with pytest.raises(tt.ArgumentError, match=text):
+            collect_more(served.cascade, options["log"], options["only"], paid)
+
+
+def test_where_only_verdicts_are_known_equal_answers_have_them(served, log, tmp_path):
+    judged = dataclasses.replace(log, label=None, correct=(log.loss == 0))
+    trace = collect_more(
+        served.cascade, judged, ["large"], tmp_path / "new.paid", upstream=served.upstream
+    )
+    same = trace.prediction[:, 0] == trace.prediction[:, 1]
+    np.testing.assert_array_equal(~np.isnan(trace.loss[:, 1]), same)
+    np.testing.assert_array_equal(trace.loss[same, 0], trace.loss[same, 1])
+
+
+def test_the_command_says_which_options_go_together(served, log, tmp_path, capsys):
+    log.write(tmp_path / "log.parquet")
+    cascade, source = str(served.cascade), str(tmp_path / "log.parquet")
+    for arguments, text in (
+        (["--only", "large"], "--only NODE and --prompts-from TRACE go together"),
+        (["--prompts-from", source], "go together"),
+        (["--prompts-from", source, "--only", "large", "--prompts", "x"], "is needed"),
+        (["--prompts-from", source, "--only", "large", "--dry-run"], "give a --budget"),
+    ):
+        assert main(["collect", cascade, *arguments, "-o", str(tmp_path / "out.parquet")]) == 2
+        assert text in capsys.readouterr().err
+
+
+def test_the_command_asks_the_new_model_within_a_budget(make_served, tmp_path, capsys):
+    served = make_served(sockets=True)
+    spec = CascadeSpec.from_file(served.cascade)
+    alone = dataclasses.replace(spec, nodes=spec.nodes[:1])
+    collect_prompts(alone, PROMPTS[:30], tmp_path / "paid").write(tmp_path / "log.parquet")
+    out = tmp_path / "out.parquet"
+    command = ["collect", str(served.cascade), "--prompts-from", str(tmp_path / "log.parquet"),
+               "--only", "large", "--budget", "250", "-o", str(out)]  # fmt: skip
+    assert main(command) == 0
+    assert "250 of 250 spent on 20 prompts" in capsys.readouterr().out
+    assert tt.Trace.read(out).answered.sum(axis=0).tolist() == [30, 20]
