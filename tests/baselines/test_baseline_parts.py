@@ -12,8 +12,7 @@ from support.small_traces import (
 )
 from ttamer.baselines import fit_families
 from ttamer.baselines.calibration import MAX_LEVELS, Isotonic, States, level_starts, transitions
-from ttamer.baselines.rules import walk_of
-from ttamer.baselines.selection import RuleScorer, sweep_prices
+from ttamer.baselines.rules import RuleScorer, sweep_prices, walk_of
 from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.evaluation.results import measure
 from ttamer.fitting.replay import Setting

@@ -19,6 +19,7 @@ from support.small_traces import (
     points,
     random_trace,
 )
+from ttamer.artefact.file import load, save
 from ttamer.baselines import FAMILIES, Unsuitable, fit_families
 from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.errors import ArgumentError, TraceError, TTamerError
@@ -250,6 +251,29 @@ def test_routing_passes_parents_first():
         assert set(asked(setting, trace)) <= {"a", "ab", "abc"}
 
 
+# The router
+
+
+def test_the_router_reads_the_input_and_is_a_policy_that_can_be_saved(tmp_path):
+    rng = np.random.default_rng(0)
+    hard = rng.random(1200) < 0.5
+    trace = Trace.from_arrays(
+        {"a": 1.0, "b": 10.0},
+        np.zeros((1200, 2)),
+        correct=np.stack([~hard, np.ones(1200, bool)], axis=1),
+        inputs={"hard": hard.astype(float)},
+    )
+    settings = FAMILIES["router"].fit(trace)
+    rule = settings[len(settings) // 2].rule
+    played = rule.play(trace)
+    assert (played.asked.sum(axis=1) == 1).all()
+    save(rule, tmp_path / "router.ttamer")
+    loaded = load(tmp_path / "router.ttamer")
+    assert np.array_equal(loaded.play(trace).answer, played.answer)
+    with pytest.raises(Unsuitable, match="no inputs"):
+        fit("router", make(SURE, RIGHT))
+
+
 # The oracle
 
 
@@ -286,6 +310,7 @@ def test_the_families_have_their_names_in_a_stable_order():
         "no-recall",
         "frugalml",
         "routing",
+        "router",
         "oracle",
     ]
     assert all(family.name == name for name, family in FAMILIES.items())
@@ -293,7 +318,15 @@ def test_the_families_have_their_names_in_a_stable_order():
 
 def test_families_that_cannot_be_used_are_left_out_with_the_reason():
     settings, left_out = fit_families(make(SURE, RIGHT, kind="exits"))
-    assert list(left_out) == ["entropy", "margin", "patience", "chain", "pairwise", "frugalml"]
+    assert list(left_out) == [
+        "entropy",
+        "margin",
+        "patience",
+        "chain",
+        "pairwise",
+        "frugalml",
+        "router",
+    ]
     assert "entropy" in left_out["entropy"]
     assert "predictions" in left_out["patience"]
     assert "calibrated" in left_out["chain"]

@@ -8,7 +8,7 @@ import pytest
 import ttamer as tt
 from support.shifting import rows_of
 from support.traces import answering_trace
-from ttamer.baselines.single import AlwaysLast
+from ttamer.baselines.reference import AlwaysLast
 from ttamer.drift.monitor import decide
 from ttamer.evaluation.results import measure
 from ttamer.fitting.ladder import Mixture

@@ -7,7 +7,7 @@ import pytest
 
 import ttamer as tt
 from support.shifting import stream_of
-from ttamer.baselines.single import AlwaysLast
+from ttamer.baselines.reference import AlwaysLast
 from ttamer.drift import LoopSettings, serving_of
 from ttamer.drift.monitor import decide
 from ttamer.drift.replay import BATCH_ROWS, replay_stream

@@ -13,15 +13,14 @@ from ttamer._checks import require_kind
 from ttamer.baselines.chain import Chain, Pairwise
 from ttamer.baselines.frugalml import FrugalML
 from ttamer.baselines.no_recall import NoRecall
-from ttamer.baselines.oracle import Oracle
-from ttamer.baselines.patience import Patience
-from ttamer.baselines.routing import Routing
+from ttamer.baselines.reference import AlwaysBest, AlwaysFirst, AlwaysLast, Oracle
+from ttamer.baselines.routing import Router, Routing
 from ttamer.baselines.rules import Unsuitable
-from ttamer.baselines.single import AlwaysBest, AlwaysFirst, AlwaysLast
 from ttamer.baselines.threshold import (
     CalibratedThreshold,
     EntropyThreshold,
     MarginThreshold,
+    Patience,
     Threshold,
     ThresholdPerExit,
 )
@@ -44,6 +43,7 @@ _EVERY: tuple[Family, ...] = (
     NoRecall(),
     FrugalML(),
     Routing(),
+    Router(),
     Oracle(),
 )
 

@@ -14,24 +14,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.baselines.calibration import Calibrated
-from ttamer.baselines.rules import StopRule, Unsuitable, plain, separate_models, walk_of
-from ttamer.baselines.selection import RuleScorer, sweep_prices
+from ttamer.baselines.rules import (
+    RuleScorer,
+    StopRule,
+    Unsuitable,
+    plain,
+    separate_models,
+    sweep_prices,
+    walk_of,
+)
 from ttamer.baselines.threshold import common_thresholds, descend
 from ttamer.fitting.replay import Setting
 from ttamer.trace.trace import Losses, Trace
-
-# The largest number of nodes whose subsets are all tried.
-MAX_NODES = 10
-# How many subsets are tuned for each price.
-TUNED = 6
 
 
 class Chain:
     """Chains in the walking order, for a range of prices."""
 
     name = "chain"
-    longest = MAX_NODES
-    """The most nodes of one chain."""
+    max_nodes = longest = 10
+    """Of so many nodes all subsets are tried; and the most nodes of one chain."""
+    tuned = 6
+    """So many subsets are tuned for each price."""
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the chains on the envelope."""
@@ -41,9 +45,9 @@ class Chain:
                 "the nodes are exits of one network, where it is the same as calibrated"
             )
         separate_models(trace.spec)
-        if len(trace.spec) > MAX_NODES:
+        if len(trace.spec) > self.max_nodes:
             raise Unsuitable(
-                f"it tries every subset of the nodes, at most {MAX_NODES}; "
+                f"it tries every subset of the nodes, at most {self.max_nodes}; "
                 f"there are {len(trace.spec)}"
             )
         scorer = RuleScorer.of(trace)
@@ -57,7 +61,7 @@ class Chain:
             value = table.errors + price * table.costs
             value[:, too_long] = np.inf
             best = value.argmin(axis=0)  # the best common threshold of each subset
-            few = min(TUNED, int((~too_long).sum()))
+            few = min(self.tuned, int((~too_long).sum()))
             ranked = np.argsort(value.min(axis=0), kind="stable")[:few]
             tuned = [tune(table.subsets[s], float(common[best[s]]), price) for s in ranked]
             _, walk, thresholds = min(tuned, key=lambda each: each[0])

@@ -19,15 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer.baselines.rules import Unsuitable, plain, predictions_of, separate_models
-from ttamer.baselines.selection import RuleScorer, sweep_prices
+from ttamer.baselines.rules import (
+    RuleScorer,
+    Unsuitable,
+    plain,
+    predictions_of,
+    separate_models,
+    sweep_prices,
+)
 from ttamer.fitting.replay import Played, Setting
 from ttamer.trace.trace import Trace
-
-# A label predicted on fewer rows has no strategy of its own.
-MIN_ROWS = 20
-
-_NO_GAIN = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +111,7 @@ class Base:
         mine = change[np.arange(len(change)), addons[self.of_end]]
         hits = np.flatnonzero(mine == best[self.of_end])
         _, where = np.unique(self.of_end[hits], return_index=True)  # the least confidence of equals
-        cuts = np.where(best < -_NO_GAIN, self.cut_at[hits[where]], -np.inf)
+        cuts = np.where(best < -1e-9, self.cut_at[hits[where]], -np.inf)
         return FrugalRule(self.base, self.groups, cuts, addons)
 
 
@@ -119,7 +120,7 @@ class FrugalML:
     """The best strategy over all bases, for a range of prices."""
 
     name: str = "frugalml"
-    least: int = MIN_ROWS
+    least: int = 20
     """At least 1. A label predicted on fewer rows shares one strategy with the others like it."""
 
     def fit(self, trace: Trace) -> list[Setting]:

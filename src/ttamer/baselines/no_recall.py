@@ -14,15 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.baselines.calibration import States, fit_states, transitions
-from ttamer.baselines.rules import walk_of
-from ttamer.baselines.selection import RuleScorer, pareto_settings
+from ttamer.baselines.rules import RuleScorer, pareto_settings, walk_of
 from ttamer.fitting.replay import Played, Setting
 from ttamer.problem.problem import Problem
 from ttamer.solvers import solve_ladder
 from ttamer.trace.trace import Trace
-
-# Prices tried: error per cost of asking every node.
-PRICES = np.geomspace(1e-4, 1e2, 60)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +50,8 @@ class NoRecall:
     """The ladder of optimal policies without recall."""
 
     name = "no-recall"
+    prices = np.geomspace(1e-4, 1e2, 60)
+    """Those tried: error per cost of asking every node."""
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the policies on the envelope."""
@@ -86,7 +84,7 @@ class NoRecall:
             ways = {(u, v): toll + costs[v] for (u, v), toll in tolls.items()}
             problem = Problem.skip(losses, ways, {(u, v): pair(u, v) for u, v in pairs})
         settings = []
-        for policy in solve_ladder(problem, [0, *(1 / (1 + PRICES)), 1], recall=False):
+        for policy in solve_ladder(problem, [0, *(1 / (1 + self.prices)), 1], recall=False):
             following = tuple(policy.choice(name)[:, 0] for name in problem.names)
             rule = TableRule(walk, states, int(policy.choice(None)[0, -1]), following)
             settings.append(Setting({"tradeoff": policy.tradeoff}, rule))

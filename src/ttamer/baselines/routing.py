@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.baselines.calibration import States, fit_states, transitions
-from ttamer.baselines.rules import separate_models
-from ttamer.baselines.selection import RuleScorer, sweep_prices
+from ttamer.baselines.rules import RuleScorer, Unsuitable, separate_models, sweep_prices
 from ttamer.cascade import CascadeSpec
+from ttamer.fitting.fits import fit
 from ttamer.fitting.replay import Played, Setting
 from ttamer.trace.trace import Losses, Trace
 
@@ -132,3 +132,20 @@ class Routing:
             return Setting(knob, rules[best])
 
         return sweep_prices(trace, solve)
+
+
+class Router:
+    """One model for each input, by the errors and costs that the input predicts.
+
+    Its settings are fitted policies: they can be saved and served.
+    """
+
+    name = "router"
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Return one policy for each tradeoff."""
+        separate_models(trace.spec)
+        if trace.prompt is None and not trace.inputs:
+            raise Unsuitable("it reads the input, and the trace has no prompt and no inputs")
+        policies = fit(trace, max_nodes=1)
+        return [Setting({"tradeoff": policy.tradeoff}, policy) for policy in policies]

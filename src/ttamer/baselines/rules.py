@@ -1,10 +1,15 @@
-"""Rules that ask one node after another and stop at the first that is certain enough.
+"""What baselines share: rules that stop at the first certain node, and which settings are kept.
 
-Also here: why a family cannot be fitted to a trace, and the order in which its nodes are asked.
+Two settings can always be mixed, so what lies inside the lower convex envelope of (cost, error) is
+left out: a family gains nothing from more settings. A family that can be optimised for a *price*
+(error + price * cost) finds the corners of its envelope one by one: the price at which two
+neighbouring corners are equal either brings a corner between them, or there is none.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,8 +18,9 @@ from numpy.typing import NDArray
 
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import TTamerError
-from ttamer.fitting.replay import Played, asked_up_to
-from ttamer.trace.trace import Trace, require_rows
+from ttamer.fitting.replay import Played, Rule, Setting, asked_up_to, paid
+from ttamer.stats.envelope import lower_envelope
+from ttamer.trace.trace import Losses, Trace, require_rows
 
 
 class Unsuitable(TTamerError):  # noqa: N818 - named after what happened
@@ -86,3 +92,80 @@ def plain(threshold: float) -> float | None:
     (0.5, None)
     """
     return float(threshold) if np.isfinite(threshold) else None
+
+
+@dataclass(frozen=True, eq=False)
+class RuleScorer:
+    """Cost and error of rules on a trace: the same numbers as ``evaluation.measure``.
+
+    Where answers have losses, they are shares of the largest: baselines use them as chances.
+    """
+
+    trace: Trace
+    wrong: Losses
+    """Shape (T, n)."""
+
+    @classmethod
+    def of(cls, trace: Trace) -> RuleScorer:
+        """Return the scorer of a trace with at least one row."""
+        require_rows(trace, 1, "a baseline")
+        return cls(trace, trace.loss_shares())
+
+    @property
+    def whole_cost(self) -> float:
+        """What asking every node costs per row; 1 where everything is free."""
+        return float(self.trace.costs.mean(axis=0).sum()) or 1.0
+
+    def score(self, rule: Rule) -> tuple[float, float]:
+        """Return (mean cost, error) of a rule."""
+        played = rule.play(self.trace)
+        wrong = self.wrong[np.arange(len(self.trace)), played.answer]
+        return float(paid(played.asked, self.trace).mean()), float(wrong.mean())
+
+
+def pareto_settings(trace: Trace, settings: Iterable[Setting]) -> list[Setting]:
+    """Return the settings on the envelope over the rows of a trace, the cheapest first."""
+    scorer = RuleScorer.of(trace)
+    return _on_envelope([(*scorer.score(setting.rule), setting) for setting in settings])
+
+
+def sweep_prices(
+    trace: Trace, solve: Callable[[float], Setting], *, most: int = 40
+) -> list[Setting]:
+    """Return the settings on the envelope that ``solve(price)`` gives, for at most ``most`` prices.
+
+    ``solve`` returns a setting that makes ``error + price * cost`` small on the trace; a price is
+    error per unit of cost. Wide gaps are looked into first.
+    """
+    scorer = RuleScorer.of(trace)
+    points: list[tuple[float, float, Setting]] = []
+
+    def ask(price: float) -> int:
+        setting = solve(price)
+        points.append((*scorer.score(setting.rule), setting))
+        return len(points) - 1
+
+    gaps: list[tuple[float, int, int]] = []
+
+    def open_gap(left: int, right: int) -> None:
+        wider, lower = points[right][0] - points[left][0], points[left][1] - points[right][1]
+        if wider > 0 and lower > 0:
+            heapq.heappush(gaps, (-wider * lower, left, right))
+
+    # The ends: whatever error, then whatever cost (but no cost for nothing).
+    open_gap(ask(1e6 / scorer.whole_cost), ask(1e-3 / (len(trace) * scorer.whole_cost)))
+    while gaps and len(points) < most:
+        _, left, right = heapq.heappop(gaps)
+        (cost, error, _), (higher, better, _) = points[left], points[right]
+        price = (error - better) / (higher - cost)
+        middle = ask(price)
+        gain = error + price * cost - (points[middle][1] + price * points[middle][0])
+        if gain > 1e-12:  # above rounding
+            open_gap(left, middle)
+            open_gap(middle, right)
+    return _on_envelope(points)
+
+
+def _on_envelope(points: list[tuple[float, float, Setting]]) -> list[Setting]:
+    corners = lower_envelope([cost for cost, _, _ in points], [error for _, error, _ in points])
+    return [points[corner][2] for corner in corners]

@@ -1,4 +1,4 @@
-"""Thresholds: one for all nodes, on any score, or one per exit.
+"""Thresholds: one for all nodes, on any score, or one per exit; and patience.
 
 One threshold per step of a walk is tuned by coordinate descent. Given all other thresholds, every
 row that reaches a step has a loss if it stops there and a loss if it goes on, so the best threshold
@@ -16,21 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.baselines.calibration import Calibrated, level_starts
-from ttamer.baselines.rules import Score, StopRule, Unsuitable, plain, walk_of
-from ttamer.baselines.selection import RuleScorer, pareto_settings, sweep_prices
-from ttamer.fitting.replay import Setting
+from ttamer.baselines.rules import (
+    RuleScorer,
+    Score,
+    StopRule,
+    Unsuitable,
+    pareto_settings,
+    plain,
+    predictions_of,
+    sweep_prices,
+    walk_of,
+    walked,
+)
+from ttamer.fitting.replay import Played, Setting
 from ttamer.trace.trace import Trace
-
-# The largest number of common thresholds that are tried.
-MAX_THRESHOLDS = 60
-
-# The largest number of thresholds tried at each exit.
-MAX_TUNED_LEVELS = 200
-
-# The largest number of rounds of coordinate descent.
-MAX_ROUNDS = 12
-
-_NO_GAIN = 1e-12
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Extra:
 
 
 def common_thresholds(
-    trace: Trace, score: Score, walk: NDArray[np.intp], most: int = MAX_THRESHOLDS
+    trace: Trace, score: Score, walk: NDArray[np.intp], most: int = 60
 ) -> NDArray[np.float64]:
     """Return thresholds to try: every score that could stop a walk, or quantiles; then ``inf``."""
     scores = [score(trace, int(node)) for node in walk[:-1]]
@@ -125,13 +124,15 @@ class ThresholdPerExit:
     """
 
     name = "threshold-per-exit"
+    most_levels = 200
+    """The most thresholds that are tried at each exit."""
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the sets of thresholds on the envelope."""
         scorer, walk = RuleScorer.of(trace), walk_of(trace)
         common = common_thresholds(trace, Confidence(), walk)
         scores = [trace.confidence[:, node] for node in walk[:-1]]
-        starts = [np.union1d(level_starts(x, MAX_TUNED_LEVELS), common[:-1]) for x in scores]
+        starts = [np.union1d(level_starts(x, self.most_levels), common[:-1]) for x in scores]
         levels = [
             np.searchsorted(s, x, side="right") - 1 for s, x in zip(starts, scores, strict=True)
         ]
@@ -180,25 +181,25 @@ def descend(
     ([2], 0.3333333333333333)
 
     """
-    found = list(cuts)
+    levels_from = list(cuts)
     onward = losses[-1]
-    for _ in range(MAX_ROUNDS):
-        before = list(found)
+    for _ in range(12):  # rounds; it has settled after a few
+        before = list(levels_from)
         reached = [np.ones(len(losses[0]), bool)]
         for step in range(len(levels) - 1):
-            reached.append(reached[step] & (levels[step] < found[step]))
+            reached.append(reached[step] & (levels[step] < levels_from[step]))
         onward = losses[-1]
         for step in range(len(levels) - 1, -1, -1):
             change = np.where(reached[step], losses[step] - onward, 0.0)
             by_level = np.bincount(levels[step], change, minlength=sizes[step])
             total = np.append(np.cumsum(by_level[::-1])[::-1], 0.0)  # of stopping from a level on
             best = int(total.argmin())
-            if total[best] < total[found[step]] - _NO_GAIN:
-                found[step] = best
-            onward = np.where(levels[step] >= found[step], losses[step], onward)
-        if found == before:
+            if total[best] < total[levels_from[step]] - 1e-12:
+                levels_from[step] = best
+            onward = np.where(levels[step] >= levels_from[step], losses[step], onward)
+        if levels_from == before:
             break
-    return found, float(onward.mean())
+    return levels_from, float(onward.mean())
 
 
 def _extra(trace: Trace, field: str) -> NDArray[np.float64]:
@@ -206,3 +207,40 @@ def _extra(trace: Trace, field: str) -> NDArray[np.float64]:
     if field not in trace.extras or np.isnan(trace.extras[field]).all():
         raise Unsuitable(f"no node of the trace has {field}: add columns <node>.{field}")
     return trace.extras[field]
+
+
+@dataclass(frozen=True, eq=False)
+class PatienceRule:
+    """Stop at the first node that makes it ``times`` equal answers in a row, else at the last.
+
+    A node that gives no answer breaks the row.
+    """
+
+    walk: NDArray[np.intp]
+    times: int
+
+    def play(self, trace: Trace) -> Played:
+        """Decide for every row of a trace."""
+        answers, last = predictions_of(trace)[:, self.walk], len(self.walk) - 1
+        stop, row = np.full(len(trace), last), np.zeros(len(trace), np.intp)
+        for step in range(len(self.walk)):
+            again = answers[:, step] == answers[:, step - 1] if step else np.False_
+            row = np.where(answers[:, step] < 0, 0, np.where(again, row + 1, 1))
+            stop = np.where((row >= self.times) & (stop == last), step, stop)
+        return walked(stop, self.walk, len(trace.spec))
+
+
+class Patience:
+    """All patiences from 1 (the first answer) to n (all agree): Zhou et al., 2020."""
+
+    name = "patience"
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Return the patiences on the envelope."""
+        predictions_of(trace)
+        walk = walk_of(trace)
+        settings = [
+            Setting({"patience": times}, PatienceRule(walk, times))
+            for times in range(1, len(walk) + 1)
+        ]
+        return pareto_settings(trace, settings)
