@@ -52,11 +52,6 @@ def missing(script: str) -> list[str]:
     ]
 
 
-# They measure devices of the former fit, and wait to be written for the new one.
-FORMER = {"promises/splits.py", "promises/thresholds.py"}
-SCRIPTS = [path for path in SCRIPTS if "/".join(path.parts[-2:]) not in FORMER]
-
-
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_a_script_imports_is_there(path):
     assert missing(path.read_text("utf-8")) == []
