@@ -17,8 +17,6 @@ from timing import interleaved
 import ttamer as tt
 from ttamer.runtime import batched
 
-__all__ = ["measure"]
-
 ROWS = 10_000
 """Inputs of one batch."""
 
@@ -53,7 +51,7 @@ def measure() -> list[Result]:
         label=scores(fit_rows, 512).argmax(axis=1),
     )
     results = []
-    for belief in ("calibrated", "full"):
+    for belief in ("answers", "markov"):
         ladder = tt.fit(trace, belief=belief)
         shares = [policy.play(trace).asked.mean(axis=0).sum() for policy in ladder]
         policy = ladder[int(np.argmin(np.abs(np.array(shares) - 1.5)))]

@@ -1,11 +1,7 @@
-"""What a step of a belief costs, many at once and one at a time.
+"""What a step of a belief costs, and what fitting takes.
 
-Many at once
-    the belief after one more exit (its odds, X, the state, the choice), for every input, against
-    the comparison ``confidence >= threshold`` over as many float64 numbers.
-One at a time
-    ``session.observe`` of a policy on beliefs against a method that does nothing.
-And what fitting takes, in seconds, on one thread.
+``session.observe`` of a policy on beliefs against a method that does nothing; and fits, in seconds,
+on one thread.
 """
 
 from __future__ import annotations
@@ -22,14 +18,13 @@ import ttamer as tt
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MAX_BATCH, MAX_SCALAR = 20.0, 50.0
-SIZES = {"4k": 4_096, "64k": 65_536}
+MAX_SCALAR = 50.0
 CLASSES = 10
 
 
 def measure() -> list[Result]:
-    """Time batched and single steps, and fits."""
-    return [*_batched(), *_single(), *_fits()]
+    """Time single steps, and fits."""
+    return [*_single(), *_fits()]
 
 
 def answers(rows: int, nodes: int, *, kind: str = "models", seed: int = 0) -> tt.Trace:
@@ -52,33 +47,6 @@ def answers(rows: int, nodes: int, *, kind: str = "models", seed: int = 0) -> tt
     )
 
 
-def _batched() -> list[Result]:
-    fitted = tt.fit(answers(5_000, 6, kind="exits"), tradeoffs=[0.9]).fitted
-    results = []
-    for label, size in SIZES.items():
-        trace = answers(size, 6, kind="exits", seed=1)
-        confidence, said = np.ascontiguousarray(trace.confidence[:, 2]), trace.prediction
-        seen = fitted.belief.evidence(trace.confidence, said)
-        levels, bounds = fitted.belief.levels[2], fitted.belief.bounds[2]
-
-        def step(
-            seen: object = seen,
-            levels: object = levels,
-            bounds: object = bounds,
-            c: object = confidence,
-        ) -> object:
-            odds = levels[np.searchsorted(bounds, c, side="right")]
-            least, owner = fitted.belief.least(seen, fitted.steps[2])
-            return odds, owner, np.searchsorted(fitted.edges[2], least, side="right")
-
-        times = interleaved({"plain": lambda c=confidence: c >= 0.5, "belief": step})
-        note = f"{times.median('belief') * 1e6:.0f} us against {times.median('plain') * 1e6:.1f} us"
-        ratio = times.ratio("belief", "plain")
-        name = f"a belief step, three exits seen, {label} inputs"
-        results.append(Result.of_ratio(name, ratio, at_most=MAX_BATCH, note=note))
-    return results
-
-
 def _single() -> list[Result]:
     class Empty:
         __slots__ = ()
@@ -87,7 +55,7 @@ def _single() -> list[Result]:
             pass
 
     nodes = 4
-    policy = tt.fit(answers(5_000, nodes, kind="exits"), tradeoffs=[1.0])[0]
+    policy = tt.fit(answers(5_000, nodes, kind="exits"))[-1]
 
     def walk(turn: object) -> Callable[[], object]:
         def run() -> None:

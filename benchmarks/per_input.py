@@ -21,8 +21,6 @@ from ttamer import datasets
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["measure"]
-
 ROWS = 500
 """Inputs decided in one sample."""
 

@@ -1,16 +1,6 @@
-"""What fitting and replaying cost, beside plain NumPy on the same arrays.
-
-Fitting
-    rows x 12 exits of confidences in memory: quantise, count, solve one tradeoff (the paper's mode,
-    16 states), against ``confidence.sum()``; and the same in batches, as for a file larger than
-    memory. The digest of the trace, which a fit keeps as provenance, is shown by itself.
-Replaying
-    100 policies of a ladder over the rows, against 100 replays of one confidence threshold.
-"""
+"""What replaying costs: 100 policies of a ladder, against 100 replays of one threshold."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 from result import Result, show
@@ -20,9 +10,6 @@ from ttamer.baselines.threshold import Threshold
 from ttamer.cascade import CascadeSpec
 from ttamer.fitting.fits import fit
 from ttamer.trace.trace import Trace
-
-if TYPE_CHECKING:
-    pass
 
 REPLAY_ROWS, EXITS, SAMPLE = 1_000_000, 12, 100_000
 MAX_REPLAY = 10.0
