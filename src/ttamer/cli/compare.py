@@ -3,7 +3,7 @@
 import functools
 import textwrap
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import MORE_ERROR, OURS, Frontier, family_names, frontier
 from ttamer.reporting.page import require_page, write_report
 from ttamer.reporting.recommendation import budget_of, points_in_words, recommend
-from ttamer.reporting.savings import savings
+from ttamer.reporting.savings import Savings, savings
 from ttamer.show.tables import paint
 from ttamer.trace.decisions import read_decisions
 from ttamer.trace.trace import Trace
@@ -44,8 +44,33 @@ def _resamples(_: click.Context, __: click.Parameter, value: int) -> int:
     return value
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Rows to fit on and to measure on, as the options name them."""
+
+    trace: str | None
+    fit: str | None
+    test: str | None
+    reading: Reading
+
+    def read(self) -> tuple[Trace, Trace]:
+        """Read one trace, halved at random, or two."""
+        if self.trace and not (self.fit or self.test):
+            return self.reading.read(self.trace).split(0.5, seed=0)
+        if self.trace or not (self.fit and self.test):
+            raise ArgumentError(
+                "give one TRACE, which is halved at random, or --fit TRACE and --test TRACE"
+            )
+        return self.reading.read(self.fit), self.reading.read(self.test)
+
+    @property
+    def words(self) -> str:
+        """The words of a command that fits the same rows."""
+        return f"{self.trace or self.fit}{self.reading.words}"
+
+
 def comparison_options(function: Function) -> Function:
-    """Add the options of a comparison, as ``traces``, ``names`` and ``resamples``."""
+    """Add the options of a comparison, as ``rows``, ``names`` and ``resamples``."""
 
     @click.argument("trace", required=False)
     @click.option("--fit", metavar="TRACE", help="Rows to fit on.")
@@ -60,46 +85,24 @@ def comparison_options(function: Function) -> Function:
     def compared(
         *, trace: str | None, fit: str | None, test: str | None, reading: Reading, **options: Any
     ) -> Any:
-        if (trace is None) == (fit is None or test is None) or (trace and (fit or test)):
-            raise ArgumentError(
-                "give one TRACE, which is halved at random, or --fit TRACE and --test TRACE"
-            )
-        trace_words = f"{trace or fit}{reading.words}"
-        return function(
-            read=lambda: (
-                reading.read(trace).split(0.5, seed=0)
-                if trace
-                else (reading.read(fit or ""), reading.read(test or ""))
-            ),
-            trace_words=trace_words,
-            source=(trace, reading),
-            **options,
-        )
+        return function(rows=Rows(trace, fit, test, reading), **options)
 
     return compared
 
 
 @command("frontier")
 @comparison_options
-def frontier_command(
-    read: Any,
-    trace_words: str,
-    source: Any,  # noqa: ARG001 - for the report
-    names: list[str] | None,
-    resamples: int,
-    as_json: bool,
-) -> None:
+def frontier_command(rows: Rows, names: list[str] | None, resamples: int, as_json: bool) -> None:
     """Compare ttamer with thresholds, chains and other rules, and recommend one.
 
     Every family is fitted on some rows and measured on others: one TRACE, halved at random, or two
     (--fit and --test).
     """
-    fit_trace, test_trace = read()
+    fit_trace, test_trace = rows.read()
     progress = progress_line(quiet=as_json)
     result = frontier(fit_trace, test_trace, families=names, resamples=resamples, progress=progress)
     progress("")
-    text = f"{result}{advice_text(result, trace_words)}"
-    print(to_json(result.to_dict()) if as_json else text)
+    print(to_json(result.to_dict()) if as_json else f"{result}{advice_text(result, rows.words)}")
 
 
 @command("report")
@@ -110,9 +113,7 @@ def frontier_command(
 @click.option("--against", metavar="NODE", help="In place of the page: what a policy would have "
               "saved on a server's decision log, where NODE answers everything.")  # fmt: skip
 def report_command(
-    read: Any,
-    trace_words: str,
-    source: tuple[str | None, Reading],
+    rows: Rows,
     against: str | None,
     names: list[str] | None,
     resamples: int,
@@ -125,12 +126,13 @@ def report_command(
     Its figures are written beside it as PNG and SVG.
     """
     if against is not None:
-        _show_savings(*source, against, resamples, as_json=as_json)
+        saved = _savings(rows, against, resamples)
+        print(to_json(asdict(saved)) if as_json else saved)
         return
     require_page(output)
     if names is not None:
         names = list(dict.fromkeys(["ttamer", *names]))  # the page is about its policies
-    fit_trace, test_trace = read()
+    fit_trace, test_trace = rows.read()
     progress = progress_line(quiet=as_json)
     result = frontier(fit_trace, test_trace, families=names, resamples=resamples, progress=progress)
     paths = write_report(result, output, title=title, fit_trace=fit_trace, progress=progress)
@@ -138,18 +140,15 @@ def report_command(
     if as_json:
         print(to_json({**result.to_dict(), "written": [str(path) for path in paths]}))
     else:
-        print(f"{result}{advice_text(result, trace_words)}\n\n  written to {paths[0]}")
+        print(f"{result}{advice_text(result, rows.words)}\n\n  written to {paths[0]}")
 
 
-def _show_savings(
-    path: str | None, reading: Reading, against: str, resamples: int, *, as_json: bool
-) -> None:
-    if path is None:
+def _savings(rows: Rows, against: str, resamples: int) -> Savings:
+    if rows.trace is None:
         raise ArgumentError("--against takes one LOG, in place of --fit and --test")
-    spec = reading.spec
-    log = read_decisions(path, CascadeSpec.from_file(spec) if isinstance(spec, str) else spec)
-    result = savings(log.trace, against, spent=float(log.audit_cost.sum()), resamples=resamples)
-    print(to_json(asdict(result)) if as_json else result)
+    spec = rows.reading.spec
+    log = read_decisions(rows.trace, CascadeSpec.from_file(spec) if isinstance(spec, str) else spec)
+    return savings(log.trace, against, spent=float(log.audit_cost.sum()), resamples=resamples)
 
 
 def advice_text(result: Frontier, trace_words: str | None = None) -> str:
