@@ -194,12 +194,12 @@ def demo_command(trace: str, output: str) -> None:
     fit_trace, test_trace = _parts(trace)
     # Two cores share the work; the intervals of other families are not shown.
     with ProcessPoolExecutor(1, get_context("spawn")) as second:
-        others = second.submit(measure_others, trace)
+        measured = second.submit(measure_others, trace)
         ours = frontier(
             fit_trace, test_trace, families=["ttamer"], resamples=200, progress=progress
         )
         progress("comparing with other rules")
-        rivals = others.result()
+        rivals = measured.result()
     result = replace(
         ours,
         points=ours.points + rivals.points,
@@ -241,7 +241,7 @@ def three_numbers(result: Frontier) -> list[str]:
     The exits of one network rarely are: there the lines say what giving up some accuracy saves.
     """
     best = result.reference
-    most = 1 - min(point.result.error for point in result.of("ttamer"))
+    highest = 1 - min(point.result.error for point in result.of("ttamer"))
     shares = {
         more: cost / best.cost
         for more in MORE_ERROR
@@ -252,12 +252,12 @@ def three_numbers(result: Frontier) -> list[str]:
     if result.alone != "the full network":
         error = result.error_at("ttamer", best.cost)
         at_price = "" if error is None else f"{1 - error:.1%}"
-        if at_price == f"{most:.1%}":
+        if at_price == f"{highest:.1%}":
             return [first, f"{at_price} accuracy at most, at no more than its cost"]
         priced = [f"{at_price} accuracy at its cost"] if at_price else []
-        return [first, *priced, f"{most:.1%} at most, whatever it costs"]
+        return [first, *priced, f"{highest:.1%} at most, whatever it costs"]
     if 0.0 not in shares:
-        first = f"{first}: {most:.1%} at most"
+        first = f"{first}: {highest:.1%} at most"
     near = [f"within {points_in_words(more)} of it at {shares[more]:.1%} of its cost"
             for more in MORE_ERROR if more and more in shares][:2]  # fmt: skip
     return [first, *near]

@@ -335,19 +335,19 @@ def label_command(
     written_cascade = beside(target, ".toml")
     if target.resolve() == source.resolve():
         raise ArgumentError(f"--output is {output!r}, the trace itself; choose another file")
-    kept = beside(source, ".toml") if _cascade_words(suffix, written_cascade) else None
-    if kept is not None and source.exists() and not kept.exists():
+    source_cascade = beside(source, ".toml") if _cascade_words(suffix, written_cascade) else None
+    if source_cascade is not None and source.exists() and not source_cascade.exists():
         raise ArgumentError(
-            f"{source}: keeps no cascade, and {kept}, which ttamer collect writes beside it, is "
-            "missing; run ttamer collect again, which asks no model again"
+            f"{source}: keeps no cascade, and {source_cascade}, which ttamer collect writes beside "
+            "it, is missing; run ttamer collect again, which asks no model again"
         )
     if (judge is None) != (cascade is None) or (graded and judge is None):
         raise ArgumentError("--judge NODE and --cascade FILE go together, and --graded with them")
     if judge is not None:
-        found = Trace.read(source, kept)
-        rows = read_answers(f"{source}.answers.jsonl", found.names)
+        trace_to_judge = Trace.read(source, source_cascade)
+        rows = read_answers(f"{source}.answers.jsonl", trace_to_judge.names)
         judged = judge_answers(
-            found, rows, cascade or "", Judge(judge, graded=graded), f"{source}.verdicts"
+            trace_to_judge, rows, cascade or "", Judge(judge, graded=graded), f"{source}.verdicts"
         )
         judged.write(target)
         judged.spec.to_file(written_cascade)
@@ -355,7 +355,7 @@ def label_command(
         facts = {"notes": judged.notes, "written": [str(target)]}
         print(to_json(facts) if as_json else text)
         return
-    plan = LabelPlan(Trace.read(source, kept), within=within, uniform=uniform)
+    plan = LabelPlan(Trace.read(source, source_cascade), within=within, uniform=uniform)
     rows = read_answers(f"{source}.answers.jsonl", plan.trace.names)
     labels = Path(f"{source}.labels.jsonl")
     written, notes = [str(labels)], []

@@ -72,8 +72,8 @@ def evaluate_command(
     rows = Reading(skip_bad=skip_bad).read(trace, loaded.spec)
     _warn_of_same_rows(loaded, rows)
     if against is not None:
-        other = _loaded(against, "evaluate POLICY TRACE --against POLICY")
-        baseline = _chosen(other, against, **point) or _default(other)
+        rival = _loaded(against, "evaluate POLICY TRACE --against POLICY")
+        baseline = _chosen(rival, against, **point) or _default(rival)
         difference = compare(chosen or _default(loaded), baseline, rows, target=target)
         print(to_json(difference.to_dict()) if as_json else difference)
         return
@@ -88,10 +88,12 @@ def evaluate_command(
     errors = known_losses(rows, target).mean(axis=0).tolist()
     alone = dict(zip(rows.names, zip(costs, errors, strict=True), strict=True))
     if as_json:
-        both = zip(policies, results, strict=True)
+        pairs = zip(policies, results, strict=True)
         facts: dict[str, Any] = {
             "rows": len(rows),
-            "policies": [{"policy": choice.setting, **result.to_dict()} for choice, result in both],
+            "policies": [
+                {"policy": choice.setting, **result.to_dict()} for choice, result in pairs
+            ],
         }
         if usual is not None and by_default is not None:
             facts["default"] = {"policy": usual.setting, **by_default.to_dict()}
@@ -181,11 +183,11 @@ def _nodes_table(alone: dict[str, tuple[float, float]], results: Sequence[Result
         name: [number(cost), shown_error(error, measure)] for name, (cost, error) in alone.items()
     }
     if len(results) > 1:
-        rows = [[name, *both] for name, both in cells.items()]
+        rows = [[name, *numbers] for name, numbers in cells.items()]
         return "Each node alone:\n\n" + table(["node", "cost", measure], rows)
     rows = [
-        [name, f"{results[0].asked[name]:.1%}", f"{results[0].answered[name]:.1%}", *both]
-        for name, both in cells.items()
+        [name, f"{results[0].asked[name]:.1%}", f"{results[0].answered[name]:.1%}", *numbers]
+        for name, numbers in cells.items()
     ]
     head = ["node", "asked", "answered", "cost", measure]
     return "Each node, and its answers alone:\n\n" + table(head, rows)

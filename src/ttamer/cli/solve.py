@@ -125,11 +125,11 @@ def _facts(policy: Policy, best: Optima) -> dict[str, Any]:
 
 def _text(policy: Policy, best: Optima) -> str:
     weight, is_capped = policy.tradeoff, isinstance(policy, JointPolicy) and policy.cap is not None
-    this = "" if policy.ratio > 1 or is_capped else " (this one)"
+    mark = "" if policy.ratio > 1 or is_capped else " (this one)"
     against: list[tuple[str, float | None]] = [
         ("a prophet that sees every loss", best.offline),
-        ("the best policy with recall" + this * policy.recall, best.online),
-        ("the best policy without" + ("" if policy.recall else this), best.no_recall),
+        ("the best policy with recall" + mark * policy.recall, best.online),
+        ("the best policy without" + ("" if policy.recall else mark), best.no_recall),
     ]
     if best.online_bound is not None and not is_capped:
         against[1] = (f"this policy, at most {policy.ratio:.4g} times the best", best.online)
@@ -161,9 +161,11 @@ def _text(policy: Policy, best: Optima) -> str:
               _rules(policy)),
     ]  # fmt: skip
     if _has_indices(policy) and not policy.problem.is_line:
-        said = "The node of least index that may be asked is next, while the best loss is above:"
+        sentence = (
+            "The node of least index that may be asked is next, while the best loss is above:"
+        )
         head = ["node", "after", "in state", "index"]
-        lines += ["", said, "", table(head, _indices(policy))]
+        lines += ["", sentence, "", table(head, _indices(policy))]
     return "\n".join(lines)
 
 

@@ -28,7 +28,7 @@ def no_recall_command(alpha: float, as_json: bool) -> None:
     beforehand, is alpha.
     """
     example = impossibility(alpha)
-    growth = [impossibility(other) for other in sorted({2.0, 10.0, 100.0, 1000.0, alpha})]
+    growth = [impossibility(value) for value in sorted({2.0, 10.0, 100.0, 1000.0, alpha})]
     haystacks = [needle(branches) for branches in (10, 100, 1000)]
     if as_json:
         facts = {

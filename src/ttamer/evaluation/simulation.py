@@ -61,7 +61,7 @@ def simulate(policy: Policy, inputs: int, *, seed: int) -> Simulation:
     require_whole(seed, "seed")
     problem, generator = policy.problem, np.random.default_rng(seed)
     batch = policy.batch(inputs)
-    seen = np.zeros((inputs, len(problem.nodes) + 1), np.intp)  # the start has one state, 0
+    observed = np.zeros((inputs, len(problem.nodes) + 1), np.intp)  # the start has one state, 0
     last = np.full(inputs, -1)
     while batch.running:
         asked = batch.next.copy()
@@ -71,15 +71,16 @@ def simulate(policy: Policy, inputs: int, *, seed: int) -> Simulation:
             rows = asked == target
             if problem.moves == "walk":
                 rows &= last == source
-            given = tuple(seen[rows, each] for each in problem.sources[number])
-            cumulative = problem.edges[number].probabilities.cumsum(axis=-1)[given]
+            sources = tuple(observed[rows, source] for source in problem.sources[number])
+            cumulative = problem.edges[number].probabilities.cumsum(axis=-1)[sources]
             drawn = (cumulative <= draws[rows, np.newaxis] * cumulative[:, -1:]).sum(axis=1)
-            states[rows] = seen[rows, target] = drawn
+            states[rows] = observed[rows, target] = drawn
         batch.observe(states)
         last = np.where(asked >= 0, asked, last)
     rows = np.arange(inputs)
-    every = [node.losses for node in problem.nodes]
-    width = max(map(len, every))
-    losses = np.array([np.pad(node, (0, width - len(node))) for node in every])
-    loss = losses[batch.answer, seen[rows, batch.answer]]
+    width = max(len(node.losses) for node in problem.nodes)
+    losses = np.array(
+        [np.pad(node.losses, (0, width - len(node.losses))) for node in problem.nodes]
+    )
+    loss = losses[batch.answer, observed[rows, batch.answer]]
     return Simulation(loss, batch.cost, batch.answer, policy.tradeoff)

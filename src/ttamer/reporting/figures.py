@@ -90,14 +90,14 @@ def style() -> Iterator[None]:
         yield
 
 
-def printable(name: object, most: int = 24) -> str:
+def printable(name: object, length: int = 24) -> str:
     r"""Return a name fit to be drawn: one line, no control characters, not too long.
 
     >>> printable("a\n b\x00"), printable("x" * 40)
     ('a b�', 'xxxxxxxxxxxxxxxxxxxxxxx…')
     """
     text = "".join(c if c.isprintable() else "�" for c in " ".join(str(name).split()))
-    text = text if len(text) <= most else text[: most - 1] + "…"
+    text = text if len(text) <= length else text[: length - 1] + "…"
     return f" {text}" if text.startswith("_") else text  # matplotlib hides labels with _ in front
 
 
@@ -187,19 +187,19 @@ def frontier_drawing(frontier: Frontier) -> Drawing:
         costs, errors = [1.0], [reference.error]
         for family in [*strong, *(f for f in ranked if f not in strong)]:
             points = frontier.of(family)
-            kept = [points[k] for k in lower_envelope(*frontier.curve(family))]
-            x = [point.result.cost / unit for point in kept]
-            y = [point.result.error for point in kept]
+            corners = [points[k] for k in lower_envelope(*frontier.curve(family))]
+            x = [point.result.cost / unit for point in corners]
+            y = [point.result.error for point in corners]
             if family not in strong:
                 axes.plot(x, y, color=MUTED, lw=0.8, alpha=0.45, zorder=2)
                 continue
             colour = OURS if family == "ttamer" else next(colours)
             axes.plot(x, y, color=colour, lw=2.4 if family == "ttamer" else 1.6, zorder=4,
-                      label=family, marker="s" if len(kept) == 1 else None)  # fmt: skip
+                      label=family, marker="s" if len(corners) == 1 else None)  # fmt: skip
             costs += x
             errors += y
-            for point, left, up in zip(kept, x, y, strict=True):
-                [dot] = axes.plot([left], [up], "o", ms=5, color=colour, zorder=6)
+            for point, cost, error in zip(corners, x, y, strict=True):
+                [dot] = axes.plot([cost], [error], "o", ms=5, color=colour, zorder=6)
                 drawing.mark(dot, _tip(point, unit, reference.node))
         [ring] = axes.plot([reference.cost / unit], [reference.error], "o", ms=10, mfc="none",
                            mec=INK, mew=1.8, zorder=7, ls="none",
@@ -209,10 +209,10 @@ def frontier_drawing(frontier: Frontier) -> Drawing:
         top = reference.error + 1.5 * max(reference.error - min(errors), 0.25 * reference.error)
         shown = [cost for cost, error in zip(costs, errors, strict=True) if error <= top]
         widest = 1.06 * max([1.0, *(cost for cost in shown if cost < 2)])
-        least = min(shown)
-        if 0 < least < 0.1:  # or most settings would lie on the axis
+        lowest = min(shown)
+        if 0 < lowest < 0.1:  # or most settings would lie on the axis
             axes.set_xscale("log")
-            axes.set_xlim(0.8 * least, 1.15 * widest)
+            axes.set_xlim(0.8 * lowest, 1.15 * widest)
         else:
             axes.set_xlim(-0.02, widest)
         axes.set_ylim(max(0.0, min(errors) - 0.08 * (top - min(errors))), top or 1.0)
@@ -264,8 +264,8 @@ def answered_drawing(points: Sequence[Point], trace: Trace) -> Drawing:
                              f"{percent(asked)}, at {priced(cost, trace.spec.unit)} per "
                              "input")  # fmt: skip
             below += shares
-        some = places[:: max(1, -(-len(points) // 6))]
-        axes.set_xticks(some, [number(points[k].result.cost) for k in some])
+        labelled = places[:: max(1, -(-len(points) // 6))]
+        axes.set_xticks(labelled, [number(points[k].result.cost) for k in labelled])
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
         unit = f" ({trace.spec.unit})" if trace.spec.unit else ""
         axes.set_xlabel(f"cost per input{unit}", color=MUTED)
@@ -306,10 +306,10 @@ def calibration_drawing(trace: Trace) -> Drawing:
             y = loss if graded else 1 - loss
             confidences += [x.min(), x.max()]
             axes.plot(x, y, color=_node_colour(node), lw=1.6, label=printable(name), zorder=3)
-            for left, up, group in zip(x, y, groups, strict=True):
-                [dot] = axes.plot([left], [up], "o", ms=4.5, color=_node_colour(node), zorder=4)
+            for across, up, group in zip(x, y, groups, strict=True):
+                [dot] = axes.plot([across], [up], "o", ms=4.5, color=_node_colour(node), zorder=4)
                 value = f"mean loss {up:.4g}" if graded else f"right on {percent(up)}"
-                drawing.mark(dot, f"{name}, confidence {left:.3g}: {value} of {len(group)} rows")
+                drawing.mark(dot, f"{name}, confidence {across:.3g}: {value} of {len(group)} rows")
         if not graded and confidences and min(confidences) >= 0 and max(confidences) <= 1:
             axes.plot([0, 1], [0, 1], color=MUTED, lw=1, ls=(0, (1, 3)), zorder=2)
         if not graded:
@@ -338,9 +338,9 @@ def stopping_drawing(played: Played, trace: Trace) -> Drawing:
             y = [float(stop[group].mean()) for group in groups]
             name = trace.names[node]
             axes.plot(x, y, color=_node_colour(node), lw=1.6, label=printable(name), zorder=3)
-            for left, up, group in zip(x, y, groups, strict=True):
-                [dot] = axes.plot([left], [up], "o", ms=4.5, color=_node_colour(node), zorder=4)
-                drawing.mark(dot, f"after {name} with confidence {left:.3g} it stops on "
+            for across, up, group in zip(x, y, groups, strict=True):
+                [dot] = axes.plot([across], [up], "o", ms=4.5, color=_node_colour(node), zorder=4)
+                drawing.mark(dot, f"after {name} with confidence {across:.3g} it stops on "
                              f"{percent(up)} of {len(group)} rows")  # fmt: skip
         axes.set_ylim(-0.04, 1.04)
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
@@ -385,10 +385,10 @@ def _if_stop(experiments: Sequence[Experiment]) -> Figure:
     axes = figure.subplots(2, len(experiments), sharex=True, sharey=True, squeeze=False)
     for column, experiment in enumerate(experiments):
         names = experiment.policy.problem.names
-        for row, place in enumerate((0, len(names) - 2)):
+        for row, index in enumerate((0, len(names) - 2)):
             axis = axes[row][column]
             axis.imshow(
-                _shades(experiment, place), origin="lower", extent=(0, 1, 0, 1), cmap=colours,
+                _shades(experiment, index), origin="lower", extent=(0, 1, 0, 1), cmap=colours,
                 vmin=0, vmax=2, interpolation="nearest", aspect="equal",
             )  # fmt: skip
             for side in axis.spines.values():
@@ -397,7 +397,7 @@ def _if_stop(experiments: Sequence[Experiment]) -> Figure:
             axis.set_xticks([0, 0.5, 1])
             axis.set_yticks([0, 0.5, 1])
             if column == 0:
-                axis.set_ylabel(f"after node {place + 1}\nbest loss so far", color=INK)
+                axis.set_ylabel(f"after node {index + 1}\nbest loss so far", color=INK)
             if row == 1:
                 axis.set_xlabel("loss of the node just asked", color=INK, fontsize=9)
         excess = experiment.excess_with_recall
@@ -421,11 +421,11 @@ def _if_stop(experiments: Sequence[Experiment]) -> Figure:
     return figure
 
 
-def _shades(experiment: Experiment, place: int) -> NDArray[np.int_]:
+def _shades(experiment: Experiment, index: int) -> NDArray[np.int_]:
     """Rows are the best loss so far, columns the current loss: 0 impossible, 1 go on, 2 stop."""
     policy = experiment.policy
     problem = policy.problem
     reached = problem.parent_edge(0).probabilities[0] > 0
-    stops = policy.if_stop(problem.names[place])[:, :-1]
+    stops = policy.if_stop(problem.names[index])[:, :-1]
     possible = np.tril(np.ones(stops.shape, bool)) & reached[:, np.newaxis] & reached
     return np.where(possible, np.where(stops, 2, 1), 0).T

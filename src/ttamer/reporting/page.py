@@ -266,12 +266,12 @@ def _tiles(frontier: Frontier, advice: Recommendation) -> list[Tile]:
     measure, noun = frontier.measure, quality(frontier)
     reference, against = frontier.reference, advice.against
     near = f"within {difference(advice.more_error, frontier)} of" if advice.more_error else "at"
-    place = f"{near} the {noun} of {against}"
+    at_error = f"{near} the {noun} of {against}"
     if advice.saving is None:
-        least = shown_error(min(frontier.curve(advice.family)[1]), measure, digits=1)
+        lowest = shown_error(min(frontier.curve(advice.family)[1]), measure, digits=1)
         theirs = shown_error(reference.error, measure, digits=1)
         saving = Tile(NONE, f"{advice.family} does not reach the {noun} of {against}",
-                      f"its least {measure} is {least}, against {theirs}")  # fmt: skip
+                      f"its least {measure} is {lowest}, against {theirs}")  # fmt: skip
         if not reference.cost:
             saving = Tile(NONE, f"{against} costs nothing", "there is nothing to save")
     else:
@@ -281,7 +281,7 @@ def _tiles(frontier: Frontier, advice: Recommendation) -> list[Tile]:
             interval = (
                 f"up to {percent(high)}; {percent(advice.falls_short)} of resamples fall short"
             )
-        saving = Tile(less(advice.saving), f"cost of {advice.family} {place}", interval)
+        saving = Tile(less(advice.saving), f"cost of {advice.family} {at_error}", interval)
     if advice.error_at_price is None:
         accuracy = Tile(NONE, f"{noun} at the price of {against}",
                         f"{advice.family} has no setting that cheap")  # fmt: skip
@@ -294,7 +294,7 @@ def _tiles(frontier: Frontier, advice: Recommendation) -> list[Tile]:
         accuracy = Tile(mine, f"{noun} of {advice.family} at the price of {against}",
                         f"95% interval {low_} to {high_}; {against} has {theirs}")  # fmt: skip
     unasked = Tile(percent(advice.reference_unasked), f"of inputs answered without asking "
-                   f"{reference.node}", f"with {advice.family}, {place}")  # fmt: skip
+                   f"{reference.node}", f"with {advice.family}, {at_error}")  # fmt: skip
     return [saving, accuracy, unasked]
 
 
@@ -313,10 +313,10 @@ def _families(frontier: Frontier) -> dict[str, Any]:
         cost, *_, area = numbers[family]
         return uses_labels(family), np.inf if cost is None else cost, area
 
-    def cell(family: str, place: int, value: float | None) -> dict[str, Any]:
-        is_loss = place == len(frontier.margins) and frontier.measure != "error"
+    def cell(family: str, column: int, value: float | None) -> dict[str, Any]:
+        is_loss = column == len(frontier.margins) and frontier.measure != "error"
         text = NONE if value is None else f"{value:.4g}" if is_loss else f"{value:.1%}"
-        is_best = value is not None and value == best[place] and not uses_labels(family)
+        is_best = value is not None and value == best[column] and not uses_labels(family)
         return {"text": text, "best": is_best}
 
     theirs = shown_error(frontier.reference.error, frontier.measure, digits=1)

@@ -164,9 +164,9 @@ def _margin(frontier: Frontier) -> tuple[float, dict[str, float]]:
         }
         if not more:
             at_equal_error = savings
-        most = max((s for name, s in savings.items() if frontier.can_serve(name)), default=0.0)
+        largest = max((s for name, s in savings.items() if frontier.can_serve(name)), default=0.0)
         # Errors are worth ten times as much cost, and 5% at least: 20% for two points.
-        if most >= (max(0.05, 10.0 * frontier.as_points(more)) if more else MIN_SAVING):
+        if largest >= (max(0.05, 10.0 * frontier.as_points(more)) if more else MIN_SAVING):
             return more, savings
     return 0.0, at_equal_error
 
@@ -193,8 +193,8 @@ def settings_at(frontier: Frontier, family: str, more_error: float) -> tuple[Sha
     limit = frontier.reference.error + more_error + SLACK
     within = [point for point in points if point.result.error <= limit]
     if not within:
-        least = min(points, key=lambda point: (point.result.error, point.result.cost))
-        return (Share(least, 1.0),)
+        lowest = min(points, key=lambda point: (point.result.error, point.result.cost))
+        return (Share(lowest, 1.0),)
     alone = min(within, key=lambda point: point.result.cost)
     cost = frontier.cost_at(family, more_error)
     if cost is None or alone.result.cost - cost <= MIN_GAIN_OF_MIXING * frontier.reference.cost:
@@ -321,8 +321,8 @@ class _Words:
         if outcome == "loses" and self.close:
             lines.append("These rows are too few to tell the two apart with confidence.")
         if "ttamer" not in self.savings:
-            least = min(frontier.curve("ttamer")[1]) - frontier.reference.error
-            reached = difference(least, frontier)
+            gap = min(frontier.curve("ttamer")[1]) - frontier.reference.error
+            reached = difference(gap, frontier)
             lines.append(f"The best ttamer reaches is {reached} more {frontier.measure}.")
         return [*lines, *self._not_served()]
 
@@ -335,12 +335,12 @@ class _Words:
 
     def _not_served(self) -> list[str]:
         """Return the best rule that is cheaper than the one recommended and cannot be served."""
-        others = {n: s for n, s in self.savings.items() if not self.frontier.can_serve(n)}
-        best = max(others, key=others.__getitem__, default=None)
-        served = [s for name, s in self.savings.items() if name not in others]
-        if best is None or others[best] < max([0.0, *served]) + MIN_SAVING:
+        unserved = {n: s for n, s in self.savings.items() if not self.frontier.can_serve(n)}
+        best = max(unserved, key=unserved.__getitem__, default=None)
+        served = [s for name, s in self.savings.items() if name not in unserved]
+        if best is None or unserved[best] < max([0.0, *served]) + MIN_SAVING:
             return []
         return [
-            f"{best} would cost {less(others[best])}; ttamer measures it and does not serve it: "
+            f"{best} would cost {less(unserved[best])}; ttamer measures it and does not serve it: "
             f"it {SUMMARIES.get(best, 'is another rule')}."
         ]

@@ -39,10 +39,10 @@ def card(
     if rows:
         parts.append('<table style="border-collapse:collapse;margin:6px 0;color:inherit">')
         if head:
-            cells = "".join(_cell("th", text, place) for place, text in enumerate(head))
+            cells = "".join(_cell("th", text, column) for column, text in enumerate(head))
             parts.append(f"<thead><tr>{cells}</tr></thead>")
         body = "".join(
-            f"<tr>{''.join(_cell('td', text, place) for place, text in enumerate(row))}</tr>"
+            f"<tr>{''.join(_cell('td', text, column) for column, text in enumerate(row))}</tr>"
             for row in rows
         )
         parts.append(f"<tbody>{body}</tbody></table>")
@@ -51,9 +51,9 @@ def card(
     return "".join(parts) + "</div>\n"
 
 
-def _cell(kind: str, text: str, place: int) -> str:
+def _cell(kind: str, text: str, column: int) -> str:
     """Return a cell: the first column to the left, the others to the right."""
-    side = "left" if place == 0 else "right"
+    side = "left" if column == 0 else "right"
     return f'<{kind} style="{CELL};text-align:{side}">{escape(text)}</{kind}>'
 
 
@@ -71,10 +71,10 @@ def counted(text: str) -> tuple[int, int] | None:
     >>> counted("tried 3 of 1,200: full"), counted("drawing")
     ((3, 1200), None)
     """
-    found = _COUNTED.search(text)
-    if found is None:
+    match = _COUNTED.search(text)
+    if match is None:
         return None
-    done, total = (int(each.replace(",", "")) for each in found.groups())
+    done, total = (int(group.replace(",", "")) for group in match.groups())
     return done, total
 
 
@@ -94,17 +94,17 @@ class TimeLeft:
 
     def of(self, text: str) -> str:
         """Return what to add to a text: the time left, or nothing where it is not known."""
-        found = counted(text)
-        if found is None:
+        counts = counted(text)
+        if counts is None:
             return ""
-        done, total = found
-        now = self._clock()
+        done, total = counts
+        time_now = self._clock()
         if total != self._total or done < self._done:  # other work
-            self._total, self._first, self._start = total, done, now
+            self._total, self._first, self._start = total, done, time_now
         self._done = done
         if done <= self._first or done >= total:
             return ""
-        seconds = (now - self._start) / (done - self._first) * (total - done)
+        seconds = (time_now - self._start) / (done - self._first) * (total - done)
         return f", about {_duration(seconds)} left"
 
 
@@ -135,9 +135,8 @@ class ProgressReport:
 
     def __call__(self, text: str) -> None:
         """Show a line; a text with "3 of 12" in it moves the bar."""
-        found = counted(text)
         if self._tqdm is not None:
-            self._move(text, found)
+            self._move(text, counted(text))
             return
         line = text + self._left.of(text)
         if self._stream.isatty():
@@ -147,9 +146,9 @@ class ProgressReport:
             self._shown = time.monotonic()
             print(f"... {line}", file=self._stream, flush=True)
 
-    def _move(self, text: str, found: tuple[int, int] | None) -> None:
-        done, total = found or (0, None)
-        if self._bar is None or (found is not None and self._bar.total != total):
+    def _move(self, text: str, counts: tuple[int, int] | None) -> None:
+        done, total = counts or (0, None)
+        if self._bar is None or (counts is not None and self._bar.total != total):
             self.close()
             self._bar = self._tqdm(total=total, file=self._stream, leave=False)
         self._bar.set_description(text[:60], refresh=False)

@@ -88,8 +88,8 @@ def draw_curves(
         f'<text transform="translate(18 {(TOP + HEIGHT - BOTTOM) / 2:.0f}) rotate(-90)" '
         f'text-anchor="middle">{escape(y_label)}</text>'
     )
-    for place, (name, points) in enumerate(curves.items()):
-        colour, dash = STYLES[place % len(STYLES)]
+    for curve, (name, points) in enumerate(curves.items()):
+        colour, dash = STYLES[curve % len(STYLES)]
         ordered = sorted(zip(*points, strict=True))
         path = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in ordered)
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
@@ -101,15 +101,15 @@ def draw_curves(
         ]
     places = _mark_names({name: (across(x), up(y)) for name, (x, y) in single.items()})
     for name, (x, y) in single.items():
-        left, bottom = places[name]
+        begin, bottom = places[name]
         parts.append(
             f'<path d="M{across(x):.1f} {up(y) - 6:.1f}l6 6l-6 6l-6 -6z" fill="#1c2733"/>'
-            f'<text x="{left:.1f}" y="{bottom:.1f}">{escape(name)}</text>'
+            f'<text x="{begin:.1f}" y="{bottom:.1f}">{escape(name)}</text>'
         )
     for row, entries in enumerate(rows):
         y = HEIGHT + LEGEND_ROW * (row + 0.4)
-        for x, place, name in entries:
-            colour, dash = STYLES[place % len(STYLES)]
+        for x, curve, name in entries:
+            colour, dash = STYLES[curve % len(STYLES)]
             dashes = f' stroke-dasharray="{dash}"' if dash else ""
             parts.append(
                 f'<path d="M{x:.0f} {y:.1f}h26" stroke="{colour}" stroke-width="3"{dashes}/>'
@@ -124,14 +124,14 @@ def _mark_names(marks: Mapping[str, tuple[float, float]]) -> dict[str, tuple[flo
     >>> _mark_names({"one": (100.0, 50.0), "two": (101.0, 50.0)})
     {'one': (110.0, 42.0), 'two': (68.8, 42.0)}
     """
-    found: dict[str, tuple[float, float]] = {}
+    texts: dict[str, tuple[float, float]] = {}
 
-    def is_free(width: float, left: float, bottom: float) -> bool:
+    def is_free(width: float, begin: float, bottom: float) -> bool:
         return all(
-            abs(bottom - other) >= LINE
-            or left >= begin + LETTER * len(name)
-            or begin >= left + width
-            for name, (begin, other) in found.items()
+            abs(bottom - line) >= LINE
+            or begin >= start + LETTER * len(name)
+            or start >= begin + width
+            for name, (start, line) in texts.items()
         )
 
     for name, (x, y) in marks.items():
@@ -139,10 +139,10 @@ def _mark_names(marks: Mapping[str, tuple[float, float]]) -> dict[str, tuple[flo
         sides = [x + 10, x - 10 - width]
         if x > WIDTH / 2:
             sides.reverse()
-        places = [(left, bottom) for bottom in (y - 8, y + 16) for left in sides]
-        inside = [place for place in places if place[0] >= 0 and place[0] + width <= WIDTH]
-        found[name] = next((place for place in inside if is_free(width, *place)), places[0])
-    return found
+        places = [(begin, bottom) for bottom in (y - 8, y + 16) for begin in sides]
+        inside = [at for at in places if at[0] >= 0 and at[0] + width <= WIDTH]
+        texts[name] = next((at for at in inside if is_free(width, *at)), places[0])
+    return texts
 
 
 def _is_wide(values: Sequence[float]) -> bool:
@@ -158,8 +158,8 @@ def _axis(
     if log:
         bottom, top = math.log10(low), math.log10(high)
         steps = range(math.floor(bottom), math.ceil(top) + 1)
-        many = [m * 10.0**k for k in steps for m in ((1,) if top - bottom > 2.5 else (1, 2, 5))]
-        ticks = [tick for tick in many if low <= tick <= high]
+        values = [m * 10.0**k for k in steps for m in ((1,) if top - bottom > 2.5 else (1, 2, 5))]
+        ticks = [tick for tick in values if low <= tick <= high]
         return lambda x: start + (math.log10(x) - bottom) / (top - bottom) * (end - start), ticks
     step = 10.0 ** math.floor(math.log10((high - low) / 4))
     step *= next(m for m in (1, 2, 5, 10) if (high - low) / (m * step) <= 6)
@@ -172,12 +172,12 @@ def _legend_rows(names: Sequence[str]) -> list[list[tuple[float, int, str]]]:
     """Return the entries of the legend, each with its place, in rows that fit."""
     rows: list[list[tuple[float, int, str]]] = [[]]
     x = float(LEFT)
-    for place, full in enumerate(names):
+    for curve, full in enumerate(names):
         name = full if len(full) <= 40 else full[:39] + "…"
         width = 32 + LETTER * len(name) + 18
         if rows[-1] and x + width > WIDTH - RIGHT:
             rows.append([])
             x = float(LEFT)
-        rows[-1].append((x, place, name))
+        rows[-1].append((x, curve, name))
         x += width
     return rows

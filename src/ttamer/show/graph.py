@@ -87,14 +87,14 @@ def draw_graph(boxes: Sequence[Box], arrows: Sequence[Arrow], *, caption: str = 
         column: max(size[0] for box, size in zip(boxes, sizes, strict=True) if box.column == column)
         for column in columns
     }
-    left, at = {}, float(MARGIN)
+    start, at = {}, float(MARGIN)
     for column in columns:
-        left[column] = at
+        start[column] = at
         at += widths[column] + COLUMN_GAP
     below = dict.fromkeys(columns, float(MARGIN))
     corners = []
     for box, (_, height) in zip(boxes, sizes, strict=True):
-        corners.append((left[box.column], below[box.column]))
+        corners.append((start[box.column], below[box.column]))
         below[box.column] += height + ROW_GAP
     width = max(at - COLUMN_GAP + MARGIN, 2 * MARGIN + CHARACTER * len(caption))
     bottom = max(below.values(), default=0.0) - ROW_GAP
@@ -112,7 +112,7 @@ def draw_graph(boxes: Sequence[Box], arrows: Sequence[Arrow], *, caption: str = 
             f'<marker id="{colour}" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" '
             f'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="{value}"/></marker>'
         )
-    for arrow in sorted(arrows, key=lambda each: each.colour == "used"):
+    for arrow in sorted(arrows, key=lambda arrow: arrow.colour == "used"):
         x1 = corners[arrow.source][0] + sizes[arrow.source][0]
         y1 = corners[arrow.source][1] + sizes[arrow.source][1] / 2
         x2, y2 = corners[arrow.target][0], corners[arrow.target][1] + sizes[arrow.target][1] / 2
@@ -155,7 +155,7 @@ def draw_graph(boxes: Sequence[Box], arrows: Sequence[Arrow], *, caption: str = 
 
 def stack(drawings: Sequence[Drawing]) -> Drawing:
     """Return drawings one below the other."""
-    sizes = [tuple(map(int, re.findall(r'(?:width|height)="(\d+)"', one)[:2])) for one in drawings]
+    sizes = [tuple(map(int, re.findall(r'(?:width|height)="(\d+)"', svg)[:2])) for svg in drawings]
     width, height = max(size[0] for size in sizes), sum(size[1] for size in sizes)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '

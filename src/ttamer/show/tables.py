@@ -22,11 +22,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = []
     for row in (head, *rows):
         spaces = [" " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
-        first, *others = [
+        first, *cells = [
             f"{space}{cell}" if i else f"{cell}{space}"
             for i, (cell, space) in enumerate(zip(row, spaces, strict=True))
         ]
-        lines.append("  " + "  ".join([first, *others]).rstrip())
+        lines.append("  " + "  ".join([first, *cells]).rstrip())
     return "\n".join([paint(lines[0], "bold"), *lines[1:]])
 
 
