@@ -114,7 +114,11 @@ def fit(
     if hold_out:
         trace, held = rows_split(trace, max(1, round(hold_out * len(trace))), seed)
     complete = _complete_rows(trace)
-    weighting: Literal["raked", "chance"] = "raked" if trace.chance is None else "chance"
+    weighting: Literal["none", "raked", "chance"] = "raked"
+    if trace.chance is not None:
+        weighting = "chance"  # of complete rows, too: they were drawn with different chances
+    if len(complete) == len(trace) and (weighting == "raked" or not _unequal(trace)):
+        weighting = "none"
     record = FitRecord(
         belief=belief,
         rows=len(trace),
@@ -124,7 +128,7 @@ def fit(
         folds=PlanOptions.folds,
         held_out=0 if held is None else len(held),
         sampled=MAX_ROWS if len(trace) > MAX_ROWS else None,
-        weighting="none" if len(complete) == len(trace) else weighting,
+        weighting=weighting,
         latency_weight=trace.spec.latency_weight if latency_weight is None else latency_weight,
         without=(without,) if isinstance(without, str) else tuple(without),
     )
@@ -320,6 +324,11 @@ def _ladder(
     )
     group = None if trace.group is None else groups_of(trace)[estimates.rows]
     return FittedLadder(fitted, OperatingPoints.of(estimates, group))
+
+
+def _unequal(trace: Trace) -> bool:
+    """Return whether rows were drawn with different chances."""
+    return bool(np.ptp(_chance_weights(trace)) > 0)
 
 
 def _chance_weights(trace: Trace) -> Floats:

@@ -347,13 +347,17 @@ class StepBatch:
         self, rows: Ints, confidence: Sequence[float | None], prediction: Sequence[object]
     ) -> None:
         """Give the answers of ``next`` on some rows; a confidence of ``None`` is a failure."""
-        at = rows, self.next[rows]
         values = np.array([np.nan if c is None else -np.inf if c != c else c for c in confidence])
-        self._confidence[at] = values
         texts = [None if c is None else class_text(p)
                  for c, p in zip(confidence, prediction, strict=True)]  # fmt: skip
         number = self._code.setdefault
-        self._codes[at] = [-1 if text is None else number(text, len(self._code)) for text in texts]
+        codes = [-1 if text is None else number(text, len(self._code)) for text in texts]
+        self.observe_codes(rows, values, np.array(codes, np.intp))
+
+    def observe_codes(self, rows: Ints, confidence: Floats, codes: Ints) -> None:
+        """Give answers whose classes are numbers of the policy, -1 for none; NaN: a failure."""
+        at = rows, self.next[rows]
+        self._confidence[at], self._codes[at] = confidence, codes
         self.asked[at] = self._passed[at] = True
         self._choose(rows)
 

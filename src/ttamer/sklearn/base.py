@@ -2,53 +2,113 @@
 
 A model is never judged on rows it learnt from. Each model is fitted on all folds but one and
 answers on that one; the answers form the trace that the policy is fitted to. Then each model is
-fitted again on all rows.
+fitted again on all rows. Certificates need rows that these final models answer.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import issparse
-from sklearn.base import clone
-from sklearn.utils import _safe_indexing as rows_at, assert_all_finite, get_tags
-from sklearn.utils.metaestimators import _BaseComposition
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+from sklearn.base import BaseEstimator, clone
+from sklearn.utils import assert_all_finite, get_tags
+from sklearn.utils.validation import (
+    check_consistent_length,
+    check_is_fitted,
+    has_fit_parameter,
+    validate_data,
+)
 
-from ttamer.cascade import CascadeSpec
+from ttamer._checks import percent, require_whole
+from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import MIN_ROWS, fit
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.runtime.batching import BatchOutcome
-from ttamer.runtime.calling import batched
-from ttamer.runtime.cascade import Cascade
+from ttamer.sklearn.timing import Timing, clock, timings
 from ttamer.trace.trace import Trace
 
-# Models fitted before answer in this many parts: the fastest part gives the cost by time.
-PREFIT_PARTS = 5
-# Costs by time are in microseconds per row.
-MICROSECONDS = 1e6
+Rows = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class Replies:
+class Replies(NamedTuple):
     """The replies of one model to some rows."""
 
-    prediction: NDArray[Any]
-    """Shape (rows,): what is compared with the other models' replies."""
+    code: NDArray[np.intp]
+    """Shape (rows,): the class, by its number; -1 of a regressor."""
     confidence: NDArray[np.float64]
     """Shape (rows,)."""
     answer: NDArray[Any]
     """Shape (rows, ...): what the estimator returns."""
 
 
-class CascadeEstimator(_BaseComposition):
+class Decided(NamedTuple):
+    """What a cascade did on some rows."""
+
+    replies: Replies
+    """Those that are returned."""
+    by: NDArray[np.intp]
+    """Shape (rows,): the model whose answer that is."""
+    asked: NDArray[np.bool_]
+    """Shape (rows, models)."""
+    cost: NDArray[np.float64]
+    """Shape (rows,)."""
+
+
+class Learning(NamedTuple):
+    """What models and the policy learn from."""
+
+    rows: Rows
+    target: NDArray[Any]
+    groups: NDArray[Any] | None
+    """Shape (rows,): rows of one group are never split."""
+    weight: NDArray[np.float64] | None
+    """Shape (rows,): how much a row counts."""
+    worth: NDArray[np.float64] | None = None
+    """Shape (rows,): how much its class counts for models; the policy has costs of mistakes."""
+
+    @classmethod
+    def of(cls, rows: Rows, target: NDArray[Any], weight: Any, groups: Any) -> Learning:
+        """Return rows with weights and groups that are checked."""
+        groups = None if groups is None else np.asarray(groups)
+        check_consistent_length(target, groups)
+        if weight is None:
+            return cls(rows, target, groups, None)
+        weight = np.asarray(weight, np.float64)
+        if weight.shape != target.shape or not (weight >= 0).all():
+            raise ValueError("sample_weight must be one number from 0 on for each row")
+        if not weight.any():
+            raise ValueError("sample_weight is zero on every row")
+        return cls(rows, target, groups, weight)
+
+    def counted(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return those rows whose weight is not zero."""
+        rows = np.asarray(rows)
+        if self.weight is None:
+            return rows
+        return rows[self.weight[rows] > 0]
+
+    def fitted(self, model: Any, chosen: NDArray[np.intp] | None = None) -> Any:
+        """Return a clone of a model that was fitted to some rows, or all."""
+        if chosen is None:
+            chosen = np.arange(len(self.target))
+        chosen = self.counted(chosen)
+        weights = [weight for weight in (self.weight, self.worth) if weight is not None]
+        options = {}
+        if weights and has_fit_parameter(model, "sample_weight"):
+            options["sample_weight"] = np.prod(weights, axis=0)[chosen]
+        return clone(model).fit(rows_at(self.rows, chosen), self.target[chosen], **options)
+
+
+class CascadeEstimator(BaseEstimator):
     """A cascade of models, fitted by cross-fitting; the kind of answer is left to subclasses."""
 
     def __init__(
@@ -56,6 +116,7 @@ class CascadeEstimator(_BaseComposition):
         models: Any,
         *,
         costs: str | Mapping[str, float] = "time",
+        batch: int = 256,
         mistake_cost: float | None = None,
         budget: float | None = None,
         cv: Any = 5,
@@ -64,6 +125,7 @@ class CascadeEstimator(_BaseComposition):
     ) -> None:
         self.models = models
         self.costs = costs
+        self.batch = batch
         self.mistake_cost = mistake_cost
         self.budget = budget
         self.cv = cv
@@ -72,9 +134,13 @@ class CascadeEstimator(_BaseComposition):
 
     models_: list[tuple[str, Any]]
     costs_: dict[str, float]
+    timings_: dict[str, Timing]
     trace_: Trace | None
     ladder_: FittedLadder | None
     policy_: FittedPolicy | None
+    best_model_: str
+    _plain_below: tuple[FittedPolicy | None, float] | None
+    """A policy, and the largest batch on which the best model alone is as fast."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters, with those of the models as ``<name>__<parameter>``.
@@ -85,8 +151,13 @@ class CascadeEstimator(_BaseComposition):
         Returns:
             The parameters by name.
         """
-        found: dict[str, Any] = self._get_params("models", deep=deep)
-        return found
+        params: dict[str, Any] = super().get_params(deep=False)
+        if deep and _are_named(self.models):
+            for name, model in self.models:
+                params[name] = model
+                inner = model.get_params(deep=True).items()
+                params |= {f"{name}__{key}": value for key, value in inner}
+        return params
 
     def set_params(self, **params: Any) -> CascadeEstimator:
         """Set parameters, those of the models as ``<name>__<parameter>``.
@@ -97,40 +168,52 @@ class CascadeEstimator(_BaseComposition):
         Returns:
             The estimator itself.
         """
-        self._set_params("models", **params)
+        if "models" in params:  # before what is in them
+            self.models = params.pop("models")
+        named = dict(self.models) if _are_named(self.models) else {}
+        replaced = {name: params.pop(name) for name in named if name in params}
+        if replaced:
+            self.models = [(name, replaced.get(name, model)) for name, model in self.models]
+            named |= replaced
+        for key in [key for key in params if key.partition("__")[0] in named]:
+            name, _, inner = key.partition("__")
+            named[name].set_params(**{inner: params.pop(key)})
+        super().set_params(**params)
         return self
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        if not _are_named(self.models):  # refused by fit
-            return tags
-        inner = [get_tags(model).input_tags for _, model in self.models]
-        tags.input_tags.sparse = all(each.sparse for each in inner)
-        tags.input_tags.allow_nan = all(each.allow_nan for each in inner)
+        if _are_named(self.models):  # fit refuses others
+            inner = [get_tags(model).input_tags for _, model in self.models]
+            tags.input_tags.sparse = all(tag.sparse for tag in inner)
+            tags.input_tags.allow_nan = all(tag.allow_nan for tag in inner)
         return tags
 
     @abstractmethod
-    def _replies(self, name: str, model: Any, rows: Any) -> Replies:
+    def _replies(self, name: str, model: Any, rows: Rows) -> Replies:
         """Return the replies of a model."""
 
-    def _with_confidence(
-        self, name: str, replies: Replies, rows: Any, target: NDArray[Any], order: NDArray[np.intp]
-    ) -> Replies:
-        """Return replies to rows in this order with their confidences; a hook for subclasses."""
-        del name, rows, target, order
-        return replies
+    def _judged(
+        self, name: str, replies: Replies, rows: Rows, target: NDArray[Any]
+    ) -> NDArray[np.float64]:
+        """Return the confidences of replies to rows kept from the model; a hook."""
+        del name, rows, target
+        return replies.confidence
 
     @abstractmethod
-    def _folds(self, rows: Any, target: NDArray[Any]) -> Iterable[tuple[Any, Any]]:
+    def _folds(self, learning: Learning) -> Iterable[tuple[Any, Any]]:
         """Return the rows to learn from and those to answer, for each fold."""
 
     @abstractmethod
-    def _trace(
-        self, spec: CascadeSpec, replies: list[Replies], target: NDArray[Any]
-    ) -> tuple[Trace, NDArray[np.float64]]:
-        """Return the trace of the replies, and the mean loss of each model."""
+    def _traced(self, replies: Sequence[Replies], target: NDArray[Any]) -> dict[str, Any]:
+        """Return the columns of a trace of replies: predictions and labels, or losses."""
 
-    def _checked(self, rows: Any, target: Any = None, *, reset: bool) -> Any:
+    def _choice(self, ladder: FittedLadder, trace: Trace, target: NDArray[Any]) -> FittedPolicy:
+        """Return the operating point where none is asked for; a hook."""
+        del trace, target
+        return ladder.default().expensive
+
+    def _checked(self, rows: Rows, target: Any = None, *, reset: bool) -> Rows:
         """Return rows that can be taken by position; what models refuse is refused at once.
 
         A policy may not ask the model that would refuse a row, so the checks are made here.
@@ -147,84 +230,150 @@ class CascadeEstimator(_BaseComposition):
             validate_data(self, rows, reset=False, skip_check_array=True)
         if issparse(rows):
             rows = rows.tocsr()
-        elif not (hasattr(rows, "iloc") or isinstance(rows, list) or _is_polars(rows)):
+        elif not (_is_frame(rows) or isinstance(rows, list)):
             rows = np.asarray(rows)
         if getattr(getattr(rows, "dtype", None), "kind", "") == "f":
             tags = get_tags(self).input_tags
             assert_all_finite(rows, allow_nan=tags.allow_nan, input_name="X")
         return rows
 
-    def _fit(self, rows: Any, target: NDArray[Any]) -> None:
+    def _fit(self, learning: Learning, certify_on: tuple[Rows, NDArray[Any]] | None) -> None:
         """Fit the models and the policy."""
-        names = self._check_parameters()
-        folds = self._parts(rows, target)
-        order = np.concatenate([left for _, left in folds])
-        replies, seconds = [], {}
-        self.models_ = []
+        names, options = self._check_parameters(), dict(self.fit_options or {})
+        folds = self._parts(learning)
+        order = np.concatenate([answered for _, answered in folds])
+        asked, target = rows_at(learning.rows, order), learning.target[order]
+        replies, self.models_ = [], []
         for name, model in self.models:
-            found, fastest = self._answers(name, model, rows, target, folds)
-            found = self._with_confidence(name, found, rows, target, order)
-            replies.append(found)
-            seconds[name] = fastest * MICROSECONDS
-            fitted = model if self.prefit else clone(model).fit(rows, target)
-            self.models_.append((name, fitted))
-        self.costs_ = (
-            seconds
-            if isinstance(self.costs, str)
-            else {name: float(self.costs[name]) for name in names}
-        )
-        spec = CascadeSpec.of(self.costs_)
-        trace, losses = self._trace(spec, replies, target[order])
-        self.trace_ = self.ladder_ = self.policy_ = None
+            answers = self._cross_fitted(name, model, learning, folds)
+            sure = self._judged(name, answers, asked, target)
+            replies.append(answers._replace(confidence=sure))
+            self.models_.append((name, model if self.prefit else learning.fitted(model)))
+        sample = [rows_at(learning.rows, np.arange(size) % len(learning.target))
+                  for size in self._sizes]  # fmt: skip
+        self.timings_ = self._timed(sample)
+        trace = self._trace(replies, target, None if learning.groups is None
+                            else learning.groups[order])  # fmt: skip
+        weight = None if learning.weight is None else learning.weight[order]
+        if weight is not None:  # a fit weighs rows by how seldom they are drawn
+            chance = np.tile((weight.min() / weight)[:, np.newaxis], len(names))
+            trace = dataclasses.replace(trace, chance=chance)
+        losses = np.average(np.asarray(trace.loss), axis=0, weights=weight)
+        self.costs_ = dict(zip(names, trace.costs.mean(axis=0).tolist(), strict=True))
+        self.trace_ = self.ladder_ = self.policy_ = self._plain_below = None
         self.best_model_ = names[int(np.argmin(losses))]
-        if len(trace) >= MIN_ROWS:
-            self.trace_ = trace
-            self.ladder_ = fit(trace, **dict(self.fit_options or {}))
-            self.policy_ = self._operating_point(self.ladder_, trace)
+        if len(trace) < MIN_ROWS:
+            return
+        ladder = fit(trace, **options)
+        if not self.prefit:  # other models than those of the folds will answer
+            ladder = dataclasses.replace(ladder, held=None)
+        if certify_on is not None:
+            rows, labels = certify_on
+            held = [self._replies(name, model, rows) for name, model in self.models_]
+            ladder = ladder.with_holdout(self._trace(held, labels, None))
+        self.trace_, self.ladder_ = trace, ladder
+        self.policy_ = self._operating_point(ladder, trace, target)
+        if self.costs == "time":
+            self._compare_with_plain(sample)
 
-    def _operating_point(self, ladder: FittedLadder, trace: Trace) -> FittedPolicy:
+    @property
+    def _sizes(self) -> list[int]:
+        """The sizes of the batches that are timed; the stated one is the last."""
+        return sorted({1, max(1, self.batch // 8), self.batch})
+
+    def _timed(self, sample: Sequence[Rows]) -> dict[str, Timing]:
+        """Return what the replies of each model take, where that is the cost."""
+        if self.costs != "time":
+            return {}
+        works = [lambda rows, name=name, model=model: self._replies(name, model, rows)
+                 for name, model in self.models_]  # fmt: skip
+        timed = timings(works, sample, self._sizes)
+        return dict(zip((name for name, _ in self.models_), timed, strict=True))
+
+    def _trace(
+        self, replies: Sequence[Replies], target: NDArray[Any], groups: NDArray[Any] | None
+    ) -> Trace:
+        """Return the trace of replies; a call's time is shared by the rows of a stated batch."""
+        nodes, booked = [], []
+        for name, _ in self.models_:
+            if self.costs == "time":
+                timing = self.timings_[name]
+                per_call = timing.per_call
+                nodes.append(CascadeNode(name, timing.per_row, cost_per_call=per_call))
+                booked.append(timing.of(self.batch) / self.batch)
+            else:
+                booked.append(float(self.costs[name]))  # type: ignore[index]  # it is a mapping
+                nodes.append(CascadeNode(name, booked[-1]))
+        unit = "µs" if self.costs == "time" else ""
+        columns = self._traced(replies, target)
+        spec = CascadeSpec(tuple(nodes), unit=unit, mistakes=columns.pop("mistakes", {}))
+        if groups is not None:
+            known, codes = np.unique(groups, return_inverse=True)
+            columns |= {"group": codes.astype(np.int32), "groups": tuple(map(str, known))}
+        sure = np.stack([reply.confidence for reply in replies], axis=1)
+        return Trace(spec, sure, cost=np.tile(booked, (len(sure), 1)), **columns)
+
+    def _operating_point(
+        self, ladder: FittedLadder, trace: Trace, target: NDArray[Any]
+    ) -> FittedPolicy:
         """Return one policy: a mixture of two would answer a row by its place in the batch."""
         if self.mistake_cost is not None:
             return ladder.for_mistake_cost(self.mistake_cost)
         if self.budget is not None:
             return ladder.for_budget(self.budget).cheap
-        return _within_one_standard_error(ladder, trace)
+        return self._choice(ladder, trace, target)
 
-    def _parts(self, rows: Any, target: NDArray[Any]) -> list[tuple[Any, Any]]:
+    def _compare_with_plain(self, sample: Sequence[Rows]) -> None:
+        """Time the cascade beside its best model: below some size of batch that is as fast."""
+        model = dict(self.models_)[self.best_model_]
+        works = [self._answered, model.predict]
+        times = [clock(works, rows) for rows in sample]
+        columns = np.array(times).T.tolist()
+        cascade, plain = (Timing.through(self._sizes, column) for column in columns)
+        self.timings_ |= {"cascade": cascade, f"{self.best_model_} alone": plain}
+        slower = [size for size, (ours, its) in zip(self._sizes, times, strict=True) if ours >= its]
+        if slower:  # beyond the stated size counts what was measured there
+            largest = np.inf if slower[-1] == self.batch else slower[-1]
+            self._plain_below = self.policy_, largest
+
+    def _plain(self, count: int) -> Any:
+        """Return the best model where it answers a batch of this size itself, or ``None``."""
+        known = getattr(self, "_plain_below", None)
+        if self.policy_ is None or (
+            known is not None and known[0] is self.policy_ and count <= known[1]
+        ):
+            return dict(self.models_)[self.best_model_]
+        return None
+
+    def _parts(self, learning: Learning) -> list[tuple[Any, Any]]:
         """Return the rows to learn from and those to answer, the same for all models.
 
         A splitter that shuffles gives other folds each time it is asked.
         """
-        if not self.prefit:
-            return list(self._folds(rows, target))
-        parts = np.array_split(np.arange(len(target)), PREFIT_PARTS)
-        return [(None, part) for part in parts if len(part)]
-
-    def _answers(
-        self,
-        name: str,
-        model: Any,
-        rows: Any,
-        target: NDArray[Any],
-        folds: list[tuple[Any, Any]],
-    ) -> tuple[Replies, float]:
-        """Return a model's replies to rows it did not learn from, and the seconds per row."""
-        found, fastest = [], np.inf
-        for learnt, left in folds:
-            fold = model
-            if learnt is not None:
-                fold = clone(model).fit(rows_at(rows, learnt), target[learnt])
-            part = rows_at(rows, left)
-            start = time.perf_counter()
-            found.append(self._replies(name, fold, part))
-            fastest = min(fastest, (time.perf_counter() - start) / len(left))
-        joined = Replies(
-            *(
-                np.concatenate([getattr(each, field.name) for each in found])
-                for field in dataclasses.fields(Replies)
+        if self.prefit:
+            return [(None, learning.counted(np.arange(len(learning.target))))]
+        if learning.groups is None and (share := _repeated(learning.rows)) > 0.05:
+            warnings.warn(
+                f"{percent(share)} of the rows repeat others, so that models are judged on rows "
+                "they learnt from: leave repetitions out, or give groups= to keep them together",
+                UserWarning,
+                stacklevel=5,
             )
-        )
-        return joined, fastest
+        return [(learnt, learning.counted(answered)) for learnt, answered in self._folds(learning)]
+
+    def _cross_fitted(
+        self, name: str, model: Any, learning: Learning, folds: list[tuple[Any, Any]]
+    ) -> Replies:
+        """Return a model's replies to rows that it did not learn from."""
+        parts = [
+            self._replies(
+                name,
+                model if learnt is None else learning.fitted(model, learnt),
+                rows_at(learning.rows, answered),
+            )
+            for learnt, answered in folds
+        ]
+        return Replies(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
     def _check_parameters(self) -> list[str]:
         """Return the names of the models; refuse parameters that cannot be used."""
@@ -232,82 +381,159 @@ class CascadeEstimator(_BaseComposition):
         if not _are_named(models):
             raise ArgumentError(
                 "models must be a list of (name, model), cheapest first, such as "
-                f'[("small", clf1), ("large", clf2)]; got {models!r}'
+                f'[("small", clf1), ("large", clf2)]; got {models!r}',
+                param="models",
             )
         names = [name for name, _ in models]
-        self._validate_names(names)
+        taken = set(super().get_params(deep=False))
+        bad = [name for name, count in Counter(names).items()
+               if count > 1 or name in taken or "__" in name]  # fmt: skip
+        if bad:
+            raise ArgumentError(
+                f"the name {bad[0]!r} cannot be used: each model needs one of its own, without "
+                '"__", that is no parameter of the cascade',
+                param="models",
+            )
         if not isinstance(self.costs, Mapping):
             if self.costs != "time":
-                raise ArgumentError(f'costs is {self.costs!r}; it must be "time" or a mapping')
+                raise ArgumentError(
+                    f'costs is {self.costs!r}; it must be "time" or a mapping', param="costs"
+                )
         elif set(self.costs) != set(names):
             raise ArgumentError(
                 f"costs has the names {', '.join(map(repr, self.costs))}; they must be those of "
-                f"the models: {', '.join(map(repr, names))}"
+                f"the models: {', '.join(map(repr, names))}",
+                param="costs",
             )
+        require_whole(self.batch, "batch", least=1)
         if isinstance(self.cv, int) and self.cv < 2:
             raise ArgumentError(
-                f"cv is {self.cv!r}; it must be at least 2, or a splitter of scikit-learn"
+                f"cv is {self.cv!r}; it must be at least 2, or a splitter of scikit-learn",
+                param="cv",
             )
         if self.mistake_cost is not None and self.budget is not None:
             raise ArgumentError("mistake_cost and budget are both given; give one of them")
+        options = dict(self.fit_options or {})
+        if options.get("hold_out") and not self.prefit:
+            raise ArgumentError(
+                "hold_out keeps rows that the models of the folds answered, and others are "
+                "deployed: certificates would not hold for these; give fit(..., "
+                "certify_on=(X, y)), rows kept from all models",
+                param="fit_options",
+            )
+        if options.get("belief") == "markov":
+            raise ArgumentError(
+                'belief="markov" decides one row at a time; use "answers" or "threshold" here',
+                param="fit_options",
+            )
         return names
 
-    def _decide(self, rows: Any) -> BatchOutcome:
+    def _decide(self, rows: Rows) -> Decided:
         """Ask the models that the policy chooses; an exception of a model is raised as it is."""
         check_is_fitted(self, "models_")
         rows = self._checked(rows, reset=False)
-        if self.policy_ is None:
-            return self._ask_best(rows)
-        raised: list[Exception] = []
+        count = rows.shape[0] if hasattr(rows, "shape") else len(rows)
+        if (model := self._plain(count)) is not None:
+            names = [name for name, _ in self.models_]
+            return self._alone(names.index(self.best_model_), model, rows, count)
+        return self._answered(rows)
 
-        def node(name: str, model: Any) -> Any:
-            def answer(part: Any) -> Any:
-                try:
-                    return vars(self._replies(name, model, part))
-                except Exception as error:
-                    raised.append(error)
-                    raise
+    def _alone(self, node: int, model: Any, rows: Rows, count: int) -> Decided:
+        """Ask one model alone."""
+        asked = np.zeros((count, len(self.models_)), bool)
+        asked[:, node] = True
+        name = self.models_[node][0]
+        cost = np.full(count, self.costs_[name])
+        return Decided(self._replies(name, model, rows), np.full(count, node), asked, cost)
 
-            return batched(answer, size=None)
+    def _answered(self, rows: Rows) -> Decided:
+        """Decide by the policy, for all rows of a round at once."""
+        assert self.policy_ is not None  # noqa: S101 - else the best model answers alone
+        count = rows.shape[0] if hasattr(rows, "shape") else len(rows)
+        batch = self.policy_.batch(count)
+        if batch is None:  # the policy is one model by itself
+            name = self.policy_.single_node
+            node = [name for name, _ in self.models_].index(name or self.best_model_)
+            return self._alone(node, self.models_[node][1], rows, count)
+        parts: list[list[tuple[NDArray[np.intp], Replies]]] = [[] for _ in self.models_]
+        codes = self._policy_codes()
+        while (waiting := np.flatnonzero(batch.next >= 0)).size:
+            nodes = batch.next[waiting]
+            for node in np.unique(nodes).tolist():
+                group = waiting[nodes == node]
+                name, model = self.models_[node]
+                replies = self._replies(name, model, rows_at(rows, group))
+                sure = np.where(np.isnan(replies.confidence), -np.inf, replies.confidence)
+                batch.observe_codes(group, sure, codes[replies.code])
+                parts[node].append((group, replies))
+        return self._collected(batch, parts)
 
-        nodes = {name: node(name, model) for name, model in self.models_}
-        done = Cascade(self.policy_, nodes).run_batch(rows)
-        if raised:
-            raise raised[0]
-        return done
+    def _policy_codes(self) -> NDArray[np.intp]:
+        """Return the policy's number of each class; the last entry is of no class; a hook."""
+        return np.array([-1], np.intp)
 
-    def _ask_best(self, rows: Any) -> BatchOutcome:
-        """Ask the best model alone, where there are too few rows for a policy."""
-        names = [name for name, _ in self.models_]
-        place = names.index(self.best_model_)
+    def _collected(self, batch: Any, parts: Sequence[Sequence[tuple[Any, Replies]]]) -> Decided:
+        """Return the replies that the policy chose."""
+        chosen: list[tuple[Any, Replies]] = []
+        for node, asked in enumerate(parts):
+            for group, replies in asked:
+                its = np.flatnonzero(batch.answer[group] == node)
+                parts_: Any = (part[its] for part in replies)
+                chosen.append((group[its], Replies(*parts_)))
+        if not chosen:
+            raise ValueError("Found array with 0 sample(s): a minimum of 1 is required")
+        order = np.argsort(np.concatenate([group for group, _ in chosen]))
+        columns = zip(*(replies for _, replies in chosen), strict=True)
+        joined: Any = [np.concatenate(column)[order] for column in columns]
+        replies = Replies(*joined)
+        return Decided(replies, batch.answer, batch.asked, (batch.asked * batch.costs).sum(axis=1))
+
+    def _outcome(self, rows: Rows, answers: Any) -> BatchOutcome:
+        """Return what a batch did, with the answers that a function makes of its replies."""
         start = time.monotonic()
-        replies = self._replies(*self.models_[place], rows)
-        count = len(replies.confidence)
-        asked = np.zeros((count, len(names)), bool)
-        asked[:, place] = True
+        done = self._decide(rows)
+        made = answers(done.replies).tolist()
+        names = [name for name, _ in self.models_]
         return BatchOutcome(
-            answers=list(replies.answer),
-            predictions=replies.prediction.tolist(),
-            by=[self.best_model_] * count,
-            asked=asked,
-            cost=np.full(count, self.costs_[self.best_model_]),
+            answers=made,
+            predictions=made,
+            by=[names[node] for node in done.by.tolist()],
+            asked=done.asked,
+            cost=done.cost,
             seconds=time.monotonic() - start,
             errors={},
         )
 
 
-def _within_one_standard_error(ladder: FittedLadder, trace: Trace) -> FittedPolicy:
-    """Return the cheapest policy that is within one standard error of the best model."""
-    points, losses = ladder.points, np.asarray(trace.loss)
-    best = points.best
-    allowed = losses[:, best].mean() + losses[:, best].std() / len(losses) ** 0.5
-    good = [point for point in points.corners if points.errors[point] <= allowed]
-    return ladder.point(good[0] if good else int(points.errors.argmin()))
+def rows_at(rows: Rows, positions: NDArray[np.intp]) -> Rows:
+    """Return some rows: of an array, a matrix, a frame or a list."""
+    if hasattr(rows, "iloc"):
+        return rows.iloc[positions]
+    if isinstance(rows, list):
+        return [rows[position] for position in positions]
+    return rows[positions]
 
 
-def _is_polars(rows: Any) -> bool:
-    """Whether rows are a frame of polars, whose columns models may select by name."""
-    return type(rows).__module__.startswith("polars.") and hasattr(rows, "columns")
+def _repeated(rows: Rows) -> float:
+    """Return the share of rows that repeat another; 0 where that may be chance.
+
+    Texts and fractions seldom repeat by chance; whole numbers and categories do.
+    """
+    if isinstance(rows, list):
+        return 1 - len(set(map(str, rows))) / len(rows)
+    if hasattr(rows, "duplicated"):
+        numbers = rows.select_dtypes("floating").to_numpy()
+        return float(rows.duplicated().mean()) if (numbers % 1 != 0).any() else 0.0
+    if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f" or not (rows % 1 != 0).any():
+        return 0.0
+    return 1 - len(np.unique(rows, axis=0)) / len(rows)
+
+
+def _is_frame(rows: Rows) -> bool:
+    """Whether rows are a frame, whose columns models may select by name."""
+    return hasattr(rows, "iloc") or (
+        type(rows).__module__.startswith("polars.") and hasattr(rows, "columns")
+    )
 
 
 def _are_named(models: Any) -> bool:
@@ -315,5 +541,8 @@ def _are_named(models: Any) -> bool:
     return (
         isinstance(models, list | tuple)
         and len(models) > 0
-        and all(isinstance(each, tuple) and len(each) == 2 for each in models)
+        and all(
+            isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
+            for pair in models
+        )
     )

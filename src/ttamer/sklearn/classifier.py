@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import ClassifierMixin
-from sklearn.model_selection import StratifiedKFold, check_cv
-from sklearn.utils import assert_all_finite
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import get_scorer, recall_score
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, check_cv
+from sklearn.utils import assert_all_finite, compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
-from ttamer.cascade import CascadeSpec
+from ttamer._checks import percent
 from ttamer.errors import ArgumentError
+from ttamer.fitting.ladder import FittedLadder, FittedPolicy
+from ttamer.fitting.policy import StepPolicy
 from ttamer.runtime.batching import BatchOutcome
-from ttamer.sklearn.base import CascadeEstimator, Replies
+from ttamer.sklearn.base import CascadeEstimator, Learning, Replies, Rows
+from ttamer.trace.classes import class_text
 from ttamer.trace.trace import Trace
 
 
@@ -33,21 +36,29 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
     Args:
         models: The classifiers, as ``(name, classifier)``. A classifier needs ``predict_proba`` or
             ``decision_function``.
-        costs: ``"time"``, what each model takes for one row of a batch in microseconds, measured
-            while fitting, so that two fits to the same rows may decide differently; or the cost of
-            each model by name.
+        costs: ``"time"``, measured while fitting, in microseconds: what a call of each model takes,
+            and what each row adds; or the cost of each model by name. With ``"time"`` two fits to
+            the same rows may decide differently, and batches on which the best model alone is as
+            fast as the cascade are answered by it.
+        batch: With ``"time"``: the number of rows of a batch that is planned for.
         mistake_cost: What one wrong answer costs, in the unit of ``costs``. Without it and
-            ``budget`` it is the cheapest policy whose expected error is within one standard error
-            of the best model's.
+            ``budget`` the choice is ``ladder_.default()``: the cheapest that errs no more than the
+            best model.
         budget: The mean cost of a row, at most.
+        mistakes: What a mistake costs, by class and predicted class; ``"*"`` is any other.
+        class_weight: ``"balanced"``, or a weight by class: what a mistake on it costs, and how much
+            its rows count for models that take weights.
+        scoring: A scorer of predictions: the cheapest policy that scores no less than the best
+            model is taken.
         cv: The number of folds, stratified by class, or a splitter of scikit-learn.
         prefit: Whether the models are fitted already; the rows given to ``fit`` must then be rows
             that they did not learn from.
         fit_options: Options of :func:`ttamer.fit` by name.
 
     After ``fit``: ``classes_``, ``models_`` (the fitted classifiers by name), ``costs_``,
-    ``trace_`` (their answers on rows they did not learn from), ``ladder_`` and ``policy_``. With
-    fewer than 10 rows there is no policy, and ``best_model_`` answers alone.
+    ``timings_``, ``trace_`` (their answers on rows they did not learn from), ``ladder_`` and
+    ``policy_``, which may be set to another policy of the ladder. With fewer than 10 rows there is
+    no policy, and ``best_model_`` answers alone.
 
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.neighbors import KNeighborsClassifier
@@ -56,7 +67,6 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
     >>> cascade = CascadeClassifier(
     ...     [("stump", DecisionTreeClassifier(max_depth=1)), ("near", KNeighborsClassifier())],
     ...     costs={"stump": 1.0, "near": 50.0},
-    ...     fit_options={"belief": "calibrated", "states": 8},
     ... ).fit(x, y)
     >>> bool(cascade.score(x, y) > 0.9)
     True
@@ -64,12 +74,49 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
 
     classes_: NDArray[Any]
 
-    def fit(self, X: Any, y: Any) -> CascadeClassifier:  # noqa: N803
+    def __init__(
+        self,
+        models: Any,
+        *,
+        costs: str | Mapping[str, float] = "time",
+        batch: int = 256,
+        mistake_cost: float | None = None,
+        budget: float | None = None,
+        mistakes: Mapping[Any, Mapping[Any, float]] | None = None,
+        class_weight: Mapping[Any, float] | str | None = None,
+        scoring: Any = None,
+        cv: Any = 5,
+        prefit: bool = False,
+        fit_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            models, costs=costs, batch=batch, mistake_cost=mistake_cost, budget=budget, cv=cv,
+            prefit=prefit, fit_options=fit_options,
+        )  # fmt: skip
+        self.mistakes = mistakes
+        self.class_weight = class_weight
+        self.scoring = scoring
+
+    def fit(
+        self,
+        X: Rows,  # noqa: N803
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        groups: Any = None,
+        certify_on: tuple[Rows, Any] | None = None,
+    ) -> CascadeClassifier:
         """Fit the classifiers, and the policy to their answers on rows kept from them.
 
         Args:
             X: The rows, as the classifiers take them.
             y: Shape (rows,): the classes.
+            sample_weight: Shape (rows,): how much each row counts, for the policy and for models
+                that take weights.
+            groups: Shape (rows,): what rows have in common, such as a user; folds split no group.
+            certify_on: Further rows with their classes, kept from models and policy:
+                ``ladder_.for_error`` and ``ladder_.for_drop`` are certified on them, and without
+                them refused.
 
         Returns:
             The estimator itself.
@@ -88,16 +135,28 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         ]:
             raise ArgumentError(
                 f"prefit is True, and {', '.join(map(repr, unfitted))} is not fitted: fit it "
-                "first, or leave prefit out"
+                "first, or leave prefit out",
+                param="prefit",
             )
         known = [model.classes_ for _, model in self.models] if self.prefit else []
         self.classes_ = np.unique(np.concatenate([target, *known]))
         if len(self.classes_) < 2:
             raise ValueError("y has 1 class; a classifier needs at least 2 classes")
-        self._fit(rows, target)
+        if certify_on is not None:
+            certify_on = self._checked(certify_on[0], reset=False), column_or_1d(certify_on[1])
+        learning = Learning.of(rows, target, sample_weight, groups)
+        self._class_costs: dict[Any, float] = {}
+        if self.class_weight is not None:
+            if self.mistakes is not None:
+                raise ArgumentError("mistakes and class_weight are both given; give one of them")
+            y = learning.target
+            worth = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
+            self._class_costs = dict(zip(self.classes_.tolist(), worth.tolist(), strict=True))
+            learning = learning._replace(worth=worth[np.searchsorted(self.classes_, y)])
+        self._fit(learning, certify_on)
         return self
 
-    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+    def predict(self, X: Rows) -> NDArray[Any]:  # noqa: N803
         """Return the class of each row.
 
         Args:
@@ -106,11 +165,11 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         Returns:
             Shape (rows,): the classes.
         """
-        done = self._decide(X)
-        return np.asarray(self.classes_[self._codes(done)])
+        codes = self._decide(X).replies.code
+        return np.asarray(self.classes_[codes])
 
     @available_if(_all_have_probabilities)  # type: ignore[untyped-decorator]
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+    def predict_proba(self, X: Rows) -> NDArray[np.float64]:  # noqa: N803
         """Return the probabilities of the classifier that answers each row.
 
         Args:
@@ -119,10 +178,9 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         Returns:
             Shape (rows, classes), in the order of ``classes_``.
         """
-        done = self._decide(X)
-        return np.array(done.answers, np.float64).reshape(len(done), len(self.classes_))
+        return np.asarray(self._decide(X).replies.answer, np.float64)
 
-    def run_batch(self, X: Any) -> BatchOutcome:  # noqa: N803
+    def run_batch(self, X: Rows) -> BatchOutcome:  # noqa: N803
         """Return for each row the class, the model that gave it, the models asked and the cost.
 
         Args:
@@ -131,14 +189,9 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         Returns:
             The outcome; ``answers`` and ``predictions`` are classes.
         """
-        done = self._decide(X)
-        found = self.classes_[self._codes(done)].tolist()
-        return dataclasses.replace(done, answers=found, predictions=found)
+        return self._outcome(X, lambda replies: self.classes_[replies.code])
 
-    def _codes(self, done: BatchOutcome) -> NDArray[np.intp]:
-        return np.array(done.predictions, np.intp)
-
-    def _replies(self, name: str, model: Any, rows: Any) -> Replies:
+    def _replies(self, name: str, model: Any, rows: Rows) -> Replies:
         """Return codes of classes, the confidence in them, and the probabilities where known."""
         if not hasattr(model, "classes_"):
             raise ArgumentError(
@@ -147,10 +200,14 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
             )
         columns = np.searchsorted(self.classes_, model.classes_)
         if hasattr(model, "predict_proba"):
-            own = model.predict_proba(rows)
-            share = np.zeros((len(own), len(self.classes_)))
-            share[:, columns] = own
-            return Replies(share.argmax(axis=1), share.max(axis=1), share)
+            share = model.predict_proba(rows)
+            if len(columns) < len(self.classes_):
+                full = np.zeros((len(share), len(self.classes_)))
+                full[:, columns] = share
+                share = full
+            code = share.argmax(axis=1)
+            answer = share if _all_have_probabilities(self) else code
+            return Replies(code, share.max(axis=1), answer)
         if not hasattr(model, "decision_function"):
             raise ArgumentError(
                 f"model {name!r} has neither predict_proba nor decision_function; a cascade needs "
@@ -164,28 +221,89 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         code = columns[score.argmax(axis=1)]
         return Replies(code, ranked[:, -1] - ranked[:, -2], code)
 
-    def _folds(self, rows: Any, target: NDArray[Any]) -> Iterable[tuple[Any, Any]]:
-        del rows
-        splitter = self.cv
+    def _folds(self, learning: Learning) -> Iterable[tuple[Any, Any]]:
+        target, splitter = learning.target, self.cv
         if isinstance(splitter, int):
             # A single rare class must not leave each model half of the rows to learn from.
             largest = int(np.unique(target, return_counts=True)[1].max())
-            splitter = StratifiedKFold(max(2, min(splitter, largest)))
+            kind = StratifiedKFold if learning.groups is None else StratifiedGroupKFold
+            splitter = kind(max(2, min(splitter, largest)))
         folds = check_cv(splitter, target, classifier=True)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The least populated class in y", UserWarning)
-            return list(folds.split(np.zeros(len(target)), target))
+            return list(folds.split(np.zeros(len(target)), target, learning.groups))
 
-    def _trace(
-        self, spec: CascadeSpec, replies: list[Replies], target: NDArray[Any]
-    ) -> tuple[Trace, NDArray[np.float64]]:
-        codes = np.stack([each.prediction for each in replies], axis=1).astype(np.int32)
-        label = np.searchsorted(self.classes_, target).astype(np.int32)
-        trace = Trace(
-            spec,
-            np.stack([each.confidence for each in replies], axis=1),
-            prediction=codes,
-            label=label,
-            classes=tuple(map(str, range(len(self.classes_)))),
+    def _traced(self, replies: Sequence[Replies], target: NDArray[Any]) -> dict[str, Any]:
+        costs: Mapping[Any, Mapping[Any, float]] = self.mistakes or {
+            label: {"*": cost} for label, cost in self._class_costs.items()
+        }
+        return {
+            "prediction": np.stack([reply.code for reply in replies], axis=1).astype(np.int32),
+            "label": np.searchsorted(self.classes_, target).astype(np.int32),
+            "classes": self._texts,
+            "mistakes": {_text(label): {_text(answer): cost for answer, cost in row.items()}
+                         for label, row in costs.items()},
+        }  # fmt: skip
+
+    @property
+    def _texts(self) -> tuple[str, ...]:
+        return tuple(map(_text, self.classes_))
+
+    def _policy_codes(self) -> NDArray[np.intp]:
+        rule = self.policy_.rule  # type: ignore[union-attr]  # a policy decides
+        codes = rule.codes if isinstance(rule, StepPolicy) else {}
+        return np.array([codes.get(text, len(codes) + new) for new, text in enumerate(self._texts)])
+
+    def _choice(self, ladder: FittedLadder, trace: Trace, target: NDArray[Any]) -> FittedPolicy:
+        """Return the default, or the cheapest policy by a scorer; warn of classes not found."""
+        assert trace.prediction is not None  # noqa: S101 - classifiers predict
+        rows = np.arange(len(trace))
+        policy = ladder.default().expensive
+        if self.scoring is not None:
+            scorer = get_scorer(self.scoring)
+            single = [ladder.point(len(ladder) + node) for node in range(len(trace.spec))]
+
+            def score(candidate: FittedPolicy) -> float:
+                codes = trace.prediction[rows, candidate.play(trace).answer]  # type: ignore[index]
+                return float(scorer(_Answered(self.classes_, codes), rows, target))
+
+            scores = {id(candidate): score(candidate) for candidate in (*ladder, *single)}
+            wanted = max(scores[id(candidate)] for candidate in single)
+            good = [candidate for candidate in (*ladder, *single)
+                    if scores[id(candidate)] >= wanted]  # fmt: skip
+            policy = min(good, key=lambda candidate: candidate.cost or 0.0)
+        answers = trace.prediction[rows, policy.play(trace).answer]
+        codes = np.searchsorted(self.classes_, target)
+        labels = np.arange(len(self.classes_))
+        recall, *by_model = (
+            recall_score(codes, given, labels=labels, average=None, zero_division=1.0)
+            for given in (answers, *trace.prediction.T)
         )
-        return trace, trace.wrong().mean(axis=0)
+        best = np.max(by_model, axis=0)
+        for k in np.flatnonzero((recall == 0) & (best > 0)):
+            warnings.warn(
+                f"class {self._texts[k]!r}, {percent(float((codes == k).mean()))} of the rows, is "
+                f"never predicted, and one of the models finds {percent(float(best[k]))} of it: "
+                'say what its mistakes cost with mistakes= or class_weight="balanced", or choose '
+                'by scoring="balanced_accuracy"',
+                UserWarning,
+                stacklevel=5,
+            )
+        return policy
+
+
+class _Answered(ClassifierMixin, BaseEstimator):
+    """Answers that are there already, as scorers take them."""
+
+    def __init__(self, classes: NDArray[Any], codes: NDArray[Any]) -> None:
+        self.classes, self.codes = classes, codes
+        self.classes_ = classes
+
+    def predict(self, rows: NDArray[np.intp]) -> NDArray[Any]:
+        """Return the classes of rows by their numbers."""
+        return np.asarray(self.classes[self.codes[rows]])
+
+
+def _text(value: Any) -> str:
+    """Return the name of a class, as ladders have it."""
+    return str(class_text(value))
