@@ -103,7 +103,7 @@ class Active:
         if unread := set(self.reads) - {"prompt"}:
             warnings.append(
                 f"the policy reads {', '.join(sorted(unread))}: where a request does not state "
-                "them in ttamer.inputs, and no embedder makes them, it decides without"
+                "its inputs, and no embedder makes them, it decides without"
             )
         promise = getattr(self.policy, "promise", None)
         if promise is not None and not promise.certified:
