@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import time
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from unittest import mock
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from hypothesis import given, settings, strategies as st
 
 from ttamer.errors import CascadeError
 from ttamer.llm.client import Breaker, Client, Deadline, TimeLimit, UpstreamFailed, open_session
@@ -240,6 +242,22 @@ def test_a_stream_is_its_chunks_or_a_failure(content, kind):
             return f"{count} chunks"
 
     assert asyncio.run(run()) == kind
+
+
+@settings(max_examples=25, deadline=None)
+@given(cuts=st.lists(st.integers(0, 300), max_size=12), newline=st.sampled_from([b"\n", b"\r\n"]))
+def test_a_stream_is_the_same_however_it_is_cut(cuts, newline):
+    content = events(CHUNK, {"choices": []}, CHUNK).replace(b"\n", newline)
+    ends = sorted({0, *(cut for cut in cuts if cut < len(content)), len(content)})
+    parts = [content[a:b] for a, b in itertools.pairwise(ends)]
+
+    async def run():
+        chunked = [b"%x\r\n%s\r\n" % (len(part), part) for part in parts]
+        head = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+        async with raw([head, *chunked, b"0\r\n\r\n"]) as client, client.stream(BODY) as chunks:
+            return [chunk async for chunk in chunks]
+
+    assert asyncio.run(run()) == [CHUNK, {"choices": []}, CHUNK]
 
 
 def test_a_stream_in_single_bytes_is_read_in_linear_time():

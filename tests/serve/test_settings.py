@@ -5,7 +5,12 @@ import pytest
 from support.served import write_cascade
 from ttamer.cascade import CascadeSpec, from_tables
 from ttamer.errors import ArgumentError, ArtefactError, CascadeError
-from ttamer.llm.settings import NODE_KEYS_GONE, EmbeddingSettings, NodeSettings
+from ttamer.llm.settings import (
+    EMBEDDING_KEYS_GONE,
+    NODE_KEYS_GONE,
+    EmbeddingSettings,
+    NodeSettings,
+)
 from ttamer.serve.server import check_exposure
 from ttamer.serve.settings import AUDIT_GONE, GONE, AuditSettings, ServeSettings, Settings
 
@@ -47,10 +52,28 @@ def test_a_setting_of_audits_that_is_gone_says_where_it_went(key):
         read(more=f"[serve.audit]\nshare = 0.1\n{key} = 1")
 
 
+@pytest.mark.parametrize("key", sorted(NODE_KEYS_GONE))
+def test_a_setting_of_nodes_that_is_gone_says_where_it_went(key):
+    with pytest.raises(CascadeError, match=rf"\('a'\): {key} is no setting any more: .{{12}}"):
+        read(node=f"{key} = 1")
+
+
+@pytest.mark.parametrize("key", sorted(EMBEDDING_KEYS_GONE))
+def test_a_setting_of_embeddings_that_is_gone_says_where_it_went(key):
+    with pytest.raises(CascadeError, match=rf"embeddings\]: {key} is no setting any more: .{{9}}"):
+        read(more=f"[serve.embeddings]\nupstream = 'http://h/v1'\n{key} = 1")
+
+
+def test_a_confidence_that_is_gone_says_what_to_write():
+    with pytest.raises(CascadeError, match='confidence = "margin" is gone: write "logprobs"'):
+        read(node='confidence = "margin"')
+
+
 def test_no_setting_is_gone_and_there():
     assert not set(GONE) & set(ServeSettings.__struct_fields__)
     assert not set(AUDIT_GONE) & set(AuditSettings.__struct_fields__)
     assert not set(NODE_KEYS_GONE) & set(NodeSettings.__struct_fields__)
+    assert not set(EMBEDDING_KEYS_GONE) & set(EmbeddingSettings.__struct_fields__)
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,18 @@ NODE_KEYS_GONE = {
     "concurrency": "write max_concurrent",
     "max_rate": "limits of a provider belong to the proxy in front of it, such as LiteLLM",
     "max_wait": "a request waits for max_concurrent until its own deadline",
-    "max_response": "it is 8 MiB",
+    "max_response": "responses have at most 8 MiB",
     "extras": "fits read one confidence of a node",
     "prefix": "streams of a node are relayed where its answer is returned in any case",
+}
+
+
+EMBEDDING_KEYS_GONE = {
+    "cost": "embeddings are no part of the cost of a request",
+    "cost_per_token": "embeddings are no part of the cost of a request",
+    "timeout": "a request waits 2 seconds for its embedding, and a comparison 5",
+    "max_response": "responses have at most 8 MiB",
+    "signals": "name the embedder in the fit: tt.fit(trace, embedders={...})",
 }
 
 
@@ -166,6 +175,11 @@ def _node(node: CascadeNode, spec: CascadeSpec, where: str) -> NodeSettings:
             f"{where}: lacks upstream, the base URL of an OpenAI-compatible server; "
             'write upstream = "http://..."'
         )
+    if table.get("confidence") in ("min", "margin", "entropy"):
+        raise CascadeError(
+            f'{where}: confidence = "{table["confidence"]}" is gone: write "logprobs" or '
+            '"product", from which a fit computes the chance of an error'
+        )
     table = {"model": node.name, **table, "name": node.name, "cost": node.cost}
     settings = checked(NodeSettings, table, where, gone=NODE_KEYS_GONE)
     settings = msgspec.structs.replace(settings, upstream=settings.upstream.rstrip("/"))
@@ -233,7 +247,7 @@ def embeddings_of(spec: CascadeSpec) -> EmbeddingSettings | None:
     table = spec.serve.get("embeddings")
     if table is None:
         return None
-    return checked(EmbeddingSettings, table, "[serve.embeddings]")
+    return checked(EmbeddingSettings, table, "[serve.embeddings]", gone=EMBEDDING_KEYS_GONE)
 
 
 def checked(kind: type[T], table: Any, where: str, *, gone: Mapping[str, str] | None = None) -> T:
