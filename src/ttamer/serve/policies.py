@@ -142,7 +142,7 @@ def policy_at(artefact: FittedLadder | FittedPolicy, point: Point | None) -> Dec
 
 
 class Incumbent:
-    """The policy of shadow mode: one node answers, whatever it says.
+    """The policy of shadow mode, and one request of it: one node answers, whatever it says.
 
     >>> from ttamer.cascade import CascadeSpec
     >>> turn = Incumbent(CascadeSpec.of({"small": 1.0, "large": 9.0}), "large").session()
@@ -150,23 +150,17 @@ class Incumbent:
     ('large', 9.0)
     """
 
-    def __init__(self, spec: CascadeSpec, node: str) -> None:
-        self.spec, self.node = spec, node
-
-    def session(self, **_: Any) -> IncumbentTurn:
-        """Start one request; no argument changes which node is asked."""
-        return IncumbentTurn(self.node, float(self.spec.costs[self.spec.index_of(self.node)]))
-
-
-class IncumbentTurn:
-    """One request of the incumbent's."""
-
     capped, is_last = False, True
 
-    def __init__(self, node: str, cost: float) -> None:
+    def __init__(self, spec: CascadeSpec, node: str) -> None:
+        self.spec, self._node = spec, node
+        self.price = float(spec.costs[spec.index_of(node)])
         self.next: str | None = node
         self.answer: str | None = None
-        self.price = cost
+
+    def session(self, **_: Any) -> Incumbent:
+        """Start one request; no argument changes which node is asked."""
+        return Incumbent(self.spec, self._node)
 
     def observe(self, **_: Any) -> None:
         """Take the answer, and stop."""
