@@ -59,12 +59,8 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from ttamer.policy.future import Future as Future
     from ttamer.policy.index import IndexPolicy as IndexPolicy
     from ttamer.policy.walk import WalkPolicy as WalkPolicy
-    from ttamer.problem.problem import (
-        Edge as Edge,
-        LossGrid as LossGrid,
-        Node as Node,
-        Problem as Problem,
-    )
+    from ttamer.problem.graph import Edge as Edge, LossGrid as LossGrid, Node as Node
+    from ttamer.problem.problem import Problem as Problem
     from ttamer.reporting.page import report as report
     from ttamer.runtime.cascade import Cascade as Cascade
     from ttamer.runtime.collecting import collect as collect
@@ -92,7 +88,8 @@ _NAMES = {
     "policy.future": "Future",
     "policy.index": "IndexPolicy",
     "policy.walk": "WalkPolicy",
-    "problem.problem": "Edge LossGrid Node Problem",
+    "problem.graph": "Edge LossGrid Node",
+    "problem.problem": "Problem",
     "reporting.page": "report",
     "runtime.cascade": "Cascade",
     "runtime.collecting": "collect",

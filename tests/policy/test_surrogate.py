@@ -18,9 +18,8 @@ from numpy.testing import assert_equal
 import ttamer as tt
 from support.examples import examples
 from support.strategies import costs, losses, problems, rows, tradeoffs
-from ttamer.policy.future import Surrogate, surrogate_below
-from ttamer.problem.tradeoff import weigh_losses
-from ttamer.solvers.forest import sweep
+from ttamer.policy.future import Surrogate, surrogate_below, sweep
+from ttamer.problem.checks import weigh_losses
 
 CLOSE = 1e-12
 INF = math.inf

@@ -9,7 +9,7 @@ import pytest
 
 import ttamer as tt
 from ttamer.errors import ArgumentError
-from ttamer.problem.tradeoff import check_tradeoff, check_tradeoffs, weigh_losses
+from ttamer.problem.checks import check_tradeoff, check_tradeoffs, weigh_losses
 
 ONE_NODE = tt.Problem.line([0.2], [1.0], [[1.0]])
 NO_TRADEOFFS = [math.nan, -0.1, 1.1, math.inf, -math.inf, np.nextafter(1, 2), "x", None, [0.5], 1j]

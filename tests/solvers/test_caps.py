@@ -89,7 +89,7 @@ def test_no_course_of_answers_and_failures_costs_more_than_the_cap(data, problem
         ]
         source = problem.ends[number][0]
         possible = np.flatnonzero(turn._chances())
-        rows = [states[source]] if source in states else range(policy._states(source))
+        rows = [states[source]] if source in states else range(len(problem.nodes[source].losses))
         rows = [0] if source < 0 else rows
         table = problem.edges[number].cost_table
         if data.draw(st.booleans()):

@@ -61,7 +61,7 @@ def test_the_breakpoints_of_a_long_line_do_not_grow_with_its_nodes(monkeypatch):
         points.append(len(law.points))
         return law
 
-    monkeypatch.setattr("ttamer.solvers.forest.subtree_law", counted)
+    monkeypatch.setattr("ttamer.policy.future.subtree_law", counted)
     problem = tt.Problem.line(
         np.linspace(0, 1, 16), [0.01] * 240, [np.ones(16) / 16, *noisy_rows(239, 16)]
     )

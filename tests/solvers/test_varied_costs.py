@@ -129,7 +129,7 @@ def test_a_prophet_pays_for_the_way_at_its_own_costs(problem, tradeoff):
             parent = problem.ends[problem.incoming[node][0]][0]
             edge = problem.parent_edge(node)
             before = states[parent] if parent >= 0 else 0
-            reach[node] = reach[parent] + edge.cost_at(before, states[node])
+            reach[node] = reach[parent] + edge.cost_table[before, states[node]]
             loss = weighed(float(problem.nodes[node].losses[states[node]]), tradeoff)
             best = min(best, loss + (1 - tradeoff) * reach[node])
         value += chance * best

@@ -22,7 +22,8 @@ from ttamer.policy.expected import START, STOP
 from ttamer.policy.index import IndexPolicy
 from ttamer.policy.joint import JointPolicy
 from ttamer.policy.walk import WalkPolicy
-from ttamer.problem.problem import Edge, Node, Problem
+from ttamer.problem.graph import Edge, Node
+from ttamer.problem.problem import Problem
 
 TABLES = {"precedence": ("sigma",), "walk": ("choices", "phi")}  # of a policy, by kind of moves
 SOLVED = ("costs", "losses", "probabilities", "tradeoffs", "values", "sigma", "choices", "phi")

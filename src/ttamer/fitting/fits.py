@@ -40,7 +40,7 @@ from ttamer.fitting.promises import CAP
 from ttamer.fitting.replay import alone_paid, full_cost, latency_of, paid
 from ttamer.fitting.states import StateTables
 from ttamer.fitting.threshold import default_thresholds, threshold_tables
-from ttamer.problem.tradeoff import check_tradeoffs
+from ttamer.problem.checks import check_tradeoffs
 from ttamer.show import ProgressOption, shown
 from ttamer.solvers.blas import one_thread
 from ttamer.trace.checks import check_for_fit, require_trace

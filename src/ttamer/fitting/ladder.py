@@ -35,7 +35,7 @@ from ttamer.fitting.promises import Held, Kind, Measure, Promise, make_promise
 from ttamer.fitting.replay import Played, alone_paid, paid
 from ttamer.fitting.session import FittedSession
 from ttamer.fitting.states import StatePolicy, StateTables
-from ttamer.problem.tradeoff import check_tradeoff
+from ttamer.problem.checks import check_tradeoff
 from ttamer.show import card
 from ttamer.show.curves import draw_curves
 from ttamer.show.graph import Drawing

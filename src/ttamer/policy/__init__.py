@@ -5,8 +5,8 @@ from ttamer.policy.base import (
     Explanation as Explanation,
     Ladder as Ladder,
     Policy as Policy,
-    Rule as Rule,
     Session as Session,
+    StateRule as StateRule,
     StateSession as StateSession,
 )
 from ttamer.policy.future import Future as Future

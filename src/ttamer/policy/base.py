@@ -34,8 +34,9 @@ from ttamer._checks import counted, number, percent, require_whole
 from ttamer.errors import ArgumentError, ObservationError
 from ttamer.policy.expected import START, STOP
 from ttamer.policy.future import Expected, Future
-from ttamer.problem.problem import Edge, Problem
-from ttamer.problem.tradeoff import check_tradeoff, weigh_losses
+from ttamer.problem.checks import check_tradeoff, weigh_losses
+from ttamer.problem.graph import Edge
+from ttamer.problem.problem import Problem
 from ttamer.show import card
 from ttamer.show.curves import draw_curves
 from ttamer.show.graph import Arrow, Box, Drawing, draw_graph, draw_path
@@ -471,7 +472,7 @@ class Batch(ABC):
 
 
 @dataclass(frozen=True)
-class Rule:
+class StateRule:
     """What a policy does after a node was seen in a state, as it is played; losses in their unit.
 
     >>> from ttamer import Problem, solve
@@ -717,15 +718,16 @@ class Policy(ABC):
             )
         edge = self.problem.edges[entering[0]]
         parent = self.problem.ends[entering[0]][0]
-        chances = edge.probabilities[self._check_state(parent, parent_state)].tolist()
+        chances = edge.probabilities[check_state(self.problem, parent, parent_state)].tolist()
         atoms: dict[tuple[float, float], float] = {}
         for state, chance in enumerate(chances):
             if chance == 0:
                 continue
             own = float(self.problem.nodes[number].losses[state])
+            price = float(edge.cost_table[parent_state, state])
             ahead = self.future(node, state, min(own, fallback))
             for loss, cost, p in zip(ahead.losses, ahead.costs, ahead.probabilities, strict=True):
-                key = (min(own, float(loss)), edge.cost_at(parent_state, state) + float(cost))
+                key = (min(own, float(loss)), price + float(cost))
                 atoms[key] = atoms.get(key, 0.0) + chance * float(p)
         return Future.of(atoms)
 
@@ -744,7 +746,7 @@ class Policy(ABC):
         """
         return draw_policy(self).written(path)
 
-    def rules(self, node: str) -> list[Rule]:
+    def rules(self, node: str) -> list[StateRule]:
         """Return what the policy does after a node was seen in each of its states.
 
         Args:
@@ -763,9 +765,8 @@ class Policy(ABC):
             # At tradeoff 0 no loss counts: the first answer is as good as any.
             limits = [stop / self.tradeoff if self.tradeoff else INFINITY for stop in stops]
             ends = (min(limits), max(limits)) if limits else None
-            rules.append(
-                Rule(state, loss, ends, tuple(sorted(following, key=self.problem.index_of)))
-            )
+            ask = tuple(sorted(following, key=self.problem.index_of))
+            rules.append(StateRule(state, loss, ends, ask))
         return rules
 
     @cached_property
@@ -790,22 +791,19 @@ class Policy(ABC):
                 histories += [(*states, int(y)) for y in np.flatnonzero(turn._chances())]
         return played
 
-    def _is_taken(self, source: int, target: int) -> bool:
-        """Return whether an edge, by the numbers of its ends (-1: the start), is ever taken."""
-        del source  # under precedence it opens its target
-        return self.asked[self.problem.names[target]] > 0
 
-    def _place(self, after: str | None) -> int:
-        return -1 if after is None else self.problem.index_of(after)
+def place_of(problem: Problem, node: str | None) -> int:
+    """Return the number of a node; -1 for the start."""
+    return START if node is None else problem.index_of(node)
 
-    def _states(self, place: int) -> int:
-        return 1 if place < 0 else len(self.problem.nodes[place].losses)
 
-    def _check_state(self, place: int, state: int) -> int:
-        if not isinstance(state, int | np.integer) or not 0 <= state < self._states(place):
-            where = "the start" if place < 0 else f"node {self.problem.names[place]!r}"
-            raise ArgumentError(f"{where} has states 0 to {self._states(place) - 1}, not {state!r}")
-        return state
+def check_state(problem: Problem, place: int, state: int) -> int:
+    """Refuse a state that a node (-1: the start) does not have."""
+    states = 1 if place == START else len(problem.nodes[place].losses)
+    if not isinstance(state, int | np.integer) or not 0 <= state < states:
+        where = "the start" if place == START else f"node {problem.names[place]!r}"
+        raise ArgumentError(f"{where} has states 0 to {states - 1}, not {state!r}")
+    return state
 
 
 @dataclass(frozen=True, eq=False)
@@ -910,9 +908,11 @@ def draw_policy(policy: Policy) -> Drawing:
         columns[node] = 1 + max(columns[source] for source in sources)
     first = f"first ask {policy.session().next}"
     title = f"start: value {policy.value:.4g}"
+    following: dict[int, set[str | None]] = {START: {policy.session().next}}
     boxes = [Box((title, f"tradeoff {policy.tradeoff:g}", first), 0)]
     for node, name in enumerate(problem.names):
         rules = policy.rules(name)
+        following[node] = {other for rule in rules for other in rule.ask if asked[name] > 0}
         lines = [name, f"asked {asked[name]:.1%}"]
         lines += [f"{rule.state}: loss {rule.loss:.4g}, {rule}" for rule in rules[:8]]
         lines += [f"... {len(rules)} states"] * (len(rules) > 8)
@@ -924,6 +924,9 @@ def draw_policy(policy: Policy) -> Drawing:
         if len(costs) > 3:
             label = f"{costs[0]:.4g} to {costs[-1]:.4g}"
         for source in problem.sources[position]:
-            colour = "used" if policy._is_taken(source, target) else "unused"
+            is_taken = asked[problem.names[target]] > 0
+            if problem.moves == "walk":  # under precedence an edge opens its target
+                is_taken = problem.names[target] in following[source]
+            colour = "used" if is_taken else "unused"
             arrows.append(Arrow(source + 1, target + 1, label, colour))
     return draw_graph(boxes, arrows)

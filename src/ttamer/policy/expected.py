@@ -32,8 +32,9 @@ from numpy.typing import NDArray
 from ttamer._checks import counted
 from ttamer.errors import ArgumentError
 from ttamer.policy.future import Expected, Future, check_costs, cost_key, cost_keys, descendants
-from ttamer.problem.problem import Edge, Problem
-from ttamer.problem.tradeoff import weigh_losses
+from ttamer.problem.checks import weigh_losses
+from ttamer.problem.graph import Edge
+from ttamer.problem.problem import Problem
 
 # Before the first node there is the start; after the last one there is nothing.
 START = STOP = -1

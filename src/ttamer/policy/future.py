@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
+from ttamer.problem.checks import weigh_losses
 from ttamer.problem.problem import Problem
-from ttamer.problem.tradeoff import weigh_losses
 
 # The most distinct sums of costs that an exact law of the future may have.
 MAX_COSTS = 50_000
@@ -287,6 +287,26 @@ class Surrogate:
         gained = np.zeros_like(self.below)
         np.cumsum(self.below[:, :-1] * np.diff(self.points), axis=1, out=gained[:, 1:])
         return gained
+
+
+def sweep(problem: Problem, tradeoff: float) -> tuple[tuple[NDArray[np.float64], ...], Surrogate]:
+    """Sweep a forest from its leaves.
+
+    Returns per node its index, one for each state of its parent (one for a root), and the
+    surrogate of the whole forest. The law of a subtree is kept only until it has been used.
+    """
+    sigma: list[NDArray[np.float64]] = [np.empty(0)] * len(problem.nodes)
+    below: list[list[Surrogate]] = [[] for _ in range(len(problem.nodes) + 1)]
+    losses = weigh_losses(problem.grid.values[:-1], tradeoff)
+    for node in reversed(problem.order):
+        law = subtree_law(problem, tradeoff, node, below[node])
+        below[node] = []
+        costs = (1 - tradeoff) * problem.parent_edge(node).expected_costs
+        sigma[node] = settled(law.index(costs), losses)
+        below[problem.ends[problem.incoming[node][0]][0]].append(law.raised(sigma[node]))
+    whole = least_of(below[-1])
+    assert whole is not None  # noqa: S101 - a forest has a root
+    return tuple(sigma), whole
 
 
 def surrogate_below(

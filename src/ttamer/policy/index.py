@@ -15,11 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
-from ttamer.policy.base import INFINITY, Batch, Explanation, Policy, StateSession
+from ttamer.policy.base import (
+    INFINITY,
+    Batch,
+    Explanation,
+    Policy,
+    StateSession,
+    check_state,
+    place_of,
+)
 from ttamer.policy.expected import START, STOP, expected_forest, forest_future
 from ttamer.policy.future import Expected, Future, index_unsure, surrogate_below
+from ttamer.problem.checks import weigh_losses
 from ttamer.problem.problem import Problem
-from ttamer.problem.tradeoff import weigh_losses
 
 
 class Queue(NamedTuple):
@@ -46,7 +54,7 @@ class Queues(NamedTuple):
     """The column in which each node waits."""
 
 
-class Layout(NamedTuple):
+class IndexTables(NamedTuple):
     """The table of indices as plain sequences; the last entry, without states, is "stopped"."""
 
     names: tuple[str | None, ...]
@@ -98,7 +106,7 @@ class IndexPolicy(Policy):
         Raises:
             ArgumentError: If there is no such node.
         """
-        return self._choice(self._place(after), self.fallbacks)
+        return self._choice(place_of(self.problem, after), self.fallbacks)
 
     def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
         """Return Phi for what lies below a node: ``E[min(x, kappa)]``, weighed.
@@ -112,10 +120,10 @@ class IndexPolicy(Policy):
         Raises:
             ArgumentError: If there is no such node.
         """
-        place = self._place(after)
+        place = place_of(self.problem, after)
         below = surrogate_below(self.problem, self.tradeoff, self.sigma, place)
         if below is None:
-            return np.tile(self.fallbacks, (self._states(place), 1))
+            return np.tile(self.fallbacks, (len(self.weighed_losses[place]), 1))
         return below.expected_minimum(self.fallbacks)
 
     def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
@@ -133,8 +141,8 @@ class IndexPolicy(Policy):
             ArgumentError: If there is no such node or state, the loss is negative or not a
                 number, or the cost takes too many distinct values.
         """
-        place = self._place(after)
-        state = self._check_state(place, state)
+        place = place_of(self.problem, after)
+        state = check_state(self.problem, place, state)
         if not best >= 0:  # also NaN
             raise ArgumentError(f"the best loss so far is from 0 up, or inf for none, not {best!r}")
         weighed = weigh_losses(np.array([best]), self.tradeoff)
@@ -195,11 +203,11 @@ class IndexPolicy(Policy):
         return Queues(node.astype(np.int32), index, rank, starts, column, group_of)
 
     @cached_property
-    def layout(self) -> Layout:
+    def tables(self) -> IndexTables:
         """The queues as a session reads them."""
         queues, nodes = self.queues, range(len(self.sigma))
         opens = [tuple(queues.starts[v].tolist()) if v in queues.starts else () for v in nodes]
-        return Layout(
+        return IndexTables(
             (*self.problem.names, None),
             (*(tuple(losses.tolist()) for losses in self.weighed_losses), ()),
             tuple(opens),
@@ -214,7 +222,7 @@ class IndexPolicy(Policy):
         """Return the choice among a node's children when the best so far is each of ``columns``."""
         children = sorted(self.problem.ends[edge][1] for edge in self.problem.outgoing[place])
         if not children:
-            return np.full((self._states(place), len(columns)), STOP, np.int32)
+            return np.full((len(self.weighed_losses[place]), len(columns)), STOP, np.int32)
         sigma = np.stack([self.sigma[child] for child in children])
         least = np.array(children, np.int32)[sigma.argmin(axis=0)]  # ties: the node given first
         goes_on = columns > sigma.min(axis=0)[:, np.newaxis]
@@ -233,7 +241,7 @@ class IndexSession(StateSession):
 
     def __init__(self, policy: IndexPolicy) -> None:
         super().__init__(policy)
-        self._names, _, _, queue = policy.layout
+        self._names, _, _, queue = policy.tables
         # A heap with the first of every queue: (index, node, its place, the queue).
         self._open = [(queue.indices[0], queue.nodes[0], 0, queue)]
         self._best = INFINITY
@@ -243,7 +251,7 @@ class IndexSession(StateSession):
     def observe(self, state: int) -> None:
         """Give the state in which ``next`` is observed, and move on."""
         node = self._node
-        _, losses, opens, queue = self._policy.layout
+        _, losses, opens, queue = self._policy.tables
         try:
             if state < 0:
                 raise self._refuse(state)

@@ -16,16 +16,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
-from ttamer.policy.base import INFINITY, Batch, Explanation, Policy, Rule, StateSession
+from ttamer.policy.base import (
+    INFINITY,
+    Batch,
+    Explanation,
+    Policy,
+    StateRule,
+    StateSession,
+    check_state,
+    place_of,
+)
 from ttamer.policy.expected import START, STOP, expected_walk, walk_future
-from ttamer.policy.future import TIE, Expected, Future
-from ttamer.policy.index import IndexPolicy
+from ttamer.policy.future import TIE, Expected, Future, sweep
 
 # What to make of the chances of states that are not known.
 Settle = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
-class Layout(NamedTuple):
+class WalkTables(NamedTuple):
     """The tables of a walk as plain sequences; the last entry, without states, is "stopped"."""
 
     names: tuple[str | None, ...]
@@ -49,8 +57,6 @@ class WalkPolicy(Policy):
     """Shape (states, columns) each: the node to ask next, or -1."""
     phi: tuple[NDArray[np.float64], ...]
     """Shape (states, columns) each: the equivalent loss, weighed."""
-    line_indices: Callable[[], tuple[NDArray[np.float64], ...]] | None = None
-    """Solves for the exact index of each node of a line; ``None`` for a policy from a file."""
 
     def index(self, node: str) -> NDArray[np.float64]:
         """Return the exact dynamic index of a node of a line, weighed.
@@ -62,8 +68,8 @@ class WalkPolicy(Policy):
             Shape (states of the node before it,); one entry for the first node.
 
         Raises:
-            ArgumentError: If there is no such node, the problem is not a line, the policy
-                has no recall, or it was loaded from a file.
+            ArgumentError: If there is no such node, the problem is not a line, or the policy
+                has no recall.
         """
         number = self.problem.index_of(node)
         if not (self.problem.is_line and self.recall):
@@ -71,7 +77,7 @@ class WalkPolicy(Policy):
                 "a node has an index of its own on a line or a forest, with recall; where routes "
                 "meet or part, use policy.threshold(after) and policy.choice(after)"
             )
-        return self._indices()[number]
+        return self._indices[number]
 
     def choice(self, after: str | None = None) -> NDArray[np.int32]:
         """Return the routing table: the number of the node to ask next, or -1 to stop.
@@ -85,7 +91,7 @@ class WalkPolicy(Policy):
         Raises:
             ArgumentError: If there is no such node.
         """
-        return self.choices[self._place(after)]
+        return self.choices[place_of(self.problem, after)]
 
     def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
         """Return Phi: the expected loss and further cost from there, weighed.
@@ -99,7 +105,7 @@ class WalkPolicy(Policy):
         Raises:
             ArgumentError: If there is no such node.
         """
-        return self.phi[self._place(after)]
+        return self.phi[place_of(self.problem, after)]
 
     def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
         """Return the joint law of the best future loss and the future cost.
@@ -107,7 +113,8 @@ class WalkPolicy(Policy):
         Args:
             after: The name of the node asked last; ``None`` for the start.
             state: The number of the state in which that node was observed.
-            best: The best loss so far, in the problem's units; ``inf`` for none yet.
+            best: The best loss so far, one of the problem's; ``inf`` for none yet. On a line under
+                precedence it may be any loss.
 
         Returns:
             The law, in the problem's units.
@@ -116,21 +123,12 @@ class WalkPolicy(Policy):
             ArgumentError: If there is no such node, state or loss, or the cost takes too
                 many distinct values.
         """
-        place = self._place(after)
-        if self.recall and self.problem.is_line and best not in self.problem.grid.values:
-            # Off the grid the tables say nothing, but the exact indices of a line do.
-            same = IndexPolicy(
-                problem=self.problem.with_moves("precedence"),
-                tradeoff=self.tradeoff,
-                value=self.value,
-                sigma=self._indices(),
-            )
-            return same.future(after, state, best)
+        place = place_of(self.problem, after)
         columns = np.zeros(len(self.problem.grid), np.intp)
         if self.recall:
             columns = np.minimum(np.arange(len(columns)), self.problem.grid.column(best))
         choice = [table[:, columns] for table in self.choices]
-        state = self._check_state(place, state)
+        state = check_state(self.problem, place, state)
         return walk_future(self.problem, choice, recall=self.recall, place=place, state=state)
 
     def session(self) -> WalkSession:
@@ -155,7 +153,7 @@ class WalkPolicy(Policy):
         """
         return WalkBatch(self, size)
 
-    def rules(self, node: str) -> list[Rule]:
+    def rules(self, node: str) -> list[StateRule]:
         """Return what the policy does after a node was seen in each of its states.
 
         Args:
@@ -179,13 +177,8 @@ class WalkPolicy(Policy):
             most = -INFINITY if last < 0 else INFINITY
             if self.recall and last >= 0:
                 most = float(self.problem.grid.values[last])
-            rules.append(Rule(state, losses[state], (most, most), ask))
+            rules.append(StateRule(state, losses[state], (most, most), ask))
         return rules
-
-    def _is_taken(self, source: int, target: int) -> bool:
-        """Return whether an edge, by the numbers of its ends (-1: the start), is ever taken."""
-        table = self.choices[source] if source != START else self.choices[START][:, -1]
-        return super()._is_taken(source, target) and bool((table == target).any())
 
     def going_on(
         self,
@@ -240,7 +233,7 @@ class WalkPolicy(Policy):
         return silent
 
     @cached_property
-    def layout(self) -> Layout:
+    def tables(self) -> WalkTables:
         """The tables as a session reads them."""
         grid, names = self.problem.grid, self.problem.names
         tables = [
@@ -248,21 +241,16 @@ class WalkPolicy(Policy):
             for position, table in zip(grid.positions, self.choices[:-1], strict=True)
         ]
         first = int(self.choices[-1][0, -1])
-        return Layout((*names, None), first, len(grid) - 1, (*tables, ((), ())))
+        return WalkTables((*names, None), first, len(grid) - 1, (*tables, ((), ())))
 
     @cached_property
     def _expected(self) -> tuple[Expected, NDArray[np.float64]]:
         return expected_walk(self.problem, self.choices.__getitem__, recall=self.recall)
 
+    @cached_property
     def _indices(self) -> tuple[NDArray[np.float64], ...]:
-        """Return the exact index of each node of a line, by the solver that made this policy."""
-        if self.line_indices is None:
-            raise ArgumentError(
-                "the file of a walk holds its tables, and the exact index lies between two of "
-                "their columns: use solve(policy.problem, policy.tradeoff).index(node), or "
-                "policy.threshold(after), which is on the grid"
-            )
-        return self.line_indices()
+        """The exact index of each node of a line: it lies between two columns of the tables."""
+        return sweep(self.problem, self.tradeoff)[0]
 
 
 class WalkSession(StateSession):
@@ -274,7 +262,7 @@ class WalkSession(StateSession):
 
     def __init__(self, policy: WalkPolicy) -> None:
         super().__init__(policy)
-        self._names, first, self._best, self._tables = policy.layout
+        self._names, first, self._best, self._tables = policy.tables
         self._recall = policy.recall
         self._unsure: NDArray[np.float64] | None = None
         self.barred: tuple[int, ...] = ()  # per node, the state that must not be met, or -1
@@ -291,7 +279,7 @@ class WalkSession(StateSession):
             best = columns[state]
             if not self._recall:
                 following = choices[state][0]
-                self._answer = STOP if best == self._policy.layout.columns else node
+                self._answer = STOP if best == self._policy.tables.columns else node
                 self._best = best
             else:
                 if best < self._best:
@@ -315,7 +303,7 @@ class WalkSession(StateSession):
         if not self._recall:
             self._best, self._answer = (
                 own,
-                STOP if own == self._policy.layout.columns else self._node,
+                STOP if own == self._policy.tables.columns else self._node,
             )
         elif own < self._best:
             self._best, self._answer = own, self._node
@@ -335,7 +323,7 @@ class WalkSession(StateSession):
         if settle is not None and self._failed is not None:
             self._failed[node] = settle(chances)
         if not self._recall:
-            self._best, self._answer = self._policy.layout.columns, STOP
+            self._best, self._answer = self._policy.tables.columns, STOP
         self._go_on()
 
     def _go_on(self) -> None:

@@ -1,9 +1,4 @@
-"""A problem: nodes, edges, loss supports and transition matrices.
-
-It holds everything the optimum depends on and nothing else. A node's *state* is what asking it
-reveals; each state has a loss. An edge records that its target may be asked once its source has
-been (from ``None``: from the start), what that costs, and how the target's state depends on the
-source's.
+"""A problem: all that the optimum depends on, and nothing else.
 
 ``moves`` sets what may be asked next:
 
@@ -17,232 +12,20 @@ On a line the two are the same.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ttamer._checks import counted, require_kind
-from ttamer.errors import ArgumentError, ProblemError
-from ttamer.problem.tradeoff import SMALLEST, without_traces
-from ttamer.problem.validation import (
-    check_edges,
-    check_form,
-    check_nodes,
-    check_shape,
-    read_json,
-    topological_order,
-    write_json,
-)
-
-Moves = Literal["precedence", "walk"]
+from ttamer.errors import ProblemError
+from ttamer.problem.checks import check_form, read_json, write_json
+from ttamer.problem.graph import Edge, Graph, Moves, Node
 
 
-@dataclass(frozen=True, eq=False)
-class Node:
-    """One exit or model that can be asked.
-
-    Args:
-        name: Its name, unique in the problem.
-        losses: What its answer loses in each of its states; ``inf`` where it has no answer.
-            Losses below 1e-150 count as 0, and so do costs of edges and tradeoffs.
-
-    Raises:
-        ProblemError: If the losses are not numbers.
-
-    >>> Node("small", [0.1, 0.6]).losses.tolist()
-    [0.1, 0.6]
-    """
-
-    name: str
-    losses: NDArray[np.float64]
-    """Shape (states,). What its answer loses in each state; ``inf`` where it has no answer."""
-
-    def __init__(self, name: str, losses: ArrayLike) -> None:
-        object.__setattr__(self, "name", name)
-        values = without_traces(_frozen_array(losses, f"node {name!r}: losses"))
-        values.setflags(write=False)
-        object.__setattr__(self, "losses", values)
-
-
-@dataclass(frozen=True, eq=False)
-class Edge:
-    """The right to ask ``target`` after ``source`` (``None``: at the start).
-
-    Args:
-        source: The name of the node that must have been asked; ``None`` for the start; under
-            precedence also several names, all of which must have been asked. Tables are then
-            nested by the states of the first, the second, and so on.
-        target: The name of the node that may then be asked.
-        cost: What asking costs: one number; a list with one number per state of the source; or a
-            table with one row per state of the source (one from the start) and one column per
-            state of the target, where the cost is observed with the target's state.
-        probabilities: One row per state of the source, one column per state of the target.
-        verify_cost: The additional cost of observing the target's state, where its answer may be
-            returned unobserved; ``None`` where the state comes with the answer.
-
-    Raises:
-        ProblemError: If the cost or the probabilities are not numbers.
-
-    >>> Edge(None, "small", cost=1.0, probabilities=[0.5, 0.5]).probabilities.shape
-    (1, 2)
-    """
-
-    source: str | tuple[str, ...] | None
-    target: str
-    cost: float | NDArray[np.float64]
-    """One number; or of shape (states of source,); or (states of source, states of target)."""
-    probabilities: NDArray[np.float64]
-    """Shape (states of source, states of target); one row from the start. Rows sum to 1."""
-    verify_cost: float | None = None
-    """The additional cost of observing the state; ``None`` where it comes with the answer."""
-
-    def __init__(
-        self,
-        source: str | tuple[str, ...] | None,
-        target: str,
-        *,
-        cost: ArrayLike,
-        probabilities: ArrayLike,
-        verify_cost: float | None = None,
-    ) -> None:
-        object.__setattr__(self, "source", source)
-        object.__setattr__(self, "target", target)
-        if isinstance(verify_cost, float) and 0 < verify_cost < SMALLEST:
-            verify_cost = 0.0
-        object.__setattr__(self, "verify_cost", verify_cost)
-        try:
-            given = np.array(float(cost) if np.ndim(cost) == 0 else cost, dtype=np.float64)  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError):
-            raise ProblemError(
-                f"{self}: cost must be a number, a list with one number per state of the source, "
-                f"or a table with one row per state of the source, not {cost!r}"
-            ) from None
-        given = without_traces(given)
-        given.setflags(write=False)
-        object.__setattr__(self, "cost", float(given) if given.ndim == 0 else given)
-        rows = _frozen_array(probabilities, f"{self}: probabilities")
-        if source is None and rows.ndim == 1:
-            rows = rows[np.newaxis]
-        object.__setattr__(self, "probabilities", rows)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The names of the nodes that must have been asked; none for the start."""
-        if self.source is None:
-            return ()
-        return (self.source,) if isinstance(self.source, str) else self.source
-
-    @property
-    def is_cost_fixed(self) -> bool:
-        """Whether the cost is one number, whatever the states."""
-        return isinstance(self.cost, float)
-
-    @property
-    def cost_table(self) -> NDArray[np.float64]:
-        """Shape (states of source, states of target): the cost of each transition."""
-        cost = np.asarray(self.cost)
-        if 0 < cost.ndim < self.probabilities.ndim:
-            cost = cost[..., np.newaxis]
-        return np.broadcast_to(cost, self.probabilities.shape)
-
-    @property
-    def expected_costs(self) -> NDArray[np.float64]:
-        """Shape (states of source,): the expected cost, given the state of the source.
-
-        Only this enters the decision; what is paid is observed with the state of the target.
-        """
-        cost = np.asarray(self.cost)
-        if cost.ndim < self.probabilities.ndim:
-            return np.broadcast_to(cost, self.probabilities.shape[:-1])
-        means: NDArray[np.float64] = np.einsum("...t,...t->...", cost, self.probabilities)
-        return means
-
-    def cost_at(self, source_state: int, target_state: int) -> float:
-        """Return the cost of asking the target, seen in a state, after the source in its state.
-
-        Args:
-            source_state: The state of the source; 0 for the start.
-            target_state: The state of the target.
-
-        Returns:
-            The cost, in the problem's units.
-
-        >>> edge = Edge(None, "a", cost=[[1.0, 3.0]], probabilities=[0.5, 0.5])
-        >>> edge.cost_at(0, 1), edge.expected_costs.tolist()
-        (3.0, [2.0])
-        """
-        if isinstance(self.cost, float):
-            return self.cost
-        row = self.cost[source_state]
-        return float(row if np.ndim(row) == 0 else row[target_state])
-
-    def __str__(self) -> str:
-        source = " + ".join(map(repr, self.sources)) or "start"
-        return f"edge {source} -> {self.target!r}"
-
-
-@dataclass(frozen=True, eq=False)
-class LossGrid:
-    """Distinct losses in increasing order; the last is always infinity.
-
-    >>> grid = LossGrid.of([np.array([0.3, 0.1]), np.array([0.1, 0.9])])
-    >>> grid.values.tolist()
-    [0.1, 0.3, 0.9, inf]
-    >>> grid.positions[0].tolist()
-    [1, 0]
-    """
-
-    values: NDArray[np.float64]
-    """Shape (columns,), in units of loss."""
-    positions: tuple[NDArray[np.intp], ...]
-    """One array per node: the column of each of its states' losses."""
-
-    @classmethod
-    def of(cls, losses: Iterable[NDArray[np.float64]]) -> LossGrid:
-        """Build the grid that holds every loss of every node.
-
-        Args:
-            losses: One array per node, of shape (states,).
-
-        Returns:
-            The grid.
-        """
-        supports = list(losses)
-        values = np.unique(np.concatenate([*supports, [np.inf]]))
-        positions = tuple(np.searchsorted(values, support) for support in supports)
-        for array in (values, *positions):
-            array.setflags(write=False)
-        return cls(values, positions)
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def column(self, loss: float) -> int:
-        """Return the column of a loss that is on the grid.
-
-        Args:
-            loss: A loss of some node, or ``inf``.
-
-        Returns:
-            The column, from 0.
-
-        Raises:
-            ArgumentError: If no node has that loss.
-        """
-        column = int(np.searchsorted(self.values, loss))
-        if column == len(self.values) or self.values[column] != loss:
-            raise ArgumentError(
-                f"{loss!r} is not a loss of this problem; the best loss so far is always one of "
-                f"the {len(self.values) - 1} losses in grid.values, or inf before any answer"
-            )
-        return column
-
-
-@dataclass(frozen=True, eq=False)
-class Problem:
+class Problem(Graph):
     """What may be asked, in which order, at which cost, with which losses.
 
     Args:
@@ -261,123 +44,6 @@ class Problem:
     >>> problem
     Problem(walk, 2 nodes, 2 edges)
     """
-
-    moves: Moves
-    nodes: tuple[Node, ...]
-    edges: tuple[Edge, ...]
-    number: Mapping[str, int] = field(init=False)
-    """The position of each node by its name."""
-    ends: tuple[tuple[int, int], ...] = field(init=False)
-    """(source, target) node numbers of each edge; the start is -1; of several sources the first."""
-    sources: tuple[tuple[int, ...], ...] = field(init=False)
-    """The numbers of all sources of each edge; the start is -1."""
-    outgoing: tuple[tuple[int, ...], ...] = field(init=False)
-    """Edge numbers leaving each node, in the order given; the last entry is the start's."""
-    incoming: tuple[tuple[int, ...], ...] = field(init=False)
-    """Edge numbers entering each node."""
-    order: tuple[int, ...] = field(init=False)
-    """Node numbers, every source before its targets."""
-    grid: LossGrid = field(init=False)
-    """Every value the best loss so far can take."""
-
-    def __post_init__(self) -> None:
-        number = check_nodes(self.moves, self.nodes)
-        ends = check_edges(self.moves, self.nodes, self.edges, number)
-        outgoing: list[list[int]] = [[] for _ in range(len(self.nodes) + 1)]
-        incoming: list[list[int]] = [[] for _ in self.nodes]
-        for edge, (sources, target) in enumerate(ends):
-            for source in sources:
-                outgoing[source].append(edge)
-            incoming[target].append(edge)
-        check_shape(self.moves, self.nodes, self.edges, incoming)
-        derived = {
-            "nodes": tuple(self.nodes),
-            "edges": tuple(self.edges),
-            "number": number,
-            "ends": tuple((sources[0], target) for sources, target in ends),
-            "sources": tuple(sources for sources, _ in ends),
-            "outgoing": tuple(map(tuple, outgoing)),
-            "incoming": tuple(map(tuple, incoming)),
-            "order": topological_order(self.nodes, ends, outgoing),
-            "grid": LossGrid.of(node.losses for node in self.nodes),
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
-
-    def __repr__(self) -> str:
-        nodes, edges = counted(len(self.nodes), "node"), counted(len(self.edges), "edge")
-        return f"Problem({self.moves}, {nodes}, {edges})"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Node names, in order."""
-        return tuple(node.name for node in self.nodes)
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """Edge numbers that leave the start."""
-        return self.outgoing[-1]
-
-    @property
-    def all_answer(self) -> bool:
-        """Whether every node has an answer in every state."""
-        last = len(self.grid) - 1  # infinity's column
-        return all(position.max() < last for position in self.grid.positions)
-
-    @property
-    def is_forest(self) -> bool:
-        """Whether every node has one predecessor, so that one joint law is given."""
-        return not self.has_joint_edges and all(len(edges) == 1 for edges in self.incoming)
-
-    @property
-    def has_joint_edges(self) -> bool:
-        """Whether some node is asked after several others."""
-        return any(len(sources) > 1 for sources in self.sources)
-
-    @property
-    def has_unseen_answers(self) -> bool:
-        """Whether some answer may be returned without observing its state."""
-        return any(edge.verify_cost is not None for edge in self.edges)
-
-    @property
-    def has_fixed_costs(self) -> bool:
-        """Whether no cost depends on a state."""
-        return all(edge.is_cost_fixed for edge in self.edges)
-
-    @property
-    def is_line(self) -> bool:
-        """Whether the nodes form one directed line: then both kinds of moves are the same."""
-        return self.is_forest and all(len(edges) <= 1 for edges in self.outgoing)
-
-    def index_of(self, node: str) -> int:
-        """Return a node's number.
-
-        Args:
-            node: Its name.
-
-        Returns:
-            Its position among the nodes, from 0.
-
-        Raises:
-            ArgumentError: If there is no such node.
-        """
-        try:
-            return self.number[node]
-        except (KeyError, TypeError):
-            raise ArgumentError(
-                f"there is no node {node!r}; the nodes are {', '.join(self.names)}"
-            ) from None
-
-    def parent_edge(self, number: int) -> Edge:
-        """Return the one edge that enters a node of a forest.
-
-        Args:
-            number: The number of the node.
-
-        Returns:
-            The edge.
-        """
-        return self.edges[self.incoming[number][0]]
 
     def with_moves(self, moves: Moves) -> Problem:
         """Return the same nodes and edges under one kind of moves.
@@ -472,8 +138,8 @@ class Problem:
                 raise ProblemError(
                     f"multi_line: item {position} is not a line; use Problem.forest for trees"
                 )
-        given = [name for line in lines for name in line.names]
-        if len(set(given)) < len(given):
+        joined = [name for line in lines for name in line.names]
+        if len(set(joined)) < len(joined):
             lines = [line._renamed(f"{k}.") for k, line in enumerate(lines, start=1)]
         nodes = [node for line in lines for node in line.nodes]
         return cls("precedence", tuple(nodes), tuple(e for line in lines for e in line.edges))
@@ -575,7 +241,7 @@ class Problem:
         Problem(walk, 2 nodes, 3 edges)
         """
         for key in probabilities:
-            if not _is_pair(key):
+            if not (isinstance(key, tuple) and len(key) == 2 and _is_pair(*key)):
                 raise ProblemError(
                     f"skip: {key!r} is no pair of node numbers: write (None, 0) or (0, 1)"
                 )
@@ -583,26 +249,21 @@ class Problem:
         nodes = _nodes(losses, count, names)
         pairs: list[tuple[int | None, int]] = [(None, v) for v in range(count)]
         pairs += [(u, v) for u in range(count) for v in range(u + 1, count)]
-        allowed = set(pairs)
-        for given in (probabilities, costs) if _is_mapping(costs) else (probabilities,):
-            for pair in given:
-                if pair not in allowed:
+        if not isinstance(costs, Mapping):
+            if len(costs) != count:
+                raise ProblemError(
+                    f"skip: {counted(len(costs), 'cost')} for {counted(count, 'node')}: give one "
+                    "per node"
+                )
+            costs = {pair: costs[pair[1]] for pair in pairs}
+        for what, table in (("probabilities", probabilities), ("costs", costs)):
+            for pair in table:
+                if pair not in pairs:
                     raise ProblemError(f"skip: the pair {pair} does not go from earlier to later")
-        if not _is_mapping(costs) and len(costs) != count:
-            raise ProblemError(
-                f"skip: {counted(len(costs), 'cost')} for {counted(count, 'node')}: give one per "
-                "node"
-            )
-        edges = []
-        for pair in pairs:
-            source, target = pair
-            if pair not in probabilities:
-                raise ProblemError(f"skip: probabilities lacks the pair {pair}")
-            try:
-                cost = costs[pair] if _is_mapping(costs) else costs[target]  # type: ignore[index,call-overload]
-            except (KeyError, IndexError):
-                raise ProblemError(f"skip: costs lacks the pair {pair}") from None
-            edges.append(_edge(nodes, source, target, cost, probabilities[pair]))
+            for pair in pairs:
+                if pair not in table:
+                    raise ProblemError(f"skip: {what} lacks the pair {pair}")
+        edges = [_edge(nodes, *pair, costs[pair], probabilities[pair]) for pair in pairs]
         return cls("walk", nodes, tuple(edges))
 
     @classmethod
@@ -660,9 +321,9 @@ class Problem:
         names: Sequence[str] | None,
     ) -> Problem:
         count = len(costs)
-        for what, given in (("probabilities", len(probabilities)), ("parents", len(parents))):
-            if given != count:
-                raise ProblemError(f"{given} {what} for {count} costs: give one of each per node")
+        for what, size in (("probabilities", len(probabilities)), ("parents", len(parents))):
+            if size != count:
+                raise ProblemError(f"{size} {what} for {count} costs: give one of each per node")
         nodes = _nodes(losses, count, names)
         for node, parent in enumerate(parents):
             if parent is None:
@@ -762,24 +423,8 @@ class Problem:
         write_json(self.to_dict(), path)
 
 
-def _frozen_array(values: ArrayLike, place: str) -> NDArray[np.float64]:
-    try:
-        array = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise ProblemError(f"{place} must be numbers in rows of equal length") from None
-    array.setflags(write=False)
-    return array
-
-
-def _is_mapping(costs: object) -> bool:
-    return hasattr(costs, "keys")
-
-
-def _is_pair(pair: object) -> bool:
-    match pair:
-        case (None | int() | np.integer(), int() | np.integer()):
-            return True
-    return False
+def _is_pair(source: object, target: object) -> bool:
+    return isinstance(source, int | np.integer | None) and isinstance(target, int | np.integer)
 
 
 def _nodes(
@@ -820,3 +465,91 @@ def require_problem(problem: object, what: str) -> None:
     """
     remedy = "read a file with Problem.from_file(path), or build one, as with Problem.line(...)"
     require_kind(problem, Problem, f"{what} needs a Problem", remedy)
+
+
+# Answers that may be returned unseen (non-obligatory inspection): an edge with a ``verify_cost``
+# has two prices, one for asking and one more for looking. Returning the answer without a look pays
+# the first, loses what the target loses on average given the source's state, and ends the search.
+# On a walk that is one leaf more per edge, and exact. Under precedence a node that has been looked
+# at must not be returned as if it had not, so each is committed to one of the two, for each state
+# of its parent (solvers/forest.py).
+
+
+def with_leaves(problem: Problem) -> Problem:
+    """Return a walk in which answers that may be returned unseen are leaves of their own.
+
+    >>> edge = Edge(None, "a", cost=0.1, verify_cost=0.2, probabilities=[0.5, 0.5])
+    >>> with_leaves(Problem("walk", (Node("a", [0.0, 1.0]),), (edge,))).names
+    ('a', 'a (unseen)')
+    """
+    nodes, edges = list(problem.nodes), []
+    for number, edge in enumerate(problem.edges):
+        edges.append(_looked_at(edge))
+        means = mean_losses(problem, number)
+        # Where the mean is infinite after some states of the source, it is never returned there.
+        if edge.verify_cost is None or not np.isfinite(means).any():
+            continue
+        several = len(problem.incoming[problem.ends[number][1]]) > 1
+        after = f" after {edge.source or 'the start'}" if several else ""
+        name = free_name(f"{edge.target} (unseen{after})", [node.name for node in nodes])
+        nodes.append(Node(name, means))
+        cost = edge.expected_costs
+        rows = np.eye(len(means))
+        edges.append(Edge(edge.source, name, cost=cost, probabilities=rows))
+    return Problem("walk", tuple(nodes), tuple(edges))
+
+
+def mean_losses(problem: Problem, number: int) -> NDArray[np.float64]:
+    """Return what the target of an edge loses on average, shape (states of the source,)."""
+    losses = problem.nodes[problem.ends[number][1]].losses
+    rows = problem.edges[number].probabilities
+    finite = rows @ np.where(np.isinf(losses), 0.0, losses)
+    return np.where((rows > 0) @ np.isinf(losses), np.inf, finite)
+
+
+def committed(problem: Problem, unseen: Sequence[NDArray[np.bool_]]) -> Problem:
+    """Return a forest in which some nodes are returned unseen after some states of their parents.
+
+    ``unseen`` has, per node, one truth value per state of its parent (one for a root). A node's
+    states are its own; then one for each state of its parent, in which it was not looked at and
+    loses its mean; then one in which it cannot be asked, since its parent was not looked at.
+    """
+    nodes, edges = [], []
+    sizes = [len(node.losses) for node in problem.nodes]
+    for node, size in enumerate(sizes):
+        number, name = problem.incoming[node][0], problem.names[node]
+        edge, parent = problem.edges[number], problem.ends[number][0]
+        sources, chosen = len(edge.probabilities), unseen[node]
+        means = mean_losses(problem, number)
+        losses = problem.nodes[node].losses
+        nodes.append(Node(name, np.concatenate([losses, means, [np.inf]])))
+        rows = np.zeros((sources, size + sources + 1))
+        rows[~chosen, :size] = edge.probabilities[~chosen]
+        rows[chosen, size + np.flatnonzero(chosen)] = 1.0
+        cost = edge.expected_costs + np.where(chosen, 0.0, edge.verify_cost or 0.0)
+        if not edge.is_cost_fixed and np.ndim(edge.cost) == edge.probabilities.ndim:
+            # What is observed with the state costs what it costs; unseen, what it does on average.
+            cost = np.tile(cost[:, np.newaxis], rows.shape[1])
+            looked = edge.cost_table + (edge.verify_cost or 0.0)
+            cost[~chosen, :size] = looked[~chosen]
+        if parent >= 0:  # the states of the parent without a look, and without an answer
+            extra = len(problem.parent_edge(parent).probabilities) + 1
+            closed = np.zeros((extra, rows.shape[1]))
+            closed[:, -1] = 1.0
+            rows = np.concatenate([rows, closed])
+            cost = np.concatenate([cost, np.zeros((extra, *cost.shape[1:]))])
+        edges.append(Edge(edge.source, edge.target, cost=cost, probabilities=rows))
+    return Problem("precedence", tuple(nodes), tuple(edges))
+
+
+def _looked_at(edge: Edge) -> Edge:
+    """Return the edge at the price of asking and looking."""
+    if edge.verify_cost is None:
+        return edge
+    cost = edge.cost + edge.verify_cost
+    return Edge(edge.source, edge.target, cost=cost, probabilities=edge.probabilities)
+
+
+def free_name(name: str, others: Collection[str]) -> str:
+    """Return the name, with as many primes as make it free."""
+    return name if name not in others else free_name(f"{name}'", others)

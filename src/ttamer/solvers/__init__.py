@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from ttamer._checks import is_number
 from ttamer.errors import ArgumentError, ProblemError
 from ttamer.policy.base import Ladder, Policy
-from ttamer.problem.problem import Problem, require_problem
-from ttamer.problem.tradeoff import check_tradeoff, check_tradeoffs
-from ttamer.problem.unseen import with_leaves
+from ttamer.problem.checks import check_tradeoff, check_tradeoffs
+from ttamer.problem.problem import Problem, require_problem, with_leaves
 from ttamer.solvers.blas import one_thread
 from ttamer.solvers.downsets import solve_joint
-from ttamer.solvers.forest import indices, solve_forest, solve_unseen_forest
+from ttamer.solvers.forest import solve_forest, solve_unseen_forest
 from ttamer.solvers.walk import check_memory, solve_walk, table_bytes
 
 # The largest tables of a walk, in bytes, that are made without a look at the memory there is.
@@ -149,5 +148,5 @@ def _solve(
                 check_memory(problem, size)
     with one_thread():
         if problem.moves == "walk":
-            return solve_walk(problem, tradeoffs, recall=recall, solve_indices=indices)
+            return solve_walk(problem, tradeoffs, recall=recall)
         return solve_forest(problem, tradeoffs)

@@ -44,12 +44,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ProblemError
-from ttamer.policy.future import Surrogate, least_of, settled, subtree_law
+from ttamer.policy.future import Surrogate, least_of, subtree_law, sweep
 from ttamer.policy.index import IndexPolicy
-from ttamer.problem.problem import Problem
-from ttamer.problem.tradeoff import weigh_losses
-from ttamer.problem.unseen import committed, mean_losses
-from ttamer.solvers.blas import one_thread
+from ttamer.problem.checks import weigh_losses
+from ttamer.problem.problem import Problem, committed, mean_losses
 from ttamer.solvers.walk import NO_SURE_ANSWER
 
 # The most commitments that are tried one by one.
@@ -74,30 +72,6 @@ def solve_forest(problem: Problem, tradeoffs: NDArray[np.float64]) -> list[Index
             raise ProblemError(NO_SURE_ANSWER)
         policies.append(IndexPolicy(problem=problem, tradeoff=tradeoff, value=value, sigma=sigma))
     return policies
-
-
-def sweep(problem: Problem, tradeoff: float) -> tuple[tuple[NDArray[np.float64], ...], Surrogate]:
-    """Sweep a forest from its leaves.
-
-    Returns per node its index, one for each state of its parent (one for a root), and the
-    surrogate of the whole forest. The law of a subtree is kept only until it has been used.
-    """
-    sigma: list[NDArray[np.float64]] = [np.empty(0)] * len(problem.nodes)
-    below: list[list[Surrogate]] = [[] for _ in range(len(problem.nodes) + 1)]
-    losses = weigh_losses(problem.grid.values[:-1], tradeoff)
-    for node in reversed(problem.order):
-        law = subtree_law(problem, tradeoff, node, below[node])
-        below[node] = []
-        costs = (1 - tradeoff) * problem.parent_edge(node).expected_costs
-        sigma[node] = settled(law.index(costs), losses)
-        below[problem.ends[problem.incoming[node][0]][0]].append(law.raised(sigma[node]))
-    return tuple(sigma), _least(below[-1])
-
-
-def indices(problem: Problem, tradeoff: float) -> tuple[NDArray[np.float64], ...]:
-    """Return the index of each node of a forest, for each state of its parent."""
-    with one_thread():
-        return sweep(problem, tradeoff)[0]
 
 
 def lower_bound(problem: Problem, tradeoff: float) -> float:

@@ -25,9 +25,8 @@ Reference
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,8 +37,8 @@ from ttamer.errors import ProblemError
 from ttamer.policy.expected import START, STOP
 from ttamer.policy.future import TIE
 from ttamer.policy.walk import WalkPolicy
+from ttamer.problem.checks import weigh_losses
 from ttamer.problem.problem import Problem
-from ttamer.problem.tradeoff import weigh_losses
 
 # The bytes of one entry while a walk is solved: Phi, Phi on arrival, and the choice.
 ENTRY_BYTES = 8 + 8 + 4
@@ -57,11 +56,8 @@ def solve_walk(
     tradeoffs: NDArray[np.float64],
     *,
     recall: bool,
-    solve_indices: Callable[[Problem, float], tuple[NDArray[np.float64], ...]] | None = None,
 ) -> list[WalkPolicy]:
     """Solve a walk for several tradeoffs at once.
-
-    ``solve_indices`` gives the exact indices of a line, once they are read.
 
     Arrays below have shape (states, tradeoffs, columns): one column per loss on the grid, or one
     only without recall.
@@ -124,12 +120,10 @@ def solve_walk(
     values = phi[START][0, :, -1]  # the search starts with x = infinity
     if not np.isfinite(values).all():
         raise ProblemError(NO_SURE_ANSWER)
-    exact = solve_indices if recall and problem.is_line else None
     return [
         WalkPolicy(
             problem=problem,
             tradeoff=float(tradeoffs[i]),
-            line_indices=partial(exact, problem, float(tradeoffs[i])) if exact else None,
             recall=recall,
             value=float(values[i]),
             choices=tuple(table[:, i] for table in choices),

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from ttamer.errors import ProblemError
 from ttamer.policy.expected import START
 from ttamer.policy.future import Surrogate, least_of
+from ttamer.problem.checks import check_tradeoff, weigh_losses
 from ttamer.problem.problem import Problem, require_problem
-from ttamer.problem.tradeoff import check_tradeoff, weigh_losses
 from ttamer.solvers import solve
 
 # The most joint states of all nodes that the offline optimum enumerates. A forest is not

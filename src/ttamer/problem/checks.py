@@ -24,7 +24,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,15 +32,70 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import is_number, require_path
-from ttamer.errors import ProblemError
+from ttamer._checks import as_float, is_number, require_kind, require_path
+from ttamer.errors import ArgumentError, ProblemError
 
 if TYPE_CHECKING:
-    from ttamer.problem.problem import Edge, Node
+    from ttamer.problem.graph import Edge, Node
 
 
-# The largest distance from 1 that the sum of a row of probabilities may have.
-ROW_SUM_TOLERANCE = 1e-9
+SMALLEST = (
+    1e-150  # products of two such numbers are still normal, so ties are compared in full precision
+)
+
+
+def without_traces(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Set numbers closer to 0 than ``SMALLEST`` to 0: solvers compare by relative differences.
+
+    >>> without_traces(np.array([2.3e-308, 0.5, np.inf])).tolist()
+    [0.0, 0.5, inf]
+    """
+    return np.where(np.abs(values) < SMALLEST, 0.0, values)
+
+
+def check_tradeoff(tradeoff: float) -> float:
+    """Return the tradeoff as a float; refuse what is not a number from 0 to 1.
+
+    >>> check_tradeoff(0.7)
+    0.7
+    """
+    try:
+        value = as_float(tradeoff)
+    except (TypeError, ValueError, OverflowError):
+        value = float("nan")
+    if not 0.0 <= value <= 1.0:
+        raise ArgumentError(
+            f"tradeoff must be a number from 0 (only cost counts) to 1 (only loss counts), "
+            f"not {tradeoff!r}"
+        )
+    return value if value >= SMALLEST else 0.0
+
+
+def check_tradeoffs(tradeoffs: Iterable[float]) -> NDArray[np.float64]:
+    """Return distinct tradeoffs in increasing order; refuse what is not a number from 0 to 1.
+
+    >>> check_tradeoffs([1, 0.5, 0.5]).tolist()
+    [0.5, 1.0]
+    """
+    remedy = "give a list of numbers from 0 to 1"
+    require_kind(tradeoffs, Iterable, "tradeoffs must be several numbers", remedy)
+    values = sorted({check_tradeoff(tradeoff) for tradeoff in tradeoffs})
+    if not values:
+        raise ArgumentError("no tradeoffs were given: give at least one number from 0 to 1")
+    return np.array(values)
+
+
+def weigh_losses(
+    losses: NDArray[np.float64], tradeoff: float | NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Multiply losses by the tradeoff; an infinite loss stays infinite, even at tradeoff 0.
+
+    >>> weigh_losses(np.array([0.5, np.inf]), 0.0).tolist()
+    [0.0, inf]
+    """
+    finite = np.isfinite(losses)
+    weighed = np.where(finite, losses, 0.0) * tradeoff
+    return np.where(finite, weighed, np.inf)
 
 
 def check_nodes(moves: str, nodes: Sequence[Node]) -> dict[str, int]:
@@ -62,15 +117,14 @@ def check_nodes(moves: str, nodes: Sequence[Node]) -> dict[str, int]:
             raise ProblemError(
                 f"node {node.name!r}: losses must be a non-empty list, one loss per state"
             )
-        least = losses.min()
-        if not least >= 0:  # also true of NaN
+        if not losses.min() >= 0:  # also true of NaN
             state = int(np.argmin(losses >= 0))
             raise ProblemError(
                 f"node {node.name!r}, state {state}: the loss is {losses[state]}; "
                 "losses must be numbers from 0 up (inf where the node has no answer). Where losses "
                 "are negative, add one constant to all of them: it changes no decision"
             )
-        answers = answers or least < math.inf
+        answers = answers or losses.min() < math.inf
     if not answers:
         raise ProblemError("every loss is inf, so no node can answer: give some node finite losses")
     return number
@@ -133,10 +187,10 @@ def _check_cost(edge: Edge, sources: tuple[int, ...], targets: int) -> None:
             "state of the target)"
         )
     if not (np.isfinite(edge.cost) & (edge.cost >= 0)).all():
-        place = np.argwhere(~(np.isfinite(edge.cost) & (edge.cost >= 0)))[0].tolist()
-        at = f"state {place[0]}" if len(place) == 1 else f"row {place[0]}, column {place[-1]}"
+        entry = np.argwhere(~(np.isfinite(edge.cost) & (edge.cost >= 0)))[0].tolist()
+        at = f"state {entry[0]}" if len(entry) == 1 else f"row {entry[0]}, column {entry[-1]}"
         raise ProblemError(
-            f"{edge}, {at}: the cost is {edge.cost[tuple(place)]}; it must be finite and not "
+            f"{edge}, {at}: the cost is {edge.cost[tuple(entry)]}; it must be finite and not "
             "negative"
         )
 
@@ -152,7 +206,7 @@ def _check_rows(edge: Edge, sources: tuple[int, ...], targets: int) -> None:
     rows = rows.reshape(-1, targets)
     with np.errstate(over="ignore", invalid="ignore"):
         sums = rows.dot(np.ones(targets))
-    if rows.min() >= 0 and np.abs(sums - 1).max() <= ROW_SUM_TOLERANCE:
+    if rows.min() >= 0 and np.abs(sums - 1).max() <= 1e-9:
         return
     if not (rows >= 0).all():  # also NaN
         row, column = np.argwhere(~(rows >= 0))[0]
@@ -197,18 +251,16 @@ def topological_order(
         waiting[target] += len(sources)
     order: list[int] = []
     ready = [-1]
-    for place in ready:  # grows as we go
-        if place >= 0:
-            order.append(place)
-        for edge in outgoing[place]:
+    for node in ready:  # grows as we go
+        if node >= 0:
+            order.append(node)
+        for edge in outgoing[node]:
             target = ends[edge][1]
             waiting[target] -= 1
             if not waiting[target]:
                 ready.append(target)
     if len(order) < len(nodes):
-        stuck = ", ".join(
-            repr(node.name) for node, left in zip(nodes, waiting, strict=True) if left
-        )
+        stuck = ", ".join(repr(nodes[v].name) for v, sources in enumerate(waiting) if sources)
         raise ProblemError(
             f"the edges form a cycle, or a part the start does not lead to, through {stuck}; "
             "a node can be asked once, so remove an edge"
@@ -268,14 +320,13 @@ def check_form(data: object) -> dict[str, Any]:
             raise ProblemError(
                 f"edges[{position}]: verify_cost must be a number, not {edge['verify_cost']!r:.60}"
             )
-        several = edge["from"] if isinstance(edge["from"], list) and len(edge["from"]) > 1 else []
-        if several and all(isinstance(name, str) for name in several):
-            edge = {**edge, "from": tuple(several)}
-        for end in ("from", "to"):
-            name = edge[end]
-            named = isinstance(name, str) or (end == "from" and isinstance(name, tuple))
-            if not named and (end == "to" or name is not None):
-                raise ProblemError(f"edges[{position}]: {end!r} must name a node, not {name!r}")
+        source, target = edge["from"], edge["to"]
+        if isinstance(source, list) and len(source) > 1 and {*map(type, source)} == {str}:
+            edge = {**edge, "from": tuple(source)}
+        elif source is not None and not isinstance(source, str):
+            raise ProblemError(f"edges[{position}]: 'from' must name a node, not {source!r}")
+        if not isinstance(target, str):
+            raise ProblemError(f"edges[{position}]: 'to' must name a node, not {target!r}")
         cost = edge["cost"]
         if isinstance(cost, list):
             cost = _numbers(cost)
@@ -330,23 +381,23 @@ def _packed(rows: list[Any]) -> NDArray[np.float64]:
 
 
 def _fields(
-    item: object, place: str, names: tuple[str, ...], optional: tuple[str, ...] = ()
+    item: object, what: str, names: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     if not isinstance(item, dict):
-        raise ProblemError(f"{place} must be an object with {', '.join(names)}")
+        raise ProblemError(f"{what} must be an object with {', '.join(names)}")
     for name in names:
         if name not in item:
-            raise ProblemError(f"{place} lacks {name!r}; it must have {', '.join(names)}")
+            raise ProblemError(f"{what} lacks {name!r}; it must have {', '.join(names)}")
     for name in item:
         if name not in (*names, *optional):
             may = ", ".join((*names, *optional))
-            raise ProblemError(f"{place} has an unknown {name!r}; it may have {may}")
+            raise ProblemError(f"{what} has an unknown {name!r}; it may have {may}")
     return item
 
 
-def _list(item: object, place: str) -> list[Any]:
+def _list(item: object, what: str) -> list[Any]:
     if not isinstance(item, list):
-        raise ProblemError(f"{place} must be a list")
+        raise ProblemError(f"{what} must be a list")
     return item
 
 
