@@ -159,9 +159,7 @@ def advice_text(result: Frontier, trace_words: str | None = None) -> str:
     if "ttamer" not in result.families:
         return ""
     advice = recommend(result)
-    text = textwrap.fill(
-        f"What to use: {' '.join([advice.sentence, *advice.notes])}", 80, break_on_hyphens=False
-    )
+    text = textwrap.fill(f"What to use: {advice}", 80, break_on_hyphens=False)
     beliefs = {"paper": " --belief markov", "threshold": " --belief threshold"}
     if trace_words is None or advice.outcome == "nothing":
         return f"\n\n{text}"

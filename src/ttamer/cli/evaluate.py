@@ -18,7 +18,7 @@ from ttamer.cli.options import (
     refuse_trace,
     skip_option,
 )
-from ttamer.cli.printing import to_json
+from ttamer.cli.printing import progress_line, to_json
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.results import Result, compare, evaluate, known_losses
 from ttamer.fitting.ladder import (
@@ -82,7 +82,11 @@ def evaluate_command(
     if chosen is None and isinstance(loaded, FittedLadder):
         usual, points = loaded.default(), loaded.points
         policies = list(loaded) if as_json else [loaded.point(k) for k in points.corners]
-    results = [evaluate(choice, rows, target=target) for choice in policies]
+    progress, results = progress_line(quiet=as_json), []
+    for count, choice in enumerate(policies, start=1):
+        progress(f"measuring policy {count} of {len(policies)}")
+        results.append(evaluate(choice, rows, target=target))
+    progress("")
     by_default = None if usual is None else evaluate(usual, rows, target=target)
     costs = rows.spec.answer_costs(rows.costs.mean(axis=0)).tolist()
     errors = known_losses(rows, target).mean(axis=0).tolist()

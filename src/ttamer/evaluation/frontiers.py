@@ -276,19 +276,6 @@ class Frontier:
         shares = [LOSS_PER_ERROR * more for more in MORE_ERROR]
         return {f"+{100 * share:g}%": share * self.reference.error for share in shares}
 
-    def as_points(self, more_error: float) -> float:
-        """Return an increase of the error as points of error, or what is as much for losses.
-
-        Args:
-            more_error: The increase, in the unit of ``reference.error``.
-
-        Returns:
-            The same number for errors; for losses half of its share of the reference's loss.
-        """
-        if self.measure == "error" or not self.reference.error:
-            return more_error
-        return more_error / (LOSS_PER_ERROR * self.reference.error)
-
     @property
     def families(self) -> list[str]:
         """Names, in the order fitted."""
@@ -424,22 +411,19 @@ class Frontier:
         return frame_of(rows, library)
 
     def _repr_html_(self) -> str:
-        reference = self.reference
-        rows = [
-            [
-                family,
-                self._share(self.cost_at(family)),
-                shown_error(self.area(family), self.measure),
-            ]
-            for family in self._ranked
-        ]
-        measured = self.measure
-        head = ["family", f"cost at the {measured} of {reference.node}", f"{measured}, all costs"]
+        alone, measured, rows = self.reference, self.measure, []
+        for family in sorted(self.deciding, key=self.area):
+            cost = self.cost_at(family)
+            share = "not reached" if cost is None else number(cost)
+            if cost is not None and alone.cost:
+                share = percent(cost / alone.cost)
+            rows.append([family, share, shown_error(self.area(family), measured)])
+        head = ["family", f"cost at the {measured} of {alone.node}", f"{measured}, all costs"]
         notes = [
             f"fitted on {counted(self.fit_rows, 'row', ',')}, measured on {self.test_rows:,}"
             + (" of the same: errors are too low" if self.same_rows else ""),
-            f"{reference.node} alone: {measured} {shown_error(reference.error, measured)}, cost "
-            f"{self.priced(reference.cost)}",
+            f"{alone.node} alone: {measured} {shown_error(alone.error, measured)}, cost "
+            f"{self.priced(alone.cost)}",
         ]
         return card("Frontier", notes=notes, head=head, rows=rows, drawing=self.plot())
 
@@ -455,7 +439,7 @@ class Frontier:
             The text of an SVG file; notebooks show it as a picture.
         """
         curves = {}
-        for family in self._ranked[:MAX_DRAWN]:
+        for family in sorted(self.deciding, key=self.area)[:MAX_DRAWN]:
             costs, errors = self.curve(family)
             corners = lower_envelope(costs, errors).tolist()
             curves[family] = ([costs[k] for k in corners], [errors[k] for k in corners])
@@ -466,43 +450,34 @@ class Frontier:
         labels = (f"cost per input ({unit})" if unit else "cost per input", self.measure)
         return draw_curves(curves, *labels, marks=marks, y_percent=share).written(path)
 
-    @property
-    def _ranked(self) -> list[str]:
-        """Families by their mean error over all costs, the least first; optima are left out."""
-        return sorted((f for f in self.families if f != "oracle"), key=self.area)
-
-    def _share(self, cost: float | None) -> str:
-        """Return a cost as a share of the reference's."""
-        if cost is None:
-            return "not reached"
-        return percent(cost / self.reference.cost) if self.reference.cost else number(cost)
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: the form of ``frontier.json``.
 
         Returns:
             The points, the reference, and a summary of each family.
         """
+        families = {}
+        for family in self.families:
+            at = {name: self.cost_at(family, more) for name, more in self.margins.items()}
+            families[family] = {
+                "cost_at_error": at,
+                "relative_cost_at_error": {
+                    name: None if cost is None else cost / self.full_cost
+                    for name, cost in at.items()
+                },
+                "error_at_reference_cost": self.error_at(family, self.reference.cost),
+                "area": self.area(family),
+            }
         return {
             "points": [point.to_dict() for point in self.points],
             "reference": vars(self.reference),
             "full_cost": self.full_cost,
             "fit_rows": self.fit_rows,
             "test_rows": self.test_rows,
-            "families": {family: self._summary(family) for family in self.families},
+            "families": families,
             "left_out": self.left_out,
             **({"same_rows": True} if self.same_rows else {}),
             **({} if self.measure == "error" else {"measure": self.measure}),
-        }
-
-    def _summary(self, family: str) -> dict[str, Any]:
-        at = {name: self.cost_at(family, more) for name, more in self.margins.items()}
-        relative = {k: None if v is None else v / self.full_cost for k, v in at.items()}
-        return {
-            "cost_at_error": at,
-            "relative_cost_at_error": relative,
-            "error_at_reference_cost": self.error_at(family, self.reference.cost),
-            "area": self.area(family),
         }
 
 

@@ -384,6 +384,10 @@ class Difference:
             f"(standard error {number(self.cost_se)})"
         )
 
+    def _repr_html_(self) -> str:
+        title, *notes = str(self).splitlines()
+        return card(title, notes=notes)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values.
 

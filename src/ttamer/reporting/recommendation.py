@@ -15,9 +15,17 @@ from typing import Any, Literal
 
 from ttamer._checks import percent, require_whole
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.frontiers import SUMMARIES, Frontier, Point, Resampled, require_frontier
+from ttamer.evaluation.frontiers import (
+    LOSS_PER_ERROR,
+    SUMMARIES,
+    Frontier,
+    Point,
+    Resampled,
+    require_frontier,
+)
 from ttamer.evaluation.results import Interval
 from ttamer.fitting.ladder import FittedLadder, shown_error
+from ttamer.show import card
 from ttamer.stats.envelope import lower_envelope
 
 Outcome = Literal["wins", "ties", "loses", "nothing"]
@@ -82,6 +90,12 @@ class Recommendation:
     """The 95% interval of that error."""
     reference_unasked: float
     """The share of inputs answered without asking the reference."""
+
+    def __str__(self) -> str:
+        return " ".join([self.sentence, *self.notes])
+
+    def _repr_html_(self) -> str:
+        return card(self.sentence, notes=self.notes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values.
@@ -165,8 +179,12 @@ def _margin(frontier: Frontier) -> tuple[float, dict[str, float]]:
         if not more:
             at_equal_error = savings
         largest = max((s for name, s in savings.items() if frontier.can_serve(name)), default=0.0)
-        # Errors are worth ten times as much cost, and 5% at least: 20% for two points.
-        if largest >= (max(0.05, 10.0 * frontier.as_points(more)) if more else MIN_SAVING):
+        # Errors are worth ten times as much cost, and 5% at least: 20% for two points. Of losses a
+        # margin of 2% of the reference's is as much as a point.
+        points = more
+        if frontier.measure != "error" and frontier.reference.error:
+            points = more / (LOSS_PER_ERROR * frontier.reference.error)
+        if largest >= (max(0.05, 10.0 * points) if more else MIN_SAVING):
             return more, savings
     return 0.0, at_equal_error
 
