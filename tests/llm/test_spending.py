@@ -13,7 +13,6 @@ from ttamer.cascade import CascadeSpec
 from ttamer.cli import main
 from ttamer.llm import Prompt, collect_prompts
 from ttamer.llm.collecting import collect_more
-from ttamer.llm.spending import Spending, fitted, worth_of_more
 
 PROMPTS = [Prompt({"messages": [{"role": "user", "content": f"Question {k}?"}]},
                   truth(f"Question {k}?")) for k in range(300)]  # fmt: skip
@@ -45,22 +44,11 @@ def test_after_the_core_it_asks_what_lowers_the_uncertainty_and_says_what_more_i
     trace = collected(served, 240 * ONE)
     spent = 1.0 * served.counts[0] + 12.5 * served.counts[1]
     assert 220 * ONE < spent <= 240 * ONE
-    assert served.counts[0] == 300 > served.counts[1] > 200  # single answers of the cheap node too
-    assert any("more buys about" in note for note in trace.notes)
+    assert served.counts[0] >= served.counts[1] > 120
+    assert any("more would make that" in note for note in trace.notes)
     assert tt.fit(trace).record.complete == served.counts[1]
-
-
-def test_what_is_asked_next_is_where_cost_buys_most():
-    rng = np.random.default_rng(0)
-    right = rng.random((200, 3)) < [0.5, 0.9, 0.92]
-    prices = {"noisy": 1.0, "sure": 1.0, "dear": 50.0}
-    trace = tt.Trace(CascadeSpec.of(prices), rng.random((200, 3)), correct=right)
-    ladder, spending = fitted(trace), Spending(100.0)
-    assert spending.best(trace, ladder, trace.names) in (("noisy",), ("sure",))
-    cheap = dataclasses.replace(trace, cost=np.ones((200, 3)))
-    assert spending.best(cheap, ladder, trace.names) == trace.names
-    assert worth_of_more(trace, 5200.0).count("points") == 2
-    assert worth_of_more(trace.take(slice(5)), 1.0) is None
+    again = collected(served, 240 * ONE)
+    assert again.digest == trace.digest
 
 
 @pytest.fixture

@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 
 from ttamer._checks import counted, require_number
 from ttamer.cascade import CascadeSpec
-from ttamer.errors import ArgumentError, TraceError
+from ttamer.errors import ArgumentError, TraceError, TTamerError
+from ttamer.fitting import plan_calls
+from ttamer.fitting.fits import fit
 from ttamer.llm.client import Client, UpstreamFailed, open_session
 from ttamer.llm.compare import Comparer, Comparison, compare_answers, label_form
 from ttamer.llm.confidence import Unreadable, question_text
@@ -44,10 +46,10 @@ from ttamer.llm.node import BYTES_PER_TOKEN, ModelNode, Upstream, Usage, Work, c
 from ttamer.llm.paid import PaidCalls, PaidUpstream, key_of
 from ttamer.llm.prompts import Endpoint, Prompt
 from ttamer.llm.settings import NodeSettings, comparison_of, embeddings_of, read_nodes
-from ttamer.llm.spending import Spending, fitted, worth_of_more
 from ttamer.runtime.calling import Call, call_async
 from ttamer.trace.trace import OnBad, Trace
 
+CORE = 100  # prompts of a budget that every node is asked about first, at least
 MAX_FAILURES = 10  # in a row, after which a node is not called any more
 WORKERS = 8  # of a node without max_concurrent
 HALF = 0.5  # the score from which an answer counts as right
@@ -124,7 +126,7 @@ def collect_prompts(
     run.progress = progress
     if budget is not None:
         require_number(budget, "budget")
-        run.spending = Spending(budget)
+        run.budget = budget
     with run.paid:
         try:
             return asyncio.run(run.all(upstream, on_error, answers))
@@ -349,7 +351,7 @@ class _Collection:
     progress: Callable[[int, int, int], None] | None = None
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     vectors: _Vectors | None = None
-    spending: Spending | None = None
+    budget: float | None = None
     answers: dict[str, dict[str, Answer]] = field(default_factory=dict)
     """By node and prompt."""
     verdicts: dict[str, Answer] = field(default_factory=dict)
@@ -405,16 +407,16 @@ class _Collection:
             self.upstreams = {name: upstream(node) for name, node in self.nodes.items()}
             if self.rule.kind == "embedding":
                 await self._open_vectors(stack)
-            if self.spending is None:
+            if self.budget is None:
                 await self._ask_nodes(self.bodies, tuple(self.nodes))
             else:
-                await self._spend(self.spending)
+                await self._spend(self.budget)
             if self.judge is not None:
                 await self._ask_judge(self.judge)
             rows = self._complete_rows(on_error)
             trace = await self._trace(rows)
-            if self.spending is not None:
-                trace = self._with_worth(trace, self.spending)
+            if self.budget is not None:
+                trace = self._with_worth(trace, self.budget)
         if path is not None:
             write_answers(path, (
                 {
@@ -471,41 +473,54 @@ class _Collection:
                 ask = partial(self._ask, name)
                 self._start_workers(group, self.nodes[name], bodies, ask, answers, name)
 
-    async def _spend(self, spending: Spending) -> None:
-        """Ask about prompts in random order, the same in every run, until the budget is spent."""
-        waiting = sorted(self.bodies, key=lambda key: key_of("order", key))
-        self.answers = {name: {} for name in self.nodes}
-        names, prompts, ladder = tuple(self.nodes), 0, None
-        while waiting:
-            if not spending.is_core(prompts, self.spent):
-                rows = [row for row in range(len(self.prompts)) if any(self._answers(row))]
-                trace = await self._trace(rows)
-                ladder = ladder or fitted(trace)
-                names = tuple(self.nodes)
-                if ladder is not None:
-                    names = spending.best(trace, ladder, names)
-            price = sum(self._expected(name, waiting[0]) for name in names)
-            count = min(spending.batch, len(waiting), int((spending.budget - self.spent) / price))
-            if count < 1:
-                break
-            batch, waiting = waiting[:count], waiting[count:]
-            await self._ask_nodes({key: self.bodies[key] for key in batch}, names)
-            prompts += count
-        for name in self.nodes if not waiting else ():  # the rest completes rows
-            lacking = [
-                key
-                for key in self.bodies
-                if key not in self.answers[name] and key not in self.failed.get(name, ())
-            ]
-            if lacking:
-                count = int((spending.budget - self.spent) / self._expected(name, lacking[0]))
-                await self._ask_nodes({key: self.bodies[key] for key in lacking[:count]}, [name])
+    async def _spend(self, budget: float) -> None:
+        """Ask about prompts in random order, the same in every run, until the budget is spent.
 
-    def _with_worth(self, trace: Trace, spending: Spending) -> Trace:
+        First every node is asked about a core; then what a fit to it says is worth most.
+        """
+        order = sorted(self.bodies, key=lambda key: key_of("order", key))
+        self.answers = {name: {} for name in self.nodes}
+        names = tuple(self.nodes)
+        for count in (CORE // 5, CORE):  # the first ones say what a prompt costs
+            await self._ask_some(order[:count], names, budget)
+        await self._ask_some(order, names, budget / 2)
+        rows = [row for row in range(len(self.prompts)) if any(self._answers(row))]
+        if not rows or self.spent >= budget:
+            return
+        trace = await self._trace(rows)
+        try:
+            plan = plan_calls(fit(trace, inputs=False), trace, budget - self.spent)
+        except TTamerError:  # too little is known, or what is right: complete rows are worth most
+            await self._ask_some(order, names, budget)
+            return
+        asked = len(self.answers[names[0]])
+        await self._ask_some(order[: asked + plan.complete], names, budget)
+        for name, count in (*plan.alone.items(), *dict.fromkeys(names, len(order)).items()):
+            lacking = [key for key in order if key not in self.answers[name]]
+            await self._ask_some(lacking[:count], (name,), budget)  # the rest completes rows
+
+    async def _ask_some(self, keys: Sequence[str], names: Sequence[str], budget: float) -> None:
+        """Ask nodes about those of some prompts that the budget pays for."""
+        keys = [key for key in keys if any(self._is_open(name, key) for name in names)]
+        if not keys:
+            return
+        price = sum(self._expected(name, keys[0]) for name in names)
+        keys = keys[: max(0, int((budget - self.spent) / price * (1 + 1e-9)))]
+        await self._ask_nodes({key: self.bodies[key] for key in keys}, names)
+
+    def _is_open(self, name: str, key: str) -> bool:
+        return key not in self.answers[name] and key not in self.failed.get(name, ())
+
+    def _with_worth(self, trace: Trace, budget: float) -> Trace:
         """Add what was spent, and what more is worth, to the notes."""
-        notes = [f"{self.spent:g} of {spending.budget:g} spent on {counted(len(trace), 'prompt')}"]
-        if (worth := worth_of_more(trace, spending.budget / 10)) is not None:
-            notes.append(worth)
+        notes = [f"{self.spent:g} of {budget:g} spent on {counted(len(trace), 'prompt')}"]
+        with suppress(TTamerError):
+            plan = plan_calls(fit(trace, inputs=False), trace, budget / 10)
+            before, after = (100 * 1.96 * error for error in (plan.error, plan.error_after))
+            notes.append(
+                f"the errors of policies are known to {before:.2g} points; {plan.cost:g} more "
+                f"would make that {after:.2g}"
+            )
         return dataclasses.replace(trace, notes=(*trace.notes, *notes))
 
     @property
