@@ -73,6 +73,11 @@ litellm:
 	$(VENV)-litellm/bin/python -m pip install --quiet --disable-pip-version-check -e '.[serve]' 'litellm[proxy]'
 	$(VENV)-litellm/bin/python experiments/serving/litellm_doors.py
 
+# The story of docs/tutorials/shadow-to-swap.md with two real models: about ten minutes.
+.PHONY: llm
+llm: $(VENV)/.dev
+	$(BIN)/python examples/serving/story.py --real
+
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py
 

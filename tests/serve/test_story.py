@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +100,20 @@ def test_shadow_fit_report_serve_feedback_and_replace(story, tmp_path, capsys):
     assert (tmp_path / "policy.ttamer").read_bytes() != before
     again = watch(log, policy, settings, replace=True)
     assert (again.replaced, again.events) == (False, ())  # the same rows, the same events
+
+
+def test_the_story_of_the_tutorial_runs_with_recorded_answers():
+    script = Path(__file__).parents[2] / "examples" / "serving" / "story.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for text in (
+        "180 requests, 5.00 each",  # in shadow mode the incumbent answers
+        "a policy would have cost",
+        "dealt at random",
+        "estimated change at row",
+        "replaced: ",
+    ):
+        assert text in done.stdout
 
 
 def test_thumbs_are_of_the_answer_that_was_returned_and_of_equal_ones(story):

@@ -284,7 +284,11 @@ class Service:
                 raise Refused(400, "invalid_request", "label or score is needed")
             is_used = False
             if label is not None:
-                label = self.settings.compare.label(label) or label
+                rule = self.settings.compare
+                label, answers = rule.label(label) or label, self.decisions.recent.get(request_id)
+                if answers:  # the label of the log is the answer that is right
+                    comparer = self.audits.comparer or Comparer(rule)
+                    label = await comparer.right_prediction(label, answers)
                 is_used = await asyncio.to_thread(self.audits.label, request_id, label)
             self.decisions.feedback(request_id, label, score, self.policies.active.classes)
             return json_response({"audited": is_used})

@@ -15,6 +15,7 @@ import os
 import secrets
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -40,11 +41,14 @@ class DecisionLog:
     pause = 0.2  # seconds that rows wait in memory
     max_rows, max_characters = 10_000, 64 * 2**20  # that wait; further rows are lost
     max_bytes, files = 64 * 2**20, 4
+    max_recent = 10_000  # requests whose answers are known as text, to compare a label with
 
     def __init__(self, path: str, spec: CascadeSpec, *, texts: bool = False) -> None:
         self.path, self._spec, self._texts = path, spec, texts
         self._rows: list[dict[str, Any]] = []
         self._characters = 0  # of the prompts that wait
+        self.recent: OrderedDict[str, list[str]] = OrderedDict()
+        """By the id of a request: the answers as they are, in memory alone."""
         self.lost = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -102,6 +106,9 @@ class DecisionLog:
             self.lost += 1
             return
         self._characters += len(text)
+        self.recent[request] = [str(c.prediction) for c in calls if c.prediction is not None]
+        if len(self.recent) > self.max_recent:
+            self.recent.popitem(last=False)
         nodes: dict[str, dict[str, Any]] = {name: {"chance": chance} for name in self._spec.names}
         for call in calls:
             row = nodes.setdefault(call.node, {})
