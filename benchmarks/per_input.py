@@ -30,7 +30,7 @@ def measure() -> list[Result]:
     fit_rows, test_rows = (datasets.load("langid", part) for part in ("fit", "test"))
     ladder = tt.fit(fit_rows)
     rows = test_rows.take(slice(ROWS))
-    single = fit_rows.wrong().mean(axis=0).min()
+    single = fit_rows.loss.mean(axis=0).min()
     policy = min(
         (each for each in ladder if tt.evaluate(each, fit_rows, resamples=0).error <= single),
         key=lambda each: tt.evaluate(each, fit_rows, resamples=0).cost,

@@ -56,7 +56,7 @@ exits.train(network, loader, exits.Recipe("all", 4, 2e-3, optimiser="adamw"), pr
 # The answers of every exit to digits that the network was not trained on.
 trace = exits.trace_of(network, batches(*held_out, 256))
 print("\naccuracy of each exit:")
-for name, wrong in zip(trace.names, trace.wrong().mean(axis=0), strict=True):
+for name, wrong in zip(trace.names, trace.loss.mean(axis=0), strict=True):
     print(f"  {name}: {1 - wrong:.1%}")
 
 # The fastest way to run it on this machine, with at most one point more error.

@@ -93,7 +93,7 @@ def write(target: Path, quiet: Trace, changed: Trace, facts: dict[str, Any]) -> 
     if parquet.stat().st_size > MAX_BYTES:
         raise SystemExit(f"{parquet}: has {parquet.stat().st_size} bytes, more than {MAX_BYTES}")
     right = {
-        part: dict(zip(whole.names, (1 - rows.wrong().mean(axis=0)).round(4).tolist(), strict=True))
+        part: dict(zip(whole.names, (1 - rows.loss.mean(axis=0)).round(4).tolist(), strict=True))
         for part, rows in (("before", quiet), ("after", changed))
     }
     facts |= {

@@ -21,7 +21,8 @@ from ttamer.drift.monitor import Bound
 from ttamer.errors import ArgumentError
 from ttamer.fitting.replay import Rule, paid
 from ttamer.trace.checks import require_trace
-from ttamer.trace.trace import Losses, Trace
+from ttamer.trace.losses import Losses
+from ttamer.trace.trace import Trace
 
 # The first step size.
 FIRST_STEP = 0.1
@@ -93,7 +94,7 @@ def tune_thresholds(window: Trace, bound: Bound) -> StopRule:
             "re-tuned thresholds"
         )
     walk = walk_of(window)
-    lost = window.losses()
+    lost = window.loss * window.unit
     allowed = bound.at_most * len(window)
     if bound.kind == "drop":
         allowed += float(lost[:, bound.node].sum())

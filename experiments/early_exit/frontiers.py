@@ -343,7 +343,7 @@ def _latency_and_drop(
     asked: NDArray[Any], answer: NDArray[Any], test: Trace
 ) -> tuple[float, float]:
     """Return the mean latency of a rule, and its error less that of the network."""
-    wrong = test.wrong()
+    wrong = test.loss > 0
     drop = wrong[np.arange(len(test)), answer].mean() - wrong[:, -1].mean()
     return float((asked @ test.spec.costs).mean()), float(drop)
 

@@ -17,7 +17,7 @@ from detectors import DETECTORS
 
 from ttamer.cascade import CascadeSpec
 from ttamer.runtime.collecting import collect
-from ttamer.trace.columns import columns_of
+from ttamer.trace.io import columns_of
 from ttamer.trace.trace import Trace
 
 PASSES = 5
@@ -171,7 +171,7 @@ def cpu() -> str:
 
 def report(trace: Trace) -> None:
     """Print one line for each detector."""
-    wrong = trace.wrong()
+    wrong = trace.loss > 0
     for i, name in enumerate(trace.names):
         cost = trace.cost[:, i]
         say(

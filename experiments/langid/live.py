@@ -241,14 +241,14 @@ def prepare(
     say("fitting")
     ladder = fit(part, progress=say, **options)
     policy = _within_share(ladder, part) if tradeoff is None else ladder.at(tradeoff)
-    best = int(test.wrong().mean(axis=0).argmin())
+    best = int(test.loss.mean(axis=0).argmin())
     return Live(
         detectors=models,
         policy=policy,
         again=again,
         held_out=evaluate(policy, test, resamples=0),
         alone=test.names[best],
-        alone_error=float(test.wrong()[:, best].mean()),
+        alone_error=float(test.loss[:, best].mean()),
         alone_cost=float(test.costs[:, best].mean()),
     )
 

@@ -18,7 +18,7 @@ from ttamer.stats.envelope import cost_at_error
 def main() -> None:
     """Print the tables of README.md."""
     whole = datasets.load("langid")
-    wrong = whole.wrong()
+    wrong = whole.loss > 0
     for i, name in enumerate(whole.names):
         cost = whole.costs[:, i]
         say(
@@ -35,7 +35,7 @@ def main() -> None:
 
 def compare(title: str, part: datasets.Trace, test: datasets.Trace) -> None:
     """Fit on one part, measure on the other, beside the best single detector."""
-    errors, costs = test.wrong().mean(axis=0), test.costs.mean(axis=0)
+    errors, costs = test.loss.mean(axis=0), test.costs.mean(axis=0)
     best = int(errors.argmin())
     say(f"\n{title}: {test.names[best]} alone {1 - errors[best]:.4f} at {costs[best]:.1f} µs")
     for belief in ("full", "calibrated", "none"):

@@ -60,7 +60,7 @@ def trace_of(name: str) -> tt.Trace:
 
 def points(trace: tt.Trace, rules: Sequence[Any]) -> np.ndarray:
     """Return, shape (rules, 2), the error and the cost of each rule on a trace."""
-    rows, wrong = np.arange(len(trace)), trace.wrong()
+    rows, wrong = np.arange(len(trace)), trace.loss
     played = [rule.play(trace) for rule in rules]
     return np.array([
         (wrong[rows, each.answer].mean(), (each.asked * trace.costs).sum(axis=1).mean())
@@ -77,8 +77,8 @@ def one_split(job: tuple[str, int, int]) -> dict[str, Any]:
     train, test = trace.take(order[:labels]), trace.take(order[labels:])
     full = float(trace.costs.mean(axis=0).max())
     mistakes = np.array(MISTAKES) * full
-    on_train = np.stack([train.wrong().mean(axis=0), train.costs.mean(axis=0)], axis=1)
-    on_test = np.stack([test.wrong().mean(axis=0), test.costs.mean(axis=0)], axis=1)
+    on_train = np.stack([train.loss.mean(axis=0), train.costs.mean(axis=0)], axis=1)
+    on_test = np.stack([test.loss.mean(axis=0), test.costs.mean(axis=0)], axis=1)
     singles = [on_test[chosen(on_train, m)].tolist() for m in mistakes]
     families = {}
     for family, settings in fit_families(train, BASELINES)[0].items():
@@ -149,7 +149,7 @@ def key(row: dict[str, Any]) -> tuple[str, int, int]:
 
 def alone(trace: tt.Trace) -> str:
     """Return what each model does alone, on all rows."""
-    right, costs = ~trace.wrong(), trace.costs.mean(axis=0)
+    right, costs = (trace.loss == 0), trace.costs.mean(axis=0)
     return "\n".join(
         f"{name}: right {right[:, v].mean():.3f}, cost {costs[v]:.4g}, area under the ROC curve of "
         f"its confidence {area(trace.confidence[:, v], right[:, v]):.3f}"
@@ -197,7 +197,7 @@ def each_mistake(rows: list[dict[str, Any]]) -> None:
 
 def fifths(trace: tt.Trace) -> None:
     """Print how often each model is right, by the confidence of the model before the last."""
-    right, name = ~trace.wrong(), trace.names[-2]
+    right, name = (trace.loss == 0), trace.names[-2]
     order = np.argsort(-trace.confidence[:, -2], kind="stable")
     print(f"\n| rows by the confidence of {name} | {' | '.join(trace.names)} |")
     print("|---" * (1 + len(trace.names)) + "|")

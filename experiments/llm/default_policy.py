@@ -43,10 +43,10 @@ def main() -> None:
 def compared(name: str, rows: int, number: int) -> list[float]:
     """Return the cost in percent of the best model's, and the error in points above its."""
     fitted, test = split(load(name), number, rows)
-    best = int(fitted.wrong().mean(axis=0).argmin())
+    best = int(fitted.loss.mean(axis=0).argmin())
     found = tt.evaluate(tt.fit(fitted).default(), test, resamples=0)
     share = found.cost / test.costs[:, best].mean()
-    return [100 * float(share), 100 * float(found.error - test.wrong()[:, best].mean())]
+    return [100 * float(share), 100 * float(found.error - test.loss[:, best].mean())]
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def cleaned(trace: Trace, name: str, benchmark: str) -> Trace:
 
 def described(trace: Trace, title: str, name: str, rows: dict[str, int]) -> dict[str, object]:
     """Return the description of a trace."""
-    right = 1 - trace.wrong().mean(axis=0)
+    right = 1 - trace.loss.mean(axis=0)
     return {
         "title": f"Nine LLMs on {title}, from Llama 3.2 1B to Llama 3.1 405B and GPT-4o",
         "made": "by experiments/llm/import_traces.py",

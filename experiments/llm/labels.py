@@ -47,8 +47,8 @@ def one_split(name: str, number: int) -> list[tuple[str, str, int, int, float]]:
     trace = load(name).restrict(NODES)
     full = float(trace.costs.mean(axis=0).max())
     pool, test = split(trace, number)
-    right, found = ~pool.wrong(), []
-    errors = pool.wrong().mean(axis=0)
+    right, found = (pool.loss == 0), []
+    errors = pool.loss.mean(axis=0)
     best = int(errors.argmin())
     for labels in LABELS:
         for what, plan in (("random order", LabelPlan(pool, uniform=True, seed=number)),

@@ -90,7 +90,7 @@ def compared(name: str, rows: int, number: int) -> list[float]:
 
 def by_row(ladder: tt.FittedLadder, test: Trace) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return what each policy costs and whether it is wrong, shape (policies, T)."""
-    rows, wrong = np.arange(len(test)), test.wrong()
+    rows, wrong = np.arange(len(test)), test.loss
     played = list(ladder.play_all(test))
     return (
         np.stack([paid(each.asked, test) for each in played]),
@@ -100,7 +100,7 @@ def by_row(ladder: tt.FittedLadder, test: Trace) -> tuple[NDArray[np.float64], N
 
 def area(test: Trace, costs: NDArray[np.float64], errors: NDArray[np.float64]) -> float:
     """Return the area under the lower envelope; the cheapest model may be mixed in."""
-    prices, alone = test.costs.mean(axis=0), test.wrong().mean(axis=0)
+    prices, alone = test.costs.mean(axis=0), test.loss.mean(axis=0)
     low, high = float(prices.min()), float(prices.max())
     return area_under([low, *costs], [alone[prices.argmin()], *errors], low, high)
 

@@ -175,7 +175,7 @@ def numbers_of(trace: tt.Trace) -> tt.Trace:
         trace.confidence.round(6),
         prediction=[[f"answer {code}" if code >= 0 else None for code in row]
                     for row in trace.prediction.tolist()],
-        correct=~trace.wrong(),
+        correct=(trace.loss == 0),
     )  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def judge(args: argparse.Namespace) -> None:
     judged, first = tt.Trace.read(file), train.take(slice(args.judged))
     kept = set(map(tuple, judged.confidence.tolist()))  # some may have no verdict
     by_aliases = first.take(np.array([tuple(row) in kept for row in first.confidence.tolist()]))
-    yes, right = ~judged.wrong(), ~by_aliases.wrong()
+    yes, right = (judged.loss == 0), (by_aliases.loss == 0)
     print(f"of {right.sum()} answers that are right by the aliases the judge accepts "
           f"{(yes & right).sum()}, of {(~right).sum()} others {(yes & ~right).sum()}")  # fmt: skip
     print(f"\nfits to {len(judged)} rows, measured on {len(test)} held-out rows by their aliases")
@@ -236,7 +236,7 @@ def fit(args: argparse.Namespace) -> None:
     for name, each in (("ttamer", policy), ("threshold", rule)):
         print(f"| {name} | {' | '.join(map(shown, outcome(each.play(test), test)))} |")
     for v, name in enumerate(test.names):
-        wrong, cost = test.wrong()[:, v], test.costs[:, v]
+        wrong, cost = test.loss[:, v], test.costs[:, v]
         values = (~wrong, cost, wrong + cost / MISTAKE_COST)
         print(f"| {name} | {' | '.join(map(shown, values))} |")
 
@@ -249,7 +249,7 @@ def threshold_for(train: tt.Trace) -> Any:
 
 def outcome(replay: Any, trace: tt.Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return where a replayed rule is right, its cost, and its total cost in mistakes, by row."""
-    wrong = trace.wrong()[np.arange(len(trace)), replay.answer]
+    wrong = trace.loss[np.arange(len(trace)), replay.answer]
     cost = (replay.asked * trace.costs).sum(axis=1)
     return ~wrong, cost, wrong + cost / MISTAKE_COST
 

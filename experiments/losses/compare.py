@@ -60,7 +60,7 @@ def main() -> None:
 def compared(path: str, number: int) -> list[float]:
     """Return mean losses at each cost, of losses and of right or wrong, and the ratio of areas."""
     fitted, test = split(Trace.read(path), number)
-    prices, alone = test.costs.mean(axis=0), test.losses().mean(axis=0)
+    prices, alone = test.costs.mean(axis=0), (test.loss * test.unit).mean(axis=0)
     low, high = prices.min(), prices.max()
     curves = []
     for rows in (fitted, right_or_wrong(fitted)):
@@ -78,7 +78,7 @@ def right_or_wrong(trace: Trace) -> Trace:
     plain = dataclasses.replace(trace, spec=spec, raw_loss=None)
     if trace.label is not None:
         return plain
-    losses = trace.losses()
+    losses = trace.loss * trace.unit
     most = int(trace.costs.mean(axis=0).argmax())
     return dataclasses.replace(plain, correct=losses <= np.median(losses[:, most]))
 

@@ -108,7 +108,7 @@ def measured(seed: int, world: str, models: int, rows: int, compare: bool) -> di
     seconds = time.process_time() - begun
     errors, costs, answers = played(ladder, new)
     found = estimates(ladder, trace, errors, costs, answers)
-    found["luck"] = (trace.wrong().mean(axis=0) - new.wrong().mean(axis=0)).tolist()
+    found["luck"] = (trace.loss.mean(axis=0) - new.loss.mean(axis=0)).tolist()
     found["areas"] = {"default": area(new, errors, costs)}
     for order in ORDERS[1:] if compare else ():
         if order != "any" or models <= 4:  # what the default searches among five or more models
@@ -143,7 +143,7 @@ def estimates(
 def area(new: Trace, errors: NDArray[np.float64], costs: NDArray[np.float64]) -> float:
     """Return the area under the envelope on new rows; the cheapest model may be mixed in."""
     means = new.costs.mean(axis=0)
-    cheapest = float(new.wrong()[:, means.argmin()].mean())
+    cheapest = float(new.loss[:, means.argmin()].mean())
     return area_under([*costs, means.min()], [*errors, cheapest], means.min(), means.max())
 
 
@@ -151,7 +151,7 @@ def played(
     ladder: FittedLadder, trace: Trace
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return the error and the mean cost of every policy, and the shares in which nodes answer."""
-    wrong, rows = trace.wrong(), np.arange(len(trace))
+    wrong, rows = trace.loss > 0, np.arange(len(trace))
     each = list(ladder.play_all(trace))
     errors = [wrong[rows, own.answer].mean() for own in each]
     answers = [np.bincount(own.answer, minlength=len(trace.names)) / len(rows) for own in each]

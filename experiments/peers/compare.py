@@ -142,7 +142,7 @@ def ours(fit: Trace, test: Trace) -> Iterator[tuple[str, Numbers]]:
 
 def point(played: Played, test: Trace) -> tuple[float, float]:
     """Return the mean cost and the error of a rule on the test rows."""
-    wrong = test.wrong()[np.arange(len(test)), played.answer]
+    wrong = test.loss[np.arange(len(test)), played.answer]
     return float(paid(played.asked, test).mean()), float(wrong.mean())
 
 
@@ -150,8 +150,8 @@ def measured(
     points: list[tuple[float, float]], fit: Trace, test: Trace, seconds: float, micros: float
 ) -> Numbers:
     """Return the numbers of a peer; the cheapest model may be mixed in, and the best for saving."""
-    means, errors = test.costs.mean(axis=0), test.wrong().mean(axis=0)
-    cheapest, best = int(means.argmin()), int(fit.wrong().mean(axis=0).argmin())
+    means, errors = test.costs.mean(axis=0), test.loss.mean(axis=0)
+    cheapest, best = int(means.argmin()), int(fit.loss.mean(axis=0).argmin())
     costs, wrong = zip(*points, (float(means[cheapest]), float(errors[cheapest])), strict=True)
     low, high = float(means[cheapest]), full_cost(test.spec, test)
     area = area_under(costs, wrong, low, high) / (high - low)
@@ -182,15 +182,15 @@ def run_rival(name: str, python: str, fit: Trace, test: Trace) -> Numbers:
         given, answered = Path(folder, "given.npz"), Path(folder, "answered.npz")
         np.savez(
             given,
-            fit_confidence=fit.confidence, fit_wrong=fit.wrong(), fit_cost=fit.costs,
-            test_confidence=test.confidence, test_wrong=test.wrong(),
+            fit_confidence=fit.confidence, fit_wrong=fit.loss, fit_cost=fit.costs,
+            test_confidence=test.confidence, test_wrong=test.loss,
         )  # fmt: skip
         script = HERE / RIVALS[name][0]
         call([python, str(script), str(given), str(answered)])
         with np.load(answered) as found:
             asked, answer = found["asked"], found["answer"]
             seconds, decide = float(found["fit_seconds"]), float(found["decision_seconds"])
-    wrong, rows = test.wrong(), np.arange(len(test))
+    wrong, rows = test.loss > 0, np.arange(len(test))
     points = [
         (float(paid(mine, test).mean()), float(wrong[rows, own].mean()))
         for mine, own in zip(asked, answer, strict=True)

@@ -73,7 +73,7 @@ def train_one(
     torch.save({k: v.cpu() for k, v in rounded.items()}, args.out / f"vgg{depth}.pt")
     trace = trace_of(network, shuffled(test), classes=CLASSES)
     trace.write(args.out / f"vgg{depth}-cifar10.npz")
-    accuracy = 1 - trace.wrong().mean(axis=0)
+    accuracy = 1 - trace.loss.mean(axis=0)
     print(f"VGG-{depth}: {seconds}")
     for name, share in zip(trace.names, accuracy, strict=True):
         print(f"  {name:8} {share:.4f}")

@@ -41,7 +41,7 @@ def test_chain_leaves_out_a_model_that_does_not_help():
 
 def every_chain(trace: Trace, *, common: bool) -> list[tuple[float, float]]:
     """All subsets, all thresholds (one for all, or one each), row by row."""
-    wrong, costs = trace.wrong(), trace.costs
+    wrong, costs = trace.loss > 0, trace.costs
     chance = Calibrated.fit(trace, wrong)
     said = np.column_stack([chance(trace, v) for v in range(len(trace.spec))])
     walk = sorted(range(len(trace.spec)), key=lambda v: (costs[:, v].mean(), v))
@@ -64,7 +64,7 @@ def every_chain(trace: Trace, *, common: bool) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_table_of_chains_holds_every_subset_at_every_threshold(seed):
     trace = random_trace(seed, nodes=3, rows=8)
-    wrong = trace.wrong()
+    wrong = trace.loss > 0
     score = Calibrated.fit(trace, wrong)
     cuts = np.array([*np.unique([score(trace, v) for v in range(3)]), np.inf])
     table = chain_table(trace, wrong, score, cuts)
@@ -112,7 +112,7 @@ def test_frugalml_asks_another_for_the_label_it_cannot_trust():
 
 def every_strategy(trace: Trace, *, by_label: bool) -> list[tuple[float, float]]:
     """All bases, thresholds and add-ons, for each label on its own or for all alike."""
-    wrong, costs, rows = trace.wrong(), trace.costs, len(trace)
+    wrong, costs, rows = trace.loss > 0, trace.costs, len(trace)
     found = []
     for base in range(len(trace.spec)):
         group = trace.prediction[:, base] if by_label else np.zeros(rows, int)

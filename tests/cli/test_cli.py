@@ -468,7 +468,7 @@ def fitted(tmp_path_factory):
 
 def test_fit_and_evaluate_name_the_best_model_and_show_the_same_policies(fitted, capsys):
     trace = answering_trace(300, seed=0)
-    errors = trace.wrong().mean(axis=0)
+    errors = trace.loss.mean(axis=0)
     best = trace.names[int(errors.argmin())]
     cost = dict(zip(trace.names, trace.costs.mean(axis=0), strict=True))[best]
     assert f"Best single model, {best}: cost {cost:.4g} per input, error {errors.min():.2%}" in (
@@ -491,7 +491,7 @@ def test_fit_and_evaluate_name_the_best_model_and_show_the_same_policies(fitted,
         f"The default of serving: cost {result.cost:.4g} per input, error {result.error:.2%}"
         in shown
     )
-    for name, wrong in zip(test.names, test.wrong().mean(axis=0), strict=True):
+    for name, wrong in zip(test.names, test.loss.mean(axis=0), strict=True):
         assert re.search(rf"^  {name} .* {wrong:.2%}$", shown, re.MULTILINE)
 
 
@@ -514,7 +514,7 @@ def test_evaluate_in_json_has_the_default_and_each_node_alone(fitted, capsys):
     test = answering_trace(300, seed=1)
     result = tt.evaluate(fitted.ladder.default(), test)
     assert (facts["default"]["cost"], facts["default"]["error"]) == (result.cost, result.error)
-    assert [each["error"] for each in facts["alone"].values()] == test.wrong().mean(axis=0).tolist()
+    assert [each["error"] for each in facts["alone"].values()] == test.loss.mean(axis=0).tolist()
 
 
 @pytest.mark.parametrize("command", ["evaluate", "certify"])
@@ -541,7 +541,7 @@ def test_evaluate_warns_of_the_rows_that_were_fitted_to(fitted, capsys):
 def test_fit_warns_where_every_node_is_free(tmp_path, capsys):
     trace = answering_trace(200)
     free = tt.CascadeSpec.of(dict.fromkeys(trace.names, 0.0))
-    rows = tt.Trace.from_arrays(free, trace.confidence, correct=~trace.wrong())
+    rows = tt.Trace.from_arrays(free, trace.confidence, correct=(trace.loss == 0))
     rows.write(tmp_path / "free.npz")
     output = str(tmp_path / "free.ttamer")
     assert main(["fit", str(tmp_path / "free.npz"), "-o", output]) == 0
@@ -667,7 +667,7 @@ def test_collect_asks_python_callables(tmp_path, capsys):
     assert f"Next: ttamer fit {trace} --cascade {cascade}" in done.stdout
     read = tt.Trace.read(trace, trace.with_suffix(".toml"))
     assert read.names == ("short", "long")
-    assert read.wrong().tolist() == [[False, True]] * 3
+    assert read.loss.tolist() == [[False, True]] * 3
     assert "cost: seconds per call" in done.stdout
     (tmp_path / "fewer.txt").write_text("a\n")
     for models, labels, said in (

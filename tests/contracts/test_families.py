@@ -92,7 +92,10 @@ def scrambled(trace: Trace, asked: np.ndarray, seed: int) -> Trace:
     # A cost per row is known once it is paid, and then it is too late to matter.
     changed["cost"] = rng.random(shape) if trace.cost.ndim == 2 else None
     extras = {}
-    for name, values in trace.extras.items():
+    for name in ("margin", "entropy", "latency"):
+        values = getattr(trace, name)
+        if values is None:
+            continue
         silent = np.isnan(values).all(axis=0)
         extras[name] = np.where(silent, np.nan, mix(values, rng.random(shape)))
     return dataclasses.replace(

@@ -64,7 +64,7 @@ def test_cost_at_an_error_lies_on_the_lower_envelope(result):
 
 def test_the_reference_is_the_model_that_was_best_on_the_rows_fitted_to(result):
     test = answering_trace(500, seed=1)
-    assert result.reference.error == test.wrong()[:, 2].mean()
+    assert result.reference.error == test.loss[:, 2].mean()
     only = result.of("always-best")[0].result
     assert (only.error, only.cost) == (result.reference.error, result.reference.cost)
 
@@ -87,7 +87,7 @@ def test_families_that_do_not_suit_are_named_with_the_reason():
 
 def test_families_that_suit_the_fit_rows_alone_leave_no_empty_frontier():
     rows = answering_trace(200)
-    bare = Trace(rows.spec, rows.confidence, correct=~rows.wrong())
+    bare = Trace(rows.spec, rows.confidence, correct=(rows.loss == 0))
     with pytest.raises(ArgumentError, match=r"no family suits .*patience: on the test rows"):
         frontier(rows, bare, families=["patience"])
 

@@ -215,7 +215,7 @@ def test_without_labels_the_last_node_is_right(served):
     served.cascade.write_text('[cascade]\ntarget = "last"\n' + text)
     trace = collected(served, unlabelled)
     assert trace.label is None
-    assert not trace.wrong()[:, 1].any()
+    assert not trace.loss[:, 1].any()
 
 
 def test_a_label_that_is_none_under_the_rule_is_reported_before_anything_is_asked(served):
@@ -239,7 +239,7 @@ def test_a_label_is_contained_in_answers(make_served):
     assert trace.label is None
     assert trace.correct[:, 0].tolist() == [False] * 30
     assert trace.correct[:, 1].tolist() == [True] * 30
-    assert trace.wrong().mean(axis=0).tolist() == [1.0, 0.0]
+    assert trace.loss.mean(axis=0).tolist() == [1.0, 0.0]
 
 
 def test_numbers_within_the_tolerance_are_one_prediction(make_served):
@@ -262,11 +262,11 @@ def test_another_comparison_asks_nothing_again(make_served):
     for upstream in served.upstreams.values():
         upstream.answer = lambda prompt, _: (f"The answer is {truth(prompt)}.", 0.5)
     prompts = labelled([f"The answer is {truth(q)}." for q in QUESTIONS])
-    assert not collected(served, prompts).wrong().any()
+    assert not collected(served, prompts).loss.any()
     assert served.counts == [30, 30]
     served.change('"exact"', '"contains"')
     trace = collected(served, labelled([(truth(q), "nothing") for q in QUESTIONS]))
-    assert not trace.wrong().any()
+    assert not trace.loss.any()
     served.change('"contains"', '"json"')
     with pytest.raises(TraceError, match=r'compare = "json": .* first answer \'The answer is'):
         collected(served, labelled([json.dumps(truth(q)) for q in QUESTIONS]))
@@ -326,7 +326,7 @@ def test_reasoning_is_no_part_of_an_answer(make_served):
     small.answer = lambda *_: ("<think> A or B or C or D </think> E", 0.9)
     trace = collected(served)
     assert {trace.classes[code] for code in trace.prediction[:, 0]} == {"e"}
-    assert trace.wrong()[:, 0].all()
+    assert trace.loss[:, 0].all()
 
 
 def test_a_plan_says_what_would_be_asked_and_paid(make_served):
@@ -420,7 +420,7 @@ def test_a_judge_needs_no_labels(served):
     judging(served.upstreams["large"], lambda _: "yes")
     unlabelled = [Prompt(prompt.body) for prompt in LABELLED]
     trace = collected(served, unlabelled, judge=Judge("large"))
-    assert not trace.wrong().any()
+    assert not trace.loss.any()
     assert "there are none" in trace.notes[0]
 
 
@@ -446,7 +446,7 @@ def test_scores_of_a_judge_become_losses(served):
     small.answer = lambda prompt, _: (f"{truth(prompt)}, I would say", 0.6)
     judged = judging(large, lambda text: "7 of 10" if "I would say" in text else "10")
     trace = collected(served, judge=Judge("large", graded=True))
-    assert trace.losses() == pytest.approx(np.array([[0.3, 0.0]] * 30))
+    assert (trace.loss * trace.unit) == pytest.approx(np.array([[0.3, 0.0]] * 30))
     assert trace.correct is None
     assert "number from 0 to 10" in judged[0]["messages"][0]["content"]
 
@@ -506,7 +506,7 @@ def test_what_the_command_writes_goes_straight_through_fit(commanded, prompts, t
     shown = capsys.readouterr().out
     assert "30 rows" in shown
     assert f"Next: ttamer fit {trace}" in shown
-    wrong = tt.Trace.read(trace).wrong().mean(axis=0)
+    wrong = tt.Trace.read(trace).loss.mean(axis=0)
     assert all(f"{share:.2%}" in shown for share in wrong)
     assert commanded.upstreams["small"].requests[0]["max_tokens"] == 256
     assert commanded.upstreams["small"].requests[0]["temperature"] == 0
@@ -617,7 +617,7 @@ def test_the_command_takes_a_judge_and_its_rubric(commanded, prompts, tmp_path, 
     assert main([*command, "--judge", "large", "--rubric", str(tmp_path / "rubric.txt")]) == 0
     assert "judged by 'large'" in capsys.readouterr().out
     assert "Right is what rhymes." in judged[0]["messages"][0]["content"]
-    assert not tt.Trace.read(output).wrong().any()
+    assert not tt.Trace.read(output).loss.any()
     assert main([*command, "--rubric", str(tmp_path / "rubric.txt")]) == 2
     assert "give --judge NODE" in capsys.readouterr().err
     (tmp_path / "rubric.txt").write_bytes(b"\xff")

@@ -50,7 +50,7 @@ def written(tmp_path):
 def test_answers_and_labels_may_be_json(written):
     answers = {"small.answer": {"city": "Paris"}, "large.answer": '{"city": "Rome"}'}
     log = written(row(**answers, label={"city": "Paris"}))
-    assert import_answers(log, spec("json")).wrong().tolist() == [[False, True]]
+    assert import_answers(log, spec("json")).loss.tolist() == [[False, True]]
 
 
 def test_a_comma_that_is_not_quoted_is_refused(tmp_path):
@@ -62,7 +62,7 @@ def test_a_comma_that_is_not_quoted_is_refused(tmp_path):
 
 def test_reasoning_is_no_part_of_an_answer(written):
     log = written(row(**{"small.answer": "<think>Paris? No.</think>Rome"}), row())
-    assert import_answers(log, spec()).wrong().tolist() == [[True, False], [False, False]]
+    assert import_answers(log, spec()).loss.tolist() == [[True, False], [False, False]]
 
 
 def test_answers_are_compared_by_the_cascade_s_rule_and_tokens_are_priced(written):
@@ -72,7 +72,7 @@ def test_answers_are_compared_by_the_cascade_s_rule_and_tokens_are_priced(writte
         row(**{"small.answer": ""}),
     )
     trace = import_answers(log, spec())
-    assert trace.wrong().tolist() == [[False, False], [True, False], [True, False]]
+    assert trace.loss.tolist() == [[False, False], [True, False], [True, False]]
     assert trace.prediction[0, 0] == trace.prediction[0, 1]
     assert trace.prediction[1, 0] != trace.prediction[1, 1]
     assert trace.prediction[2, 0] == -1
@@ -100,14 +100,14 @@ def test_a_node_without_confidences_is_served_without(written):
 def test_labels_under_a_rule_that_gives_classes(written):
     log = written(*(row(**{"small.answer": f"(B) {city}", "label": "B"}) for city in CITIES))
     trace = import_answers(log, spec("choice"))
-    assert trace.wrong()[:, 0].tolist() == [False] * 3
+    assert trace.loss[:, 0].tolist() == [False] * 3
     assert trace.label is not None
 
 
 def test_the_last_node_may_be_the_label(written):
     log = written(*({**row(), "label": None} for _ in range(3)))
     last = CascadeSpec.from_toml('[cascade]\ntarget = "last"\n' + CASCADE)
-    assert import_answers(log, last).wrong().tolist() == [[False, False]] * 3
+    assert import_answers(log, last).loss.tolist() == [[False, False]] * 3
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_the_command_writes_what_a_fit_reads(tmp_path, capsys):
     command = ["import", "answers", str(tmp_path / "log.csv"), "--cascade", cascade, "-o", trace]
     assert main(command) == 0
     shown = capsys.readouterr().out
-    wrong = Trace.read(trace).wrong().mean(axis=0)
+    wrong = Trace.read(trace).loss.mean(axis=0)
     assert 0.1 < wrong[0] < 0.4
     assert all(f"{share:.2%}" in shown for share in wrong)
     assert shown.endswith(f"Next: ttamer fit {trace}\n")  # its cascade, not the user's, is right
@@ -216,7 +216,7 @@ def test_the_command_says_what_a_fit_needs_where_there_are_no_labels(written, tm
 def test_what_is_right_may_be_stated(written, field, small, large, losses):
     stated = row(**{f"small.{field}": small, f"large.{field}": large, "label": None})
     trace = import_answers(written(stated), spec())
-    assert trace.losses().tolist() == [losses]
+    assert (trace.loss * trace.unit).tolist() == [losses]
     with pytest.raises(TraceError, match=r"stated for some nodes, and 'large' has no 'large.corr"):
         import_answers(written(row(**{f"small.{field}": small})), spec())
     with pytest.raises(TraceError, match=rf"small.{field} is 'maybe'; "):
@@ -264,7 +264,7 @@ def test_spend_logs_of_litellm_are_put_together_by_prompt(written):
     assert len(trace) == 2
     assert trace.costs.tolist() == [[0.5, 4.0]] * 2
     assert trace.confidence[0].tolist() == pytest.approx([np.exp(-0.1), np.exp(-0.2)])
-    assert not trace.wrong().any()
+    assert not trace.loss.any()
 
 
 def test_batches_of_openai_are_put_together_by_their_id(written):
@@ -277,7 +277,7 @@ def test_batches_of_openai_are_put_together_by_their_id(written):
         ),
     )
     trace = import_answers(log, CascadeSpec.from_toml(NAMED))
-    assert trace.wrong().tolist() == [[False, True]]
+    assert trace.loss.tolist() == [[False, True]]
     assert trace.costs.tolist() == [[20 * 0.1 + 5 * 0.4, 30.0]]
     failed = {"custom_id": "b", "label": "x", "response": {"status_code": 500, "body": {}}}
     log.write_text(log.read_text() + "\n" + json.dumps(failed))

@@ -101,7 +101,7 @@ def test_the_trace_for_a_fit_has_the_shares_and_errors_of_all_rows():
     assert found.spec.target == "label"
     differ = (found.prediction[:, 0] != found.prediction[:, 1]).mean()
     assert differ == pytest.approx((~plan.agreed).mean(), abs=0.005)
-    assert found.wrong().mean(axis=0) == pytest.approx((~right).mean(axis=0), abs=0.03)
+    assert found.loss.mean(axis=0) == pytest.approx((~right).mean(axis=0), abs=0.03)
     assert "do not certify" in found.notes[-1]
     alone = LabelPlan(trace, uniform=True).labelled(labels)
     assert len(alone) == 600

@@ -32,7 +32,7 @@ def test_every_node_is_asked_about_every_input():
     assert isinstance(trace, Trace)
     assert trace.names == ("short", "full")
     assert trace.confidence.tolist() == [[0.6, 0.9]] * 3
-    assert trace.wrong().tolist() == [[True, False], [False, False], [True, False]]
+    assert trace.loss.tolist() == [[True, False], [False, False], [True, False]]
     assert trace.cost.tolist() == [1.0, 5.0]
     assert (trace.spec.kind, trace.spec.target) == ("models", "label")
     assert trace.left_out == {}
@@ -42,7 +42,7 @@ def test_without_labels_the_last_node_is_the_target():
     trace = collect(["ab"], NODES, costs=COSTS)
     assert trace.label is None
     assert (trace.spec.kind, trace.spec.target) == ("models", "last")
-    assert trace.wrong().tolist() == [[True, False]]
+    assert trace.loss.tolist() == [[True, False]]
     assert collect(["ab"], NODES, costs=COSTS, target="label").spec.target == "label"
 
 

@@ -93,7 +93,7 @@ def test_a_drawing_is_svg_and_is_written_to_a_file(shown, kind, tmp_path):
 
 def test_the_table_of_a_trace_has_what_is_known(trace):
     page = trace._repr_html_()
-    right = 1 - trace.wrong()[:, 1].mean()
+    right = 1 - trace.loss[:, 1].mean()
     assert f"{right:.1%}" in page
     unlabelled = tt.Trace(trace.spec, trace.confidence)
     assert "mean confidence" in unlabelled._repr_html_()

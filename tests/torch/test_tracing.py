@@ -36,8 +36,8 @@ def test_a_trace_holds_the_scores_of_every_exit():
         np.testing.assert_allclose(trace.confidence[:, k], ranked.values[:, 0], rtol=1e-5)
         assert np.array_equal(trace.prediction[:, k], logits.argmax(dim=1))
         margin, entropy = ranked.values[:, 0] - ranked.values[:, 1], -chances.xlogy(chances).sum(1)
-        np.testing.assert_allclose(trace.extras["margin"][:, k], margin, atol=1e-6)
-        np.testing.assert_allclose(trace.extras["entropy"][:, k], entropy, atol=1e-5)
+        np.testing.assert_allclose(trace.margin[:, k], margin, atol=1e-6)
+        np.testing.assert_allclose(trace.entropy[:, k], entropy, atol=1e-5)
     assert np.array_equal(trace.label, labels)
     assert trace.left_out == {}
 
@@ -117,7 +117,7 @@ def test_a_class_without_predictions_is_known_by_its_labels():
     logits = torch.zeros(3, 2, 2)
     trace = trace_of(echo_network(2), [(logits, torch.tensor([0, 1, 5]))], spec=two_exits())
     assert trace.classes == ("0", "1", "2", "3", "4", "5")
-    assert trace.wrong().tolist() == [[False, False], [True, True], [True, True]]
+    assert trace.loss.tolist() == [[False, False], [True, True], [True, True]]
 
 
 def two_exits():

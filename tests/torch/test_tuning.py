@@ -41,7 +41,7 @@ def trace():
 @pytest.fixture(scope="module")
 def own(trace):
     """The error of the network itself."""
-    return float(trace.wrong()[:, -1].mean())
+    return float(trace.loss[:, -1].mean())
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_a_cautious_search_keeps_standard_errors_to_spare(trace, own, cheap):
     some = next(each for each in cheap if each.ramps)
     fewer = trace.with_spec(made(0.01).costs(4).spec())
     fewer = fewer.restrict(some.policy.spec.names)
-    wrong = fewer.wrong().astype(float)
+    wrong = fewer.loss.astype(float)
     more = wrong[np.arange(len(wrong)), some.policy.play(fewer).answer] - wrong[:, -1]
     assert some.spread == pytest.approx(more.std() / len(more) ** 0.5)
 
@@ -105,10 +105,10 @@ def test_policies_are_also_fitted_to_the_answers_of_the_network(trace):
         tuning.fitted_for(trace, measured, 4, ramps, target=target) for target in (None, "last")
     )
     full = trace.with_spec(measured.costs(4).spec())
-    right = full.wrong()[:, -1].mean()
+    right = full.loss[:, -1].mean()
     for each in agreeing:
         played = each.policy.play(full)
-        error = full.wrong()[np.arange(len(full)), played.answer].mean()
+        error = full.loss[np.arange(len(full)), played.answer].mean()
         changed = full.wrong("last")[np.arange(len(full)), played.answer].mean()
         assert each.error == pytest.approx(error + each.policy.error - changed)
     best = min(x.seconds for x in own + agreeing if x.error + 2 * x.spread <= right)

@@ -12,7 +12,6 @@ import pytest
 
 from ttamer import ArgumentError, CascadeSpec, Trace, TraceError, TraceWarning, fit, frontier
 from ttamer.errors import CascadeError
-from ttamer.trace.frames import is_frame
 
 COSTS = {"small": 1.0, "large.v2": 10.0}
 COLUMNS = {
@@ -79,7 +78,6 @@ def expected() -> Trace:
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_frame_is_the_same_trace_whatever_library_made_it(kind, expected):
     frame = MAKERS[kind](COLUMNS)
-    assert is_frame(frame)
     trace = Trace.from_frame(frame, costs=COSTS)
     assert trace.digest == expected.digest
     assert trace.spec == expected.spec
@@ -211,7 +209,7 @@ def test_columns_that_differ_in_marks_spaces_or_capitals_are_to_be_renamed(spell
 def test_a_label_of_another_name_is_named():
     frame = pd.DataFrame(COLUMNS).rename(columns={"label": "truth"})
     with pytest.raises(TraceError, match=r"has no label: .* \(columns not used: 'truth', 'id'\)"):
-        Trace.from_frame(frame, costs=COSTS).wrong()
+        _ = Trace.from_frame(frame, costs=COSTS).loss
 
 
 def test_bad_rows_are_skipped_and_counted():

@@ -46,11 +46,13 @@ def test_a_node_that_writes_classes_in_another_way_gets_a_warning():
         trace = Trace.from_arrays(SPEC, confidence, prediction=prediction, label=label, **fields)
         return [text for text in label_warnings(trace) if "is the label of any row" in text]
 
-    (warning,) = warnings_of(["CAT", "DOG"] * 20)
-    assert "no answer of 'small' is the label of any row: its answers are 'CAT', 'DOG'" in warning
-    assert warnings_of(["CAT", "dog"] * 20) == []
+    (warning,) = warnings_of(["chat", "chien"] * 20)
+    assert (
+        "no answer of 'small' is the label of any row: its answers are 'chat', 'chien'" in warning
+    )
+    assert warnings_of(["chat", "dog"] * 20) == []
     assert warnings_of([None] * 40) == []
-    assert warnings_of(["CAT", "DOG"] * 20, correct=np.ones((40, 2), bool)) == []
+    assert warnings_of(["chat", "chien"] * 20, correct=np.ones((40, 2), bool)) == []
 
 
 def test_few_rows_and_good_rows_get_none():
@@ -68,4 +70,4 @@ def test_no_answer_agrees_with_no_answer():
 
 def test_a_fit_warns():
     with pytest.warns(tt.TraceWarning, match="no two nodes give the same answer"):
-        tt.fit(trace_of(120, agreeing=10, right=80), states=3, tradeoffs=[0.5])
+        tt.fit(trace_of(120, agreeing=10, right=80), belief="markov", states=3)

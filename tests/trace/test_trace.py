@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.trace.classes import ClassCodes
+from ttamer.trace.losses import complete_losses
+from ttamer.trace.schema import ClassCodes
 from ttamer.trace.trace import Trace, require_rows
 
 PAIR = CascadeSpec.of({"a": 1.0, "b": 4.0})
@@ -44,34 +47,34 @@ def test_big_arrays_are_not_copied():
 
 
 def test_wrong_against_the_label():
-    assert pair().wrong().tolist() == [[False, False], [False, True], [True, True]]
+    assert pair().loss.tolist() == [[False, False], [False, True], [True, True]]
 
 
 def test_correct_has_the_last_word_on_the_label():
     correct = np.array([[True, False], [True, False], [True, False]])
-    assert (pair(correct=correct).wrong() == ~correct).all()
+    assert (pair(correct=correct).loss == ~correct).all()
 
 
 def test_wrong_against_the_last_node():
-    wrong = pair().wrong("last")
-    assert wrong.tolist() == [[False, False], [True, False], [True, False]]
-    none = Trace.from_arrays(PAIR, [[0, 0]], prediction=[[None, None]])
-    assert none.wrong("last").tolist() == [[True, False]]
+    last = dataclasses.replace(PAIR, target="last")
+    assert pair().with_spec(last).loss.tolist() == [[0, 0], [1, 0], [1, 0]]
+    none = Trace.from_arrays(last, [[0, 0]], prediction=[[None, None]])
+    assert none.loss.tolist() == [[1, 0]]
 
 
 def test_with_mistakes_a_last_node_without_an_answer_makes_every_answer_the_worst():
     spec = CascadeSpec.of({"a": 1.0, "b": 4.0}, target="last", mistakes={"x": {"*": 20.0}})
     answers = [["x", "y"], ["y", "x"], ["x", None], ["y", None], [None, None]]
     trace = Trace.from_arrays(spec, np.zeros((5, 2)), prediction=answers)
-    assert trace.losses()[:, 0].tolist() == [1.0, 20.0, 20.0, 20.0, 20.0]
-    assert not trace.losses()[:, 1].any()
+    assert (trace.loss * trace.unit)[:, 0].tolist() == [1.0, 20.0, 20.0, 20.0, 20.0]
+    assert not (trace.loss * trace.unit)[:, 1].any()
 
 
 def test_the_cascade_sets_which_target():
     spec = CascadeSpec.of({"a": 1.0, "b": 4.0}, target="last")
     trace = Trace.from_arrays(spec, [[0, 0]], prediction=[["x", "y"]], label=["x"])
-    assert trace.wrong().tolist() == [[True, False]]
-    assert trace.wrong("label").tolist() == [[False, True]]
+    assert trace.loss.tolist() == [[True, False]]
+    assert complete_losses(trace, "label").tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -91,12 +94,12 @@ def test_the_cascade_sets_which_target():
 )
 def test_what_is_needed_to_judge_is_reported(fields, target, says):
     with pytest.raises(TraceError, match=says):
-        Trace.from_arrays(PAIR, [[0.5, 0.5]], **fields).wrong(target)
+        complete_losses(Trace.from_arrays(PAIR, [[0.5, 0.5]], **fields), target)
 
 
 def test_unknown_target():
     with pytest.raises(ArgumentError, match="'first'"):
-        pair().wrong("first")
+        complete_losses(pair(), "first")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_take():
         assert (part.left_out, part.notes, part.classes) == ({}, ("said",), trace.classes)
     assert trace.take(slice(1, None)).digest == trace.take([1, 2]).digest
     assert len(trace.take([])) == 0
-    assert len(trace.take([]).wrong()) == 0
+    assert len(trace.take([]).loss) == 0
 
 
 @pytest.mark.parametrize("rows", [[3], [-4], [True], [0.5], [[0]], "a"])
@@ -325,8 +328,30 @@ def test_values_that_are_no_class():
         ClassCodes().code("\ud800")
 
 
-def test_repr_reports_what_is_known():
+def test_repr_is_one_short_line_with_the_coverage():
     trace = pair(cost=np.ones((3, 2)), inputs={"s": [1, 2, 3]}, correct=np.ones((3, 2), bool))
     assert repr(trace) == (
-        "Trace(3 rows, 2 nodes, prediction, label, correct, cost per row, input.s)"
+        "Trace(2 nodes, prediction, correct, label, cost per row, input.s; 3 rows, each with an "
+        "answer of every node; a label on all; the loss of every answer is known)"
     )
+    gaps = np.full((4, 30), np.nan)
+    gaps[0] = 0.5
+    wide = Trace(
+        CascadeSpec.of({f"node {k}": 1.0 for k in range(30)}), gaps,
+        inputs={f"i{k}": range(4) for k in range(30)},
+    )  # fmt: skip
+    assert len(repr(wide)) < 400
+    assert "22 more columns" in repr(wide)
+    assert "24 more nodes have gaps" in wide.coverage
+
+
+def test_rows_of_one_group_are_never_split():
+    groups = [f"user {row % 7}" for row in range(69)] + [None]
+    trace = Trace.from_arrays({"a": 1.0}, np.arange(70.0)[:, None], group=groups)
+    for seed in range(5):
+        fit, test = trace.split(0.5, seed)
+        assert len(fit) + len(test) == 70
+        assert 20 <= len(fit) <= 50
+        assert not set(fit.group[fit.group >= 0]) & set(test.group[test.group >= 0])
+    with pytest.raises(TraceError, match="all rows are of one group"):
+        Trace.from_arrays({"a": 1.0}, np.ones((9, 1)), group=["u"] * 9).split(0.5, 0)

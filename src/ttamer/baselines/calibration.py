@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.stats.isotonic import rising
-from ttamer.trace.trace import Losses, Trace
+from ttamer.trace.losses import Losses
+from ttamer.trace.trace import Trace
 
 # The largest number of distinct confidences fitted to; finer ones are grouped by quantiles.
 MAX_LEVELS = 4096

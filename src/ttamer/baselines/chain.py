@@ -25,7 +25,8 @@ from ttamer.baselines.rules import (
 )
 from ttamer.baselines.threshold import common_thresholds, descend
 from ttamer.fitting.replay import Setting
-from ttamer.trace.trace import Losses, Trace
+from ttamer.trace.losses import Losses
+from ttamer.trace.trace import Trace
 
 
 class Chain:

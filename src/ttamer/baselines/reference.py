@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ttamer.baselines.rules import RuleScorer, sweep_prices
 from ttamer.fitting.replay import Played, Setting
+from ttamer.trace.losses import complete_losses
 from ttamer.trace.trace import Trace, require_rows
 
 
@@ -86,7 +87,7 @@ class OracleRule:
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace, given which answers are right."""
-        losses = trace.loss_shares()
+        losses = complete_losses(trace)
         costs = trace.costs
         price = costs @ self.needs.T + _before(np.minimum(costs, self.passing))
         if trace.is_graded:

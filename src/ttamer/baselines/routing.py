@@ -19,7 +19,8 @@ from ttamer.baselines.rules import RuleScorer, Unsuitable, separate_models, swee
 from ttamer.cascade import CascadeSpec
 from ttamer.fitting.fits import fit
 from ttamer.fitting.replay import Played, Setting
-from ttamer.trace.trace import Losses, Trace
+from ttamer.trace.losses import Losses
+from ttamer.trace.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)

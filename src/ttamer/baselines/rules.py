@@ -20,7 +20,8 @@ from ttamer.cascade import CascadeSpec
 from ttamer.errors import TTamerError
 from ttamer.fitting.replay import Played, Rule, Setting, asked_up_to, paid
 from ttamer.stats.envelope import lower_envelope
-from ttamer.trace.trace import Losses, Trace, require_rows
+from ttamer.trace.losses import Losses, complete_losses
+from ttamer.trace.trace import Trace, require_rows
 
 
 class Unsuitable(TTamerError):  # noqa: N818 - named after what happened
@@ -109,7 +110,7 @@ class RuleScorer:
     def of(cls, trace: Trace) -> RuleScorer:
         """Return the scorer of a trace with at least one row."""
         require_rows(trace, 1, "a baseline")
-        return cls(trace, trace.loss_shares())
+        return cls(trace, complete_losses(trace))
 
     @property
     def whole_cost(self) -> float:

@@ -204,9 +204,10 @@ def descend(
 
 def _extra(trace: Trace, field: str) -> NDArray[np.float64]:
     """Return a column of all nodes, shape (T, n); a trace without it is unsuitable."""
-    if field not in trace.extras or np.isnan(trace.extras[field]).all():
+    values: NDArray[np.float64] | None = getattr(trace, field)
+    if values is None or np.isnan(values).all():
         raise Unsuitable(f"no node of the trace has {field}: add columns <node>.{field}")
-    return trace.extras[field]
+    return values
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ from ttamer.cli.options import (
 from ttamer.cli.printing import progress_line, to_json
 from ttamer.errors import ArgumentError
 from ttamer.runtime.collecting import collect
-from ttamer.trace.files import beside, suffix_of
+from ttamer.trace.io import beside, suffix_of
 from ttamer.trace.trace import OnBad, Trace
 
 # Options that only callables have, and only upstreams.

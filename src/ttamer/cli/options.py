@@ -19,8 +19,8 @@ from ttamer.cli import warn
 from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.fitting.ladder import shown_error
 from ttamer.show.tables import table
-from ttamer.trace.columns import infer_spec
-from ttamer.trace.files import SUFFIXES, open_source, suffix_of
+from ttamer.trace.io import SUFFIXES, open_source, suffix_of
+from ttamer.trace.layout import infer_spec
 from ttamer.trace.trace import Trace
 
 Function = Callable[..., Any]

@@ -30,7 +30,7 @@ from ttamer._files import database_errors, open_database
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.fitting.fits import BOOKKEEPING
-from ttamer.trace.classes import ClassCodes
+from ttamer.trace.schema import ClassCodes
 from ttamer.trace.trace import Trace
 
 

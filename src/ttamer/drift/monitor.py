@@ -39,7 +39,8 @@ from ttamer.fitting.replay import Rule, paid
 from ttamer.fitting.states import StateTables
 from ttamer.stats.bounds import betting_upper
 from ttamer.trace.checks import require_trace
-from ttamer.trace.trace import Losses, Trace
+from ttamer.trace.losses import Losses, complete_losses
+from ttamer.trace.trace import Trace
 
 Test = Literal["calibration", "promise", "states"]
 Floats = NDArray[np.float64]
@@ -92,7 +93,7 @@ def decide(rule: Rule, trace: Trace, keys: Sequence[str | int] | None = None) ->
             "tests of drift need the largest loss there can be, known beforehand: set max_loss in "
             "[cascade] (for scores it is 1)"
         )
-    lost = trace.wrong() if unit is None else trace.losses() / unit
+    lost = complete_losses(trace)
     rows = np.arange(len(trace))
     if isinstance(rule, Mixture):
         names = range(len(trace)) if keys is None else keys

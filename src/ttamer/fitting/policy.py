@@ -41,7 +41,7 @@ from ttamer.fitting.belief import (
 )
 from ttamer.fitting.inputs import Prior
 from ttamer.fitting.replay import Played
-from ttamer.trace.classes import class_text
+from ttamer.trace.schema import class_text
 
 if TYPE_CHECKING:  # sessions decide as this module says, and import it
     from ttamer.fitting.session import SingleNodeSession, StepSession

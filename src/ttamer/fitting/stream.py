@@ -59,7 +59,7 @@ def fit_file(
     >>> ladder.record.rows
     400
     """
-    from ttamer.trace.files import read_batches  # it imports pyarrow for some formats
+    from ttamer.trace.io import read_batches  # it imports pyarrow for some formats
 
     def batches() -> Iterable[Trace]:
         return read_batches(path, cascade, rows=BATCH_ROWS, on_bad=on_bad)

@@ -86,8 +86,8 @@ def import_answers(
     ...     trace = import_answers(log, CascadeSpec.from_toml('''
     ...         serve = {compare = "choice"}
     ...         node = [{name = "small", cost = 1}, {name = "large", cost = 9}]'''))
-    >>> trace.wrong().tolist()
-    [[False, True], [False, False]]
+    >>> trace.loss.tolist()
+    [[0.0, 1.0], [0.0, 0.0]]
     """
     require_path(path, "import_answers")
     spec = cascade if isinstance(cascade, CascadeSpec) else CascadeSpec.from_file(cascade)

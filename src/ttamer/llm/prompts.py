@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 from ttamer._checks import require_path
 from ttamer._files import lines_of
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.trace.classes import class_text
+from ttamer.trace.schema import class_text
 
 Endpoint = Literal["chat/completions", "completions"]
 """The endpoint of the upstreams that is called."""

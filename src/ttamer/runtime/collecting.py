@@ -23,7 +23,7 @@ from ttamer.runtime.calling import Batched, EventLoop, max_batch, require_callab
 from ttamer.runtime.reply import Reply, Unusable, reply_of, rows_of
 from ttamer.show import shown
 from ttamer.trace.checks import check_classes
-from ttamer.trace.classes import ClassCodes
+from ttamer.trace.schema import ClassCodes
 from ttamer.trace.trace import OnBad, Trace
 
 
@@ -71,8 +71,8 @@ def collect(
 
     >>> nodes = {"short": lambda text: (text[0], 0.6), "full": lambda text: (text[-1], 0.9)}
     >>> trace = collect(["ab", "cc"], nodes, labels=["b", "c"], costs={"short": 1, "full": 5})
-    >>> trace.wrong().tolist()
-    [[True, False], [False, False]]
+    >>> trace.loss.tolist()
+    [[1.0, 0.0], [0.0, 0.0]]
     """
     require_inputs(inputs)
     work = Collection.of(

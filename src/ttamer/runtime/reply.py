@@ -34,7 +34,7 @@ from ttamer._checks import as_float, counted, is_number, number
 from ttamer.errors import TraceError, TTamerError
 from ttamer.show import card
 from ttamer.show.graph import Drawing, draw_path
-from ttamer.trace.classes import class_text
+from ttamer.trace.schema import class_text
 
 _NAMES = ("prediction", "confidence", "answer", "cost", "latency")
 

@@ -22,7 +22,7 @@ from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.fitting.policy import StepPolicy
 from ttamer.runtime.batching import BatchOutcome
 from ttamer.sklearn.base import CascadeEstimator, Learning, Replies, Rows
-from ttamer.trace.classes import class_text
+from ttamer.trace.schema import class_text
 from ttamer.trace.trace import Trace
 
 

@@ -29,6 +29,7 @@ from ttamer.torch.early_exit import EarlyExit, require_exits
 from ttamer.torch.profiling import Profile, full_run, profile, runner_for
 from ttamer.torch.runner import Runner, group_sizes
 from ttamer.trace.checks import require_trace
+from ttamer.trace.losses import complete_losses
 from ttamer.trace.trace import Trace
 
 # The number of policies that are timed in full.
@@ -187,7 +188,7 @@ def recommend(
         measured = profile(
             network, batches[0], sizes=(batch,), precision=precision, graphs=graphs, progress=report
         )
-    full_error = float(trace.wrong()[:, -1].mean())
+    full_error = float(complete_losses(trace)[:, -1].mean())
     candidates = search(
         trace, measured, batch, max_error=full_error + more_error, caution=caution, progress=report
     )
@@ -279,7 +280,7 @@ def fitted_for(
     fewer = trace.with_spec(spec).restrict([spec.names[k] for k in numbers])
     ladder = fit(fewer)
     rows = np.arange(len(fewer))
-    wrong, fitted = fewer.wrong(trace.spec.target).astype(float), fewer.wrong()
+    wrong, fitted = complete_losses(fewer, trace.spec.target), complete_losses(fewer)
     candidates = []
     for policy, played in zip(ladder, ladder.play_all(fewer), strict=True):
         lost = wrong[rows, played.answer]

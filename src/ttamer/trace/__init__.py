@@ -2,5 +2,5 @@
 
 from ttamer.cascade import CascadeNode as CascadeNode, CascadeSpec as CascadeSpec
 from ttamer.trace.checks import label_warnings as label_warnings
-from ttamer.trace.files import read_batches as read_batches
+from ttamer.trace.io import read_batches as read_batches
 from ttamer.trace.trace import Trace as Trace

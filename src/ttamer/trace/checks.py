@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 import warnings
 from collections.abc import Sequence
@@ -12,86 +11,57 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ttamer._checks import counted, require_kind
-from ttamer.cascade import ANY_CLASS
+from ttamer._checks import counted, number, require_kind, shown
+from ttamer.cascade import ANY_CLASS, CascadeNode
 from ttamer.errors import TraceError, TraceWarning
-from ttamer.trace.classes import shown
 
 if TYPE_CHECKING:
-    from ttamer.trace.trace import Trace
-
-
-# A whole number as a number with a point.
-_WHOLE = re.compile(r"^([+-]?\d+)\.0+$")
-# The end of the note on nodes whose costs were not given.
-UNPRICED = "at cost 1"
-# Mean costs of rows further from the cascade's cost, by this factor, are warned about.
-UNIT_RATIO = 30.0
-# A fit to fewer rows is warned about: its error and cost on new rows are hardly known.
-MIN_RELIABLE_ROWS = 100
-# With fewer rows, nothing is concluded from how often answers match.
-MIN_COMPARED_ROWS = 20
-# The share of rows on which some two nodes are expected to agree.
-MIN_AGREEMENT = 0.2
-# The error that the best node is expected to stay below.
-MAX_BEST_ERROR = 0.5
+    from ttamer.trace.trace import Columns, Trace
 
 
 @dataclass
-class Agreement:
+class ClassMatch:
     """Whether predictions and labels ever name the same class.
 
     Where they never do, they are written differently (``1`` and ``spam``), and every answer would
     count as wrong.
     """
 
-    found: bool = False
+    matches: bool = False
     predicted: set[int] = field(default_factory=set)
     labels: set[int] = field(default_factory=set)
 
-    def add(self, trace: Trace) -> None:
-        """Take one more part of the trace into account."""
-        if self.found or trace.prediction is None or trace.label is None:
+    def add(self, trace: Columns) -> None:
+        """Take more rows into account."""
+        if self.matches or trace.prediction is None or trace.label is None:
             return
-        known = trace.label >= 0
-        columns = trace.prediction.T
-        self.found = any(bool((known & (column == trace.label)).any()) for column in columns)
-        if not self.found:
-            self.predicted |= set(np.unique(trace.prediction).tolist()) - {-1}
-            self.labels |= set(np.unique(trace.label).tolist()) - {-1}
-            self.found = not self.predicted.isdisjoint(self.labels)
+        self.predicted |= set(np.unique(trace.prediction).tolist()) - {-1}
+        self.labels |= set(np.unique(trace.label).tolist()) - {-1}
+        self.matches = not self.predicted.isdisjoint(self.labels)
 
     def check(self, classes: Sequence[str], place: str) -> None:
         """Refuse a trace in which no label is ever predicted by any node."""
-        if self.found or not self.predicted or not self.labels:
+        if self.matches or not self.predicted or not self.labels:
             return
-        predicted = shown((classes[code] for code in sorted(self.predicted)), 4)
-        labels = shown((classes[code] for code in sorted(self.labels)), 4)
+        predicted = shown([classes[code] for code in sorted(self.predicted)], 4)
+        labels = shown([classes[code] for code in sorted(self.labels)], 4)
         raise TraceError(
             f"{place}: no label is ever predicted by any node: labels are {labels}, "
             f"predictions are {predicted}; write both the same way, or give <node>.correct columns"
         )
 
 
-def check_classes(trace: Trace, place: str) -> None:
-    """Check the classes of a trace in memory as those of a file are checked.
-
-    Args:
-        trace: The trace.
-        place: Where it comes from: every message begins with it.
-
-    Raises:
-        TraceError: If no label is ever predicted by any node and ``correct`` is not given.
-    """
+def check_classes(trace: Columns, place: str) -> None:
+    """Refuse a trace whose labels are never predicted; warn of classes written in two ways."""
     if trace.correct is None and trace.raw_loss is None:
-        agreement = Agreement()
-        agreement.add(trace)
-        agreement.check(trace.classes, place)
+        match = ClassMatch()
+        match.add(trace)
+        match.check(trace.classes, place)
     warn_of_variants(trace.classes, place)
 
 
 def warn_of_variants(classes: Sequence[str], place: str) -> None:
-    """Warn of a class that is written in two ways: ``"cat "`` and ``"cat"``, ``3.0`` and ``3``.
+    """Warn of a class written in two ways: ``"cat "`` and ``"Cat"``, ``3.0`` and ``3``.
 
     Classes are compared as text, so that these count as two. A column of whole numbers with a
     missing value becomes one of ``3.0`` in many a CSV file.
@@ -99,31 +69,30 @@ def warn_of_variants(classes: Sequence[str], place: str) -> None:
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
     ...     warn_of_variants(("cat", "dog", "cat "), "log.csv")
-    ...     warn_of_variants(("3.0", "3"), "log.csv")
-    >>> for each in caught:
-    ...     print(each.message)
+    >>> print(caught[0].message)
     log.csv: the classes 'cat ' and 'cat' differ only in white space, and count as two
     classes; write them alike
-    log.csv: the classes '3.0' and '3' are the same number, and count as two
-    classes; write them alike
     """
-    plain = [_WHOLE.sub(r"\1", text.strip()) for text in classes]
-    if all(map(operator.eq, plain, classes)):
-        return
+    plain = [re.sub(r"^([+-]?\d+)\.0+$", r"\1", text.strip()).casefold() for text in classes]
     first: dict[str, str] = {}
     for key, text in zip(plain, classes, strict=True):
         other = first.setdefault(key, text)
-        if other != text:
-            one, two = sorted((text, other), key=len, reverse=True)
-            is_space = one.strip() == two.strip()
-            how = "differ only in white space" if is_space else "are the same number"
-            warnings.warn(
-                f"{place}: the classes {one!r} and {two!r} {how}, and count as two classes; "
-                "write them alike",
-                TraceWarning,
-                stacklevel=3,
-            )
-            return
+        if other == text:
+            continue
+        if other.strip() == text.strip():
+            how = "differ only in white space"
+        elif other.strip().casefold() == text.strip().casefold():
+            how = "differ only in capitals"
+        else:
+            how = "are the same number"
+        longer, shorter = sorted((text, other), key=len, reverse=True)
+        warnings.warn(
+            f"{place}: the classes {longer!r} and {shorter!r} {how}, and count as two classes; "
+            "write them alike",
+            TraceWarning,
+            stacklevel=3,
+        )
+        return
 
 
 def require_trace(trace: object, what: str) -> None:
@@ -135,42 +104,75 @@ def require_trace(trace: object, what: str) -> None:
     require_kind(trace, Trace, f"{what} needs a Trace", remedy)
 
 
-def check_for_fit(trace: Trace) -> None:
-    """Check a trace before a fit: its classes, its answers, and whether there are enough rows.
+def check_for_fit(trace: Trace, least: int = 100) -> None:
+    """Check a trace before a fit: its classes, answers and units, and whether rows are enough.
 
-    Raises:
-        TraceError: If no label is ever predicted by any node and ``correct`` is not given.
+    With fewer than ``least`` rows, 100 being the smallest log of the experiments whose measured
+    errors held on new rows, a fit warns.
     """
     require_trace(trace, "a fit")
     check_classes(trace, "the trace")
-    if len(trace) < MIN_RELIABLE_ROWS:
-        warnings.warn(
-            f"the trace has {counted(len(trace), 'row')}; below {MIN_RELIABLE_ROWS} the error and "
-            "cost of a policy on new rows are hardly known: collect more",
-            TraceWarning,
-            stacklevel=4,
+    if len(trace) < least:
+        _warn(
+            f"the trace has {counted(len(trace), 'row')}; below {least} the error and cost of a "
+            "policy on new rows are hardly known: collect more"
         )
-    if any(note.endswith(UNPRICED) for note in trace.notes):
-        warnings.warn(
+    if any(note.endswith("at cost 1") for note in trace.notes):  # as infer_spec writes
+        _warn(
             "no costs were given, so that nodes without a column of costs cost 1 each: give them, "
-            'as in Trace.read(path, {"small": 1.0, "large": 12.5}) or from_frame(..., costs={...})',
-            TraceWarning,
-            stacklevel=4,
+            'as in Trace.read(path, {"small": 1.0, "large": 12.5}) or from_frame(..., costs={...})'
         )
-    for text in (*label_warnings(trace), *_unit_warnings(trace), *_mistake_warnings(trace)):
-        warnings.warn(f"the trace: {text}", TraceWarning, stacklevel=4)
+    checks = (label_warnings, _cost_warnings, _scale_warnings, _mistake_warnings)
+    for text in (text for check in checks for text in check(trace)):
+        _warn(f"the trace: {text}")
 
 
-def _unit_warnings(trace: Trace) -> tuple[str, ...]:
-    """Return a warning where costs of rows and the cascade's seem to be in different units."""
-    means = trace.costs.mean(axis=0) if len(trace) else trace.spec.costs
-    for node, mean in zip(trace.spec.nodes, means.tolist(), strict=True):
-        is_fixed = node.cost > 0 and "cost_per_token" not in node.options  # else it is a part
-        if is_fixed and mean > 0 and not 1 / UNIT_RATIO <= mean / node.cost <= UNIT_RATIO:
+def _warn(text: str) -> None:
+    warnings.warn(text, TraceWarning, stacklevel=4)
+
+
+def _cost_warnings(trace: Trace) -> tuple[str, ...]:
+    """Return a warning where costs of rows are not those of the cascade.
+
+    By a factor of 30 they are in different units; by 3 on 100 rows or more, prices have changed. A
+    price by tokens is only a part of a node's cost.
+    """
+    if trace.cost.ndim == 1 or not len(trace):
+        return ()
+    differ: list[tuple[float, CascadeNode | None, float]] = [(1.0, None, 0.0)]
+    for node, costs in zip(trace.spec.nodes, trace.cost.T, strict=True):
+        known = costs[~np.isnan(costs)]
+        if not node.cost or not len(known) or "cost_per_token" in node.options:
+            continue
+        ratio = float(known.mean()) / node.cost
+        differ.append((max(ratio, 1 / ratio if ratio else 1.0), node, float(known.mean())))
+    ratio, changed, mean = max(differ, key=lambda entry: entry[0])
+    if changed is None or ratio < (3 if len(trace) >= 100 else 30):
+        return ()
+    remedy = "write both in one unit" if ratio > 30 else "correct the one that is out of date"
+    return (
+        f"the costs of rows of {changed.name!r} have mean {number(mean)}, and its cost in the "
+        f"cascade is {number(changed.cost)}; {remedy}: rows count in fits and evaluations, the "
+        "cascade's where a policy runs",
+    )
+
+
+def _scale_warnings(trace: Trace) -> tuple[str, ...]:
+    """Return a warning where a node's confidences are on two scales: shares and percentages."""
+    for name, column in zip(trace.names, trace.confidence.T, strict=True):
+        values = column[~np.isnan(column)]
+        if len(values) < 20 or values.min() < 0 or not 1 < values.max() <= 100:
+            continue
+        shares = values <= 1
+        # 0 and 1 are on both scales; whole numbers beside shares are percentages or none.
+        inside = shares & (values > 0) & (values < 1)
+        if inside.mean() > 0.05 and (values > 10).mean() > 0.05 and not (
+            (values > 1) & (values <= 10)
+        ).any():  # fmt: skip
             return (
-                f"the costs of rows of {node.name!r} have mean {mean:.4g}, and its cost in the "
-                f"cascade is {node.cost:.4g}; write both in one unit: rows count in fits and "
-                "evaluations, the cascade's where a policy runs",
+                f"confidences of {name!r} are on two scales: {int(shares.sum()):,} from 0 to 1, "
+                f"and {int((~shares).sum()):,} above 10, up to {number(float(values.max()))}; "
+                "write all of them on one",
             )
     return ()
 
@@ -212,40 +214,51 @@ def label_warnings(trace: Trace) -> tuple[str, ...]:
         trace: The rows to be fitted.
 
     Returns:
-        One sentence for each problem; empty where there is none, or with fewer than 20 rows.
+        One sentence for each problem; empty where there is none, or with fewer than 20 rows, too
+        few to conclude anything from how often answers match.
     """
     require_trace(trace, "label_warnings")
-    if len(trace) < MIN_COMPARED_ROWS:
+    if len(trace) < 20:
         return ()
-    found = []
+    texts = []
     if trace.prediction is not None and len(trace.spec) > 1 and trace.raw_loss is None:
-        answers = trace.prediction
-        agreement, one, two = max(
-            (float(np.mean((answers[:, i] == answers[:, j]) & (answers[:, i] >= 0))), i, j)
-            for i, j in combinations(range(len(trace.spec)), 2)
-        )
-        if agreement < MIN_AGREEMENT:
-            names = f"{trace.names[one]!r} and {trace.names[two]!r}"
-            found.append(
+        pairs = [
+            (*_agreement(trace, i, j), i, j) for i, j in combinations(range(len(trace.spec)), 2)
+        ]
+        pairs = [pair for pair in pairs if pair[0] >= 20]
+        _, agreement, i, j = max(pairs, key=lambda pair: pair[1], default=(0, 1.0, 0, 0))
+        if agreement < 0.2:
+            names = f"{trace.names[i]!r} and {trace.names[j]!r}"
+            texts.append(
                 f"no two nodes give the same answer on more than {agreement:.1%} of rows ({names})"
                 "; free text is seldom equal word for word: bring answers into one form by a rule "
                 "(compare in [serve]), as ttamer collect and ttamer import answers do"
             )
     if trace.is_graded:
-        return tuple(found)  # no loss is too large
-    found += _strange_answers(trace)
+        return tuple(texts)  # no loss is too large
+    texts += _strange_answers(trace)
     try:
-        errors = trace.wrong().mean(axis=0)
+        known = ~np.isnan(trace.loss)
     except TraceError:
-        return tuple(found)  # which answers are right is not known
+        return tuple(texts)  # which answers are right is not known
+    wrong = np.where(known, trace.loss, 0.0).sum(axis=0)
+    errors = wrong / np.maximum(known.sum(axis=0), 1)
     best = int(errors.argmin())
-    if errors[best] > MAX_BEST_ERROR:
-        found.append(
+    if errors[best] > 0.5:
+        texts.append(
             f"every node is wrong on most rows; the best, {trace.names[best]!r}, on "
             f"{errors[best]:.1%}: check that labels and answers are written alike, and how they "
             "were compared (compare in [serve], when answers were collected or imported)"
         )
-    return tuple(found)
+    return tuple(texts)
+
+
+def _agreement(trace: Trace, i: int, j: int) -> tuple[int, float]:
+    """Return on how many rows two nodes answered, and the share of these on which they agree."""
+    assert trace.prediction is not None  # noqa: S101 - the caller has looked
+    both = trace.answered[:, i] & trace.answered[:, j]
+    mine, others = trace.prediction[both, i], trace.prediction[both, j]
+    return int(both.sum()), float(np.mean((mine == others) & (mine >= 0))) if both.any() else 0.0
 
 
 def _strange_answers(trace: Trace) -> list[str]:
@@ -258,12 +271,12 @@ def _strange_answers(trace: Trace) -> list[str]:
     for name, column in zip(trace.names, trace.prediction.T, strict=True):
         answers = np.unique(column[column >= 0])
         if len(answers) and len(labels) and not np.isin(answers, labels).any():
-            given, right = (
-                shown((trace.classes[code] for code in codes.tolist()), 3)
+            texts = [
+                shown([trace.classes[code] for code in codes.tolist()], 3)
                 for codes in (answers, labels)
-            )
+            ]
             return [
-                f"no answer of {name!r} is the label of any row: its answers are {given}, labels "
-                f"are {right}; write both the same way"
+                f"no answer of {name!r} is the label of any row: its answers are {texts[0]}, "
+                f"labels are {texts[1]}; write both the same way"
             ]
     return []

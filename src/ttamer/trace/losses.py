@@ -8,7 +8,7 @@ answer of the last node takes the place of the label.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,10 @@ from ttamer.errors import ArgumentError, TraceError
 if TYPE_CHECKING:
     from ttamer.trace.trace import Trace
 
+Losses: TypeAlias = "NDArray[np.float64]"
 
-def losses_of(trace: Trace, target: str | None = None) -> NDArray[np.float64]:
+
+def losses_of(trace: Trace, target: str | None = None) -> Losses:
     """Return, shape (T, n), the losses in the trace's own unit; NaN where one is not known."""
     target = trace.spec.target if target is None else target
     if target not in ("label", "last"):
@@ -31,14 +33,40 @@ def losses_of(trace: Trace, target: str | None = None) -> NDArray[np.float64]:
             losses = np.maximum(losses - losses[:, -1:], 0.0)
     elif trace.spec.mistakes:
         losses = _mistakes(trace, target)
-    elif target == "last":
-        losses = _against_last(trace)
     else:
-        losses = _against_label(trace)
+        losses = _against_last(trace) if target == "last" else _against_label(trace)
     return np.where(trace.answered, losses, np.nan)
 
 
-def _against_label(trace: Trace) -> NDArray[np.float64]:
+def complete_losses(trace: Trace, target: str | None = None) -> Losses:
+    """Return, shape (T, n), the losses from 0 to 1; refuse a trace in which one is not known.
+
+    >>> from ttamer.trace.trace import Trace
+    >>> trace = Trace.from_arrays({"a": 1.0}, [[0.5], [0.6]], prediction=[["x"], ["x"]],
+    ...                           label=["x", None])
+    >>> complete_losses(trace)
+    Traceback (most recent call last):
+    ttamer.errors.TraceError: row 1 (counting from 0): the loss of 'a' is not known (no label, or no
+    correct), and so 1 of 2 rows; this needs complete rows: leave these out with
+    trace.take(~np.isnan(trace.loss).any(axis=1))
+    """
+    losses = losses_of(trace, target) / trace.unit
+    bad = np.argwhere(np.isnan(losses))
+    if not len(bad):
+        return losses
+    row, node = bad[0]
+    rows = len(np.unique(bad[:, 0]))
+    if trace.answered[row, node]:
+        what = f"the loss of {trace.names[node]!r} is not known (no label, or no correct)"
+    else:
+        what = f"{trace.names[node]!r} has no answer"
+    raise TraceError(
+        f"row {row} (counting from 0): {what}, and so {rows} of {len(losses)} rows; this needs "
+        "complete rows: leave these out with trace.take(~np.isnan(trace.loss).any(axis=1))"
+    )
+
+
+def _against_label(trace: Trace) -> NDArray[Any]:
     if trace.correct is not None:
         return np.where(trace.correct < 0, np.nan, trace.correct == 0)
     if trace.prediction is None or trace.label is None:
@@ -55,30 +83,37 @@ def _against_label(trace: Trace) -> NDArray[np.float64]:
     return np.where(label < 0, np.nan, trace.prediction != label)
 
 
-def _against_last(trace: Trace) -> NDArray[np.float64]:
-    codes = _predictions(trace)
+def _against_last(trace: Trace) -> Losses:
+    codes = trace.prediction
+    if codes is None:
+        remedy = '; if correct already means agreement with the last node, set target = "label"'
+        raise TraceError(
+            'target "last" compares predictions with the last node\'s, and the trace has none: '
+            f"add columns <node>.prediction{'' if trace.correct is None else remedy}"
+        )
     wrong = (codes != codes[:, -1:]) | (codes < 0)
     losses = np.where(trace.answered[:, -1:], wrong, np.nan)
     losses[:, -1] = 0.0
     return losses
 
 
-def _mistakes(trace: Trace, target: str) -> NDArray[np.float64]:
-    mistakes = trace.spec.mistakes
+def _mistakes(trace: Trace, target: str) -> Losses:
+    mistakes, right = trace.spec.mistakes, trace.label
     if trace.prediction is None:
         raise TraceError(
             "[cascade] has a table of mistakes, which needs predictions: add columns "
             "<node>.prediction"
         )
-    right = trace.prediction[:, -1] if target == "last" else trace.label
+    if target == "last":
+        right = trace.prediction[:, -1]
     if right is None:
         raise TraceError(
             "[cascade] has a table of mistakes, which needs labels: add a column label, or "
             'set target = "last"'
         )
-    table = mistake_table(mistakes, trace.classes)
     losses = np.full(trace.prediction.shape, np.nan)
     known = right >= 0
+    table = mistake_table(mistakes, trace.classes)
     losses[known] = table[right[known, np.newaxis], trace.prediction[known]]
     if target == "last":
         # No answer equals no answer.
@@ -87,21 +122,7 @@ def _mistakes(trace: Trace, target: str) -> NDArray[np.float64]:
     return losses
 
 
-def _predictions(trace: Trace) -> NDArray[Any]:
-    if trace.prediction is None:
-        more = (
-            ""
-            if trace.correct is None
-            else '; if correct already means agreement with the last node, set target = "label"'
-        )
-        raise TraceError(
-            'target "last" compares predictions with the last node\'s, and the trace has none: '
-            f"add columns <node>.prediction{more}"
-        )
-    return trace.prediction
-
-
-def mistake_table(mistakes: Mistakes, classes: Sequence[str]) -> NDArray[np.float64]:
+def mistake_table(mistakes: Mistakes, classes: Sequence[str]) -> Losses:
     """Return, shape (classes, classes + 1), the cost by label and prediction.
 
     The last column is for no answer. An entry for both comes before one for the label alone, and
@@ -113,20 +134,17 @@ def mistake_table(mistakes: Mistakes, classes: Sequence[str]) -> NDArray[np.floa
     code = {name: position for position, name in enumerate(classes)}
     by_prediction = mistakes.get(ANY_CLASS, {})
     table = np.full((len(classes), len(classes)), by_prediction.get(ANY_CLASS, 1.0))
-    for prediction, cost in by_prediction.items():
-        if prediction in code:
-            table[:, code[prediction]] = cost
-    for label, row in mistakes.items():
-        if label not in code:
-            continue
+    for prediction in by_prediction.keys() & code.keys():
+        table[:, code[prediction]] = by_prediction[prediction]
+    for label in mistakes.keys() & code.keys():
+        row = mistakes[label]
         if ANY_CLASS in row:
             table[code[label]] = row[ANY_CLASS]
-        for prediction, cost in row.items():
-            if prediction in code:
-                table[code[label], code[prediction]] = cost
+        for prediction in row.keys() & code.keys():
+            table[code[label], code[prediction]] = row[prediction]
     np.fill_diagonal(table, 0.0)
     worst = table.max(axis=1, initial=0.0)
-    for label, row in mistakes.items():  # the worst mistake may be a class that is never predicted
-        if label in code:
-            worst[code[label]] = max(worst[code[label]], *row.values(), 0.0)
+    for label in mistakes.keys() & code.keys():
+        # The worst mistake may be a class that is never predicted.
+        worst[code[label]] = max(worst[code[label]], *mistakes[label].values(), 0.0)
     return np.column_stack([table, worst])

@@ -1,14 +1,15 @@
-"""The columns of a trace: one table that reading, writing, taking rows and digests loop over.
+"""The columns of a trace: one table that checks, files, parts of traces and digests loop over.
 
 A column is about an answer (``<node>.confidence``, shape (rows, nodes)) or about an input
-(``label``, shape (rows,)). What is not known has a missing value: NaN in numbers, -1 in codes and
-truth values, ``None`` in text. A node that was not asked, or failed, has no value in any of its
-columns: a gap. Everything known of an input before a node is asked stands in ``input.<name>``
-columns, which are no rows of this table: numbers, categories (text) or vectors.
+(``label``, shape (rows,)). A node that was not asked, or failed, has no value in any of its
+columns: a gap. What else is known of an input before a node is asked stands in ``input.<name>``.
 """
 
 from __future__ import annotations
 
+import math
+import reprlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,20 +18,13 @@ from numpy.typing import NDArray
 
 from ttamer.errors import TraceError
 
-Kind = Literal["number", "class", "flag", "text"]
-
-_DTYPES: dict[Kind, type] = {
-    "number": np.float64,
-    "class": np.int32,
-    "flag": np.int8,
-    "text": np.object_,
-}
-_MISSING: dict[Kind, Any] = {"number": np.nan, "class": -1, "flag": -1, "text": None}
+# Before the name of an input's column.
+INPUT = "input."
 
 
 @dataclass(frozen=True)
 class Column:
-    """One kind of column.
+    """One row of the table.
 
     >>> [column.name for column in SCHEMA if column.by == "row"]
     ['label', 'group', 'prompt']
@@ -39,88 +33,84 @@ class Column:
     name: str
     """In a file: ``<node>.<name>``, or the name alone where it is about the input."""
     by: Literal["node", "row"]
-    kind: Kind
+    kind: Literal["number", "class", "flag", "text"]
     meaning: str
-    field: str = ""
-    """The attribute of a trace, where it has another name."""
+    field: str
+    """The attribute of a trace."""
     texts: str = ""
     """Of classes: the attribute with the text of each code."""
-    low: float = -np.inf
-    high: float = np.inf
+    low: float = -math.inf
+    high: float = math.inf
     of_answer: bool = False
     """Whether only an answer has it: a gap has none."""
     each_answer: bool = False
-    """Whether each answer must have it, where the node has the column."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "field", self.field or self.name)
-
-    @property
-    def optional(self) -> bool:
-        """Whether some nodes may lack the column."""
-        return self.by == "node" and self.name not in ("confidence", "prediction", "cost")
+    """Whether each answer of a node that has the column must have it."""
 
     @property
     def missing(self) -> Any:
         """What stands where nothing is known."""
-        return _MISSING[self.kind]
+        return {"number": math.nan, "text": None}.get(self.kind, -1)
 
     @property
     def dtype(self) -> type:
         """The type of the array."""
-        return _DTYPES[self.kind]
+        types: dict[str, type] = {"number": np.float64, "class": np.int32, "flag": np.int8}
+        return types.get(self.kind, np.object_)
 
     def known(self, values: NDArray[Any]) -> NDArray[np.bool_]:
         """Return where there is a value."""
         if self.kind == "number":
             return np.asarray(~np.isnan(values), bool)
         if self.kind == "text":
-            return np.array([value is not None for value in values.flat]).reshape(values.shape)
+            return np.array([value is not None for value in values.flat], bool)
         return np.asarray(values >= 0, bool)
 
     def array(self, values: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return values as a read-only array of the right type; refuse what does not fit."""
-        if self.kind == "flag":
-            values = _flags(values, self.name)
         if self.kind == "text":
             return texts_of(values, shape, self.name)
+        if self.kind == "flag":
+            values = _flags(values, self.name)
         return numbers_of(values, self.dtype, shape, self.name)
 
 
-# The order is that of the digest.
+# In the order in which files are written.
 SCHEMA = (
     Column("confidence", "node", "number", "any number that grows with the node's certainty",
-           of_answer=True, each_answer=True),
-    Column("cost", "node", "number", "what the call cost", low=0, each_answer=True),
-    Column("prediction", "node", "class", "the answer, as a class", texts="classes",
-           of_answer=True),
-    Column("label", "row", "class", "the right class", texts="classes"),
-    Column("correct", "node", "flag", "whether the answer is right", of_answer=True),
-    Column("loss", "node", "number", "what the answer loses, in any unit; score: 1 minus it",
-           field="raw_loss", low=0, of_answer=True),
-    Column("chance", "node", "number", "the chance with which the node was asked", low=0, high=1),
+           "confidence", of_answer=True, each_answer=True),
+    Column("prediction", "node", "class", "the answer, as a class",
+           "prediction", texts="classes", of_answer=True),
+    Column("correct", "node", "flag", "whether the answer is right", "correct", of_answer=True),
+    Column("loss", "node", "number", "what the answer loses, in any unit",
+           "raw_loss", low=0, of_answer=True),
+    Column("cost", "node", "number", "what the call cost", "cost", low=0, each_answer=True),
+    Column("chance", "node", "number", "the chance with which the node was asked",
+           "chance", low=0, high=1),
     Column("entropy", "node", "number", "the entropy of the answer's distribution",
-           of_answer=True, each_answer=True),
-    Column("latency", "node", "number", "how long the call took", each_answer=True),
+           "entropy", of_answer=True, each_answer=True),
+    Column("latency", "node", "number", "how long the call took", "latency", each_answer=True),
     Column("margin", "node", "number", "by how much the first class leads the second",
-           of_answer=True, each_answer=True),
+           "margin", of_answer=True, each_answer=True),
+    Column("label", "row", "class", "the right class", "label", texts="classes"),
     Column("group", "row", "class", "rows of one group are never split: a user, a document",
-           texts="groups"),
-    Column("prompt", "row", "text", "the text of the input"),
+           "group", texts="groups"),
+    Column("prompt", "row", "text", "the text of the input", "prompt"),
 )  # fmt: skip
-BY_NAME = {column.name: column for column in SCHEMA}
-# Before the name of an input's column.
-INPUT = "input."
+# A column of files alone: its loss is kept.
+SCORE = Column("score", "node", "number", "a grade from 0 to 1; its loss is 1 minus the grade",
+               "raw_loss", low=0, high=1, of_answer=True)  # fmt: skip
+BY_NAME = {column.name: column for column in (*SCHEMA, SCORE)}
 
 
 def numbers_of(values: Any, kind: type, shape: tuple[int, ...], what: str) -> NDArray[Any]:
     """Return a read-only view of numbers of one type; refuse other values and shapes."""
     array = np.asarray(values)
     if array.dtype.kind not in ("biu" if np.issubdtype(kind, np.integer) else "biuf"):
-        raise TraceError(f"{what}: must be numbers, not {array.dtype}")
+        raise TraceError(f"{what}: must be numbers, not {array.dtype}", param=what)
     if array.shape != shape:
         raise TraceError(
-            f"{what}: has shape {array.shape}, and {shape} is needed ((rows, nodes) or (rows,))"
+            f"{what}: has shape {array.shape}, and {shape} is needed ((rows, nodes) or (rows,))",
+            param=what,
         )
     return read_only(array.astype(kind, copy=False).view())
 
@@ -156,7 +146,7 @@ def _flags(values: Any, what: str) -> NDArray[np.int8]:
             array.shape
         )
     is_number = array.dtype.kind in "iuf"  # of text, astype(bool) is true throughout
-    if is_number and array.dtype.kind == "f" and np.isin(array[~np.isnan(array)], (0, 1)).all():
+    if array.dtype.kind == "f" and np.isin(array[~np.isnan(array)], (0, 1)).all():
         return np.where(np.isnan(array), -1, array).astype(np.int8)
     remedy = "write .astype(bool)" if is_number else 'compare it, as with values == "yes"'
     raise TraceError(f"{what}: must be truth values, not {array.dtype}; {remedy}")
@@ -172,17 +162,112 @@ def input_array(values: Any, rows: int, name: str) -> NDArray[Any]:
     array = np.asarray(values)
     if array.dtype.kind in "OU" and array.ndim == 1:
         return texts_of(array, (rows,), what)
-    if array.ndim == 2:
-        kind = np.float32 if array.dtype in (np.float16, np.float32) else np.float64
-        shape: tuple[int, ...] = (rows, array.shape[1])
-    else:
-        kind, shape = np.float64, (rows,)
+    kind = np.float32 if array.dtype in (np.float16, np.float32) and array.ndim == 2 else np.float64
+    shape = (rows, *array.shape[1:2])
     array = numbers_of(array, kind, shape, what)
-    finite = np.isfinite(array)
-    bad = ~(finite if array.ndim == 1 else finite.all(axis=1))
+    bad = ~np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
     if bad.any():
         raise TraceError(
             f"{what}: row {int(bad.argmax())} (counting from 0) is missing, NaN or infinite "
             f"({int(bad.sum())} in all); fix them, or leave the rows out"
         )
     return array
+
+
+def class_text(value: object) -> str | None:
+    """Return the text of a class, or ``None`` where there is no answer.
+
+    Classes are compared as text, so that a class is the same in every file format: ``3`` and
+    ``3.0`` are both ``"3"``, ``True`` is ``"1"``; ``None``, NaN or a missing value of pandas is no
+    answer.
+
+    >>> [class_text(v) for v in ("cat", 3, 3.0, 2.5, True, None, float("nan"))]
+    ['cat', '3', '3', '2.5', '1', None, None]
+    """
+    if type(value) is str:
+        return value
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        value = value.item()
+    if value is None or isinstance(value, str):
+        return value
+    kind = type(value)
+    if kind.__name__ in ("NAType", "NaTType") and kind.__module__.startswith("pandas."):
+        return None
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return str(int(value)) if value.is_integer() else repr(value)
+    raise TraceError(
+        f"a class must be text, a number or a truth value, not {reprlib.repr(value)} "
+        f"({kind.__name__})"
+    )
+
+
+class ClassCodes:
+    """Numbers classes as they come; a class keeps its number, so batches agree.
+
+    >>> codes = ClassCodes()
+    >>> codes.encode(["cat", "dog", None, "cat"]).tolist()
+    [0, 1, -1, 0]
+    >>> codes.encode([7]).tolist(), codes.classes
+    ([2], ('cat', 'dog', '7'))
+    """
+
+    def __init__(self, classes: Iterable[str] = ()) -> None:
+        self._codes: dict[str, int] = {}
+        for text in classes:
+            self.code(text)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes met so far; a code is a position here."""
+        return tuple(self._codes)
+
+    def code(self, value: object) -> int:
+        """Return the code of one value; a new class gets the next one."""
+        text = class_text(value)
+        if text is None:
+            return -1
+        code = self._codes.get(text)
+        if code is None:
+            if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
+                raise TraceError(
+                    f"the class {text[:80]!r} holds a character no file can keep (NUL, or half a "
+                    "surrogate pair); write it otherwise"
+                )
+            code = self._codes[text] = len(self._codes)
+        return code
+
+    def encode(self, values: Sequence[Any] | NDArray[Any]) -> NDArray[np.int32]:
+        """Return the codes of values of any shape, with the shape kept."""
+        if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+            return self._encode_numbers(values)
+        array = np.asarray(values, dtype=object)
+        flat = np.fromiter(map(self.code, array.ravel().tolist()), np.int32, array.size)
+        return flat.reshape(array.shape)
+
+    def recode(self, values: NDArray[Any], texts: Sequence[object]) -> NDArray[np.int32]:
+        """Return the codes of positions in a list of values; -1 is no answer.
+
+        >>> ClassCodes(["b"]).recode(np.array([0, -1, 1]), ["a", "b", "unused"]).tolist()
+        [1, -1, 0]
+        """
+        used = np.zeros(len(texts) + 1, bool)  # the last entry stands for -1
+        used[values] = True
+        table = np.full(len(used), -1, np.int32)
+        for position in np.flatnonzero(used[:-1]).tolist():
+            table[position] = self.code(texts[position])
+        return np.asarray(table[values])
+
+    def _encode_numbers(self, values: NDArray[Any]) -> NDArray[np.int32]:
+        if values.dtype.kind == "b":
+            values = values.view(np.uint8)
+        if values.dtype.kind in "iu" and values.size:
+            low, high = int(values.min()), int(values.max())
+            if high - low <= 4 * values.size and high < 2**63:  # no sorting
+                offset = (values.astype(np.int64) - low).ravel()
+                return self.recode(offset, range(low, high + 1)).reshape(values.shape)
+        distinct, inverse = np.unique(values, return_inverse=True)
+        return self.recode(inverse, distinct.tolist()).reshape(values.shape)

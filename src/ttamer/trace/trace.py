@@ -2,7 +2,7 @@
 
 T inputs by n nodes. :mod:`ttamer.trace.schema` is the table of its columns: most of what a trace
 does is a loop over it. :mod:`ttamer.trace.losses` says what each answer loses, and
-:mod:`ttamer.trace.io` reads and writes files.
+:mod:`ttamer.trace.io` reads and writes files and data frames.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,46 +27,32 @@ from ttamer.show import card
 from ttamer.show.curves import draw_curves
 from ttamer.show.graph import Drawing
 from ttamer.trace.checks import check_classes, require_trace
-from ttamer.trace.classes import ClassCodes
 from ttamer.trace.losses import losses_of
-from ttamer.trace.old import (
-    BELIEF_FIELDS as BELIEF_FIELDS,
-    EXTRA_FIELDS as EXTRA_FIELDS,
-    Losses as Losses,
-    OldTrace,
+from ttamer.trace.schema import (
+    INPUT,
+    SCHEMA,
+    ClassCodes,
+    Column,
+    input_array,
+    numbers_of,
+    read_only,
 )
-from ttamer.trace.schema import INPUT, SCHEMA, Column, input_array, numbers_of, read_only
-
-if TYPE_CHECKING:
-    from ttamer.trace.frames import FrameLibrary
 
 OnBad = Literal["refuse", "skip"]
 Measure = Literal["error", "mean loss"]
-
-_PLOT_PARTS = 20
-_DIGEST_ROWS = 1 << 17  # rows hashed at a time: no second copy of the trace is made
+FrameLibrary = Literal["pandas", "polars", "arrow"]
+Cascade = CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True, eq=False)
-class Trace(OldTrace):
-    """The answers of n nodes to T inputs. Arrays are read-only, and are not copied.
+class Columns:
+    """The arrays of a trace, checked: read-only, not copied.
 
     A node that was not asked on a row, or failed, has NaN as its confidence there, and no other
     value of an answer: a gap.
 
-    >>> from ttamer.cascade import CascadeSpec
-    >>> trace = Trace.from_arrays(
-    ...     CascadeSpec.of({"small": 1.0, "large": 10.0}),
-    ...     confidence=[[0.9, 0.8], [0.4, float("nan")]],
-    ...     prediction=[["cat", "cat"], ["dog", None]],
-    ...     label=["cat", "cat"],
-    ... )
-    >>> trace
-    Trace(2 rows, 2 nodes, prediction, label)
-    >>> trace.loss.tolist()
-    [[0.0, 0.0], [1.0, nan]]
-    >>> trace.coverage
-    "2 rows; 'large' answered on 1 (50%); a label on all; the loss of every answer is known"
+    >>> Columns(CascadeSpec.of({"a": 1.0}), [[0.5], [float("nan")]]).answered.tolist()
+    [[True], [False]]
     """
 
     spec: CascadeSpec
@@ -113,23 +99,25 @@ class Trace(OldTrace):
     def __post_init__(self) -> None:
         rows, count = len(np.atleast_1d(self.confidence)), len(self.spec)
         put = object.__setattr__
-        cost: object = self.cost
         for name in ("classes", "groups", "notes"):
             put(self, name, tuple(getattr(self, name)))
         put(self, "left_out", dict(self.left_out))
+        cost: object = self.cost
         if cost is None:
             put(self, "cost", self.spec.costs)
-        for column in SCHEMA:
-            values = getattr(self, column.field)
-            if values is None:
-                continue
-            if column.field == "cost" and np.ndim(values) == 1:
-                self._check_cascade_costs(values)
-                continue
-            shape = (rows, count) if column.by == "node" else (rows,)
-            array = column.array(values, shape)
-            put(self, column.field, array)
-            self._check(column, array)
+        elif np.ndim(self.cost) == 1:
+            put(self, "cost", numbers_of(cost, np.float64, (count,), "cost"))
+            if not np.array_equal(self.cost, self.spec.costs):
+                raise TraceError(
+                    "cost: one cost per node must be the cascade's own; give the cascade these "
+                    "costs (CascadeSpec.with_costs), or one cost per row and node",
+                    param="cost",
+                )
+        for column, values in self.columns():
+            put(self, column.field, column.array(values, (rows, count)[: 2 if column.by == "node"
+                                                                       else 1]))  # fmt: skip
+        for column, array in self.columns():
+            _check_column(self, column, array)
         if self.raw_loss is not None:
             _check_max_loss(self.raw_loss, self.spec)
             largest = float(np.nanmax(self.raw_loss, initial=0.0))
@@ -141,56 +129,132 @@ class Trace(OldTrace):
                 raise TraceError(f"input {name!r}: this name is taken by a node; choose another")
         put(self, "inputs", {k: input_array(v, rows, k) for k, v in self.inputs.items()})
 
-    def _check_cascade_costs(self, values: Any) -> None:
-        costs = numbers_of(values, np.float64, (len(self.spec),), "cost")
-        if not np.array_equal(costs, self.spec.costs):
-            raise TraceError(
-                "cost: one cost per node must be the cascade's own; give the cascade these "
-                "costs (CascadeSpec.with_costs), or one cost per row and node"
-            )
-        object.__setattr__(self, "cost", costs)
+    def __len__(self) -> int:
+        return len(self.confidence)
 
-    def _check(self, column: Column, array: NDArray[Any]) -> None:
-        """Refuse codes without a text, numbers out of range, and values where no answer is."""
-        name = column.name
-        if column.kind == "class":
-            texts = getattr(self, column.texts)
-            if array.size and not -1 <= array.min() <= array.max() < len(texts):
-                raise TraceError(
-                    f"{name}: codes run from -1 (no answer) to {len(texts) - 1}, the last of the "
-                    f"{column.texts}; there are codes from {array.min()} to {array.max()}"
-                )
-        if column.by == "row" or not len(array):
-            return
-        for node, values, answered in zip(self.names, array.T, self.answered.T, strict=True):
-            known = column.known(values)
-            if column.kind == "number":
-                missing = answered & ~known if column.each_answer else np.zeros_like(known)
-                if name in EXTRA_FIELDS and not known.any():  # the node has no such column
-                    missing[:] = False
-                self._refuse(
-                    missing | np.isinf(values), values, f"{name} of {node!r}",
-                    "a value is needed at each answer, and it must be finite",
-                )  # fmt: skip
-                self._refuse(values < column.low, values, f"{name} of {node!r}",
-                             f"a {name} is not negative")  # fmt: skip
-                self._refuse(values > column.high, values, f"{name} of {node!r}",
-                             f"a {name} is at most {column.high:g}")  # fmt: skip
-            if column.of_answer and column.field != "confidence":
-                confidence = self.confidence[:, self.names.index(node)]
-                self._refuse(
-                    known & ~answered, confidence, f"confidence of {node!r}",
-                    f"and {name} has a value there: a node that was not asked has none",
-                )  # fmt: skip
+    def columns(self) -> Iterator[tuple[Column, NDArray[Any]]]:
+        """Yield the columns of the schema that have a value for each row.
 
-    @staticmethod
-    def _refuse(bad: NDArray[np.bool_], values: NDArray[Any], what: str, why: str) -> None:
-        if bad.any():
-            row = int(bad.argmax())
-            raise TraceError(
-                f"{what}: row {row} (counting from 0) is {values[row]}; {why} ({int(bad.sum())} of "
-                f"{len(bad)} rows); correct the log, or leave these rows out"
-            )
+        Returns:
+            An iterator over the columns and their arrays.
+        """
+        for column in SCHEMA:
+            values = getattr(self, column.field)
+            if values is not None and not (column.field == "cost" and np.ndim(values) == 1):
+                yield column, values
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Node names, in order."""
+        return self.spec.names
+
+    @property
+    def costs(self) -> NDArray[np.float64]:
+        """Shape (T, n): what asking each node costs on each row, NaN where not known; a view."""
+        return np.broadcast_to(self.cost, self.confidence.shape)
+
+    @cached_property
+    def answered(self) -> NDArray[np.bool_]:
+        """Shape (T, n): where a node answered; read-only."""
+        return read_only(~np.isnan(self.confidence))
+
+    @property
+    def unit(self) -> float:
+        """What a loss of 1 is in the log's own unit: the largest loss. For printing alone."""
+        if not self.is_graded:
+            return 1.0
+        return self.spec.loss_bound or self.largest_loss or 1.0
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether answers have losses of their own: ``loss``, or mistakes that cost unequally."""
+        return self.raw_loss is not None or bool(self.spec.mistakes)
+
+    @property
+    def measure(self) -> Measure:
+        """What policies are measured by: the error, or the mean loss where answers have losses."""
+        return "mean loss" if self.is_graded else "error"
+
+    def take(self, rows: ArrayLike | slice) -> Self:
+        """Return the trace of some rows: positions, a mask or a slice.
+
+        Classes keep their codes. ``left_out`` describes the reading, and is not passed on.
+
+        Args:
+            rows: Positions counting from 0, a mask of shape (T,), or a slice.
+
+        Returns:
+            The trace of these rows, in the order given.
+
+        Raises:
+            ArgumentError: If a position is out of range, or a mask has another length.
+        """
+        index = rows if isinstance(rows, slice) else _positions(np.asarray(rows), len(self))
+        part = object.__new__(type(self))  # its arrays are rows of checked ones: no check again
+        for item in dataclasses.fields(self):
+            object.__setattr__(part, item.name, getattr(self, item.name))
+        for column, values in self.columns():
+            object.__setattr__(part, column.field, _rows_of(values, index))
+        inputs = {name: read_only(values[index]) for name, values in self.inputs.items()}
+        object.__setattr__(part, "inputs", inputs)
+        object.__setattr__(part, "left_out", {})
+        return part
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the content: the same whatever the file format or the order of classes.
+
+        It covers the node names, their costs, and every row; not ``kind``, ``target`` or notes.
+        """
+        ranks, used = {}, {}
+        for texts in ("classes", "groups"):
+            codes = [array for column, array in self.columns() if column.texts == texts]
+            ranks[texts], used[texts] = _ranks(codes, getattr(self, texts))
+        head = {"rows": len(self), "nodes": self.names, "classes": used["classes"],
+                "cost": self.cost.ndim}  # fmt: skip
+        if used["groups"]:
+            head["groups"] = used["groups"]
+        if (passed := _reach_of(self.spec)) is not None:  # a cost like the others, though no column
+            head["passing"] = passed
+        sha = hashlib.sha256(json.dumps(head).encode())
+        # Names and order are those of 0.2, which had columns besides: policy files hold digests.
+        present: dict[str, tuple[NDArray[Any], str]] = {
+            column.name: (values, column.texts) for column, values in self.columns()
+        } | {"cost": (self.cost, "")}
+        first = ("confidence", "cost", "prediction", "label", "correct", "loss")
+        last = ("entropy", "latency", "margin")
+        names = [name for name in first if name in present]
+        names += [name for name in present if name not in (*first, *last)]
+        parts = [(name, *present[name]) for name in names]
+        parts += [(f"signal.{name}", self.inputs[name], "") for name in sorted(self.inputs)]
+        parts += [(f"extra.{name}", *present[name]) for name in last if name in present]
+        for name, values, texts in parts:
+            sha.update(f"\n{name}\n".encode())
+            for column in [values] if values.ndim == 1 else values.T:
+                for start in range(0, len(column), 1 << 17):  # no second copy of the trace is made
+                    part = column[start : start + (1 << 17)]
+                    sha.update(_hashed(ranks[texts][part] if texts else part))
+        return sha.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Trace(Columns):
+    """The answers of n nodes to T inputs. Arrays are read-only, and are not copied.
+
+    A node that was not asked on a row, or failed, has NaN as its confidence there, and no other
+    value of an answer: a gap.
+
+    >>> trace = Trace.from_arrays(
+    ...     {"small": 1.0, "large": 10.0},
+    ...     confidence=[[0.9, 0.8], [0.4, float("nan")]],
+    ...     prediction=[["cat", "cat"], ["dog", None]],
+    ...     label=["cat", "cat"],
+    ... )
+    >>> trace.loss.tolist()
+    [[0.0, 0.0], [1.0, nan]]
+    >>> trace.coverage
+    "2 rows; 'large' answered on 1 (50%); a label on all; the loss of every answer is known"
+    """
 
     @classmethod
     def from_arrays(
@@ -233,17 +297,17 @@ class Trace(OldTrace):
         if not isinstance(spec, CascadeSpec):
             spec = CascadeSpec.of(spec)
         codes, groups = ClassCodes(), ClassCodes()
-        fields["label"] = None if label is None else codes.encode(label)
-        fields["prediction"] = None if prediction is None else codes.encode(prediction)
-        fields["group"] = None if group is None else groups.encode(group)
-        values: Any = _numbers(confidence, "confidence")
+        for name, values, coder in (("label", label, codes), ("prediction", prediction, codes),
+                                    ("group", group, groups)):  # fmt: skip
+            fields[name] = None if values is None else coder.encode(values)
         if loss is not None:
             if score is not None:
                 raise TraceError("give losses or scores, not both")
             fields["raw_loss"] = loss
         if score is not None:
-            spec, fields["raw_loss"] = graded(spec, _numbers(score, "score"))
-        trace = cls(spec, values, classes=codes.classes, groups=groups.classes, **fields)
+            spec, fields["raw_loss"] = graded(spec, _floats(score, "score"))
+        trace = cls(spec, _floats(confidence, "confidence"), classes=codes.classes,
+                    groups=groups.classes, **fields)  # fmt: skip
         check_classes(trace, "the arrays")
         return trace
 
@@ -259,8 +323,6 @@ class Trace(OldTrace):
         on_bad: OnBad = "refuse",
     ) -> Trace:
         """Build a trace from a data frame with the columns of a trace file.
-
-        Numbers are copied once, into the arrays of the trace; everything before that is a view.
 
         Args:
             frame: A frame of pandas or polars, an Arrow table, or any object that exports an Arrow
@@ -285,14 +347,17 @@ class Trace(OldTrace):
         ...     "large.confidence": [0.8, 0.7], "large.prediction": ["cat", "cat"],
         ...     "label": ["cat", "cat"],
         ... })
-        >>> Trace.from_frame(frame, costs={"small": 1.0, "large": 10.0})
-        Trace(2 rows, 2 nodes, prediction, label)
+        >>> len(Trace.from_frame(frame, costs={"small": 1.0, "large": 10.0}))
+        2
         """
-        from ttamer.trace.frames import trace_from_frame
+        from ttamer.trace.io import read_frame
 
-        return trace_from_frame(
-            frame, cascade, costs=costs, kind=kind, target=target, on_bad=on_bad
-        )
+        if costs is not None:
+            if cascade is not None:
+                raise ArgumentError("give a cascade or costs, not both: a cascade has its own "
+                                    "costs", param="costs")  # fmt: skip
+            cascade = CascadeSpec.of(costs, kind=kind, target=target)
+        return read_frame(frame, cascade, on_bad)
 
     def to_frame(self, library: FrameLibrary = "pandas") -> Any:
         """Return the rows as a data frame, with the columns of a trace file.
@@ -306,475 +371,19 @@ class Trace(OldTrace):
         Raises:
             MissingExtra: If the library is not installed.
 
-        >>> from ttamer.cascade import CascadeSpec
         >>> trace = Trace(CascadeSpec.of({"only": 1.0}), [[0.5], [0.6]])
         >>> trace.to_frame()["only.confidence"].tolist()
         [0.5, 0.6]
         """
-        from ttamer.trace.frames import frame_of
+        from ttamer.trace.io import frame_of
 
         return frame_of(self, library)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Node names, in order."""
-        return self.spec.names
-
-    @property
-    def costs(self) -> NDArray[np.float64]:
-        """Shape (T, n): what asking each node costs on each row, NaN where not known; a view."""
-        return np.broadcast_to(self.cost, self.confidence.shape)
-
-    @cached_property
-    def answered(self) -> NDArray[np.bool_]:
-        """Shape (T, n): where a node answered; read-only."""
-        return read_only(~np.isnan(self.confidence))
-
-    @cached_property
-    def loss(self) -> NDArray[np.float64]:
-        """Shape (T, n): what each answer loses, from 0 to 1; NaN where it is not known; read-only.
-
-        It is 0 or 1 where answers are right or wrong. Other losses are divided by :attr:`unit`.
-
-        Raises:
-            TraceError: If the trace has no column that losses come from.
-
-        >>> trace = Trace.from_arrays({"small": 1.0, "large": 9.0}, [[0.4, 0.9]], loss=[[5, 2]])
-        >>> trace.loss.tolist(), trace.unit
-        ([[1.0, 0.4]], 5.0)
-        """
-        return read_only(losses_of(self) / self.unit)
-
-    @property
-    def unit(self) -> float:
-        """What a loss of 1 is in the log's own unit: the largest loss. For printing alone."""
-        if not self.is_graded:
-            return 1.0
-        return self.spec.loss_bound or self.largest_loss or 1.0
-
-    @property
-    def is_graded(self) -> bool:
-        """Whether answers have losses of their own: ``loss``, or mistakes that cost unequally."""
-        return self.raw_loss is not None or bool(self.spec.mistakes)
-
-    @property
-    def measure(self) -> Measure:
-        """What policies are measured by: the error, or the mean loss where answers have losses."""
-        return "mean loss" if self.is_graded else "error"
-
-    @property
-    def coverage(self) -> str:
-        """How complete the trace is, in one line.
-
-        >>> Trace(CascadeSpec.of({"a": 1.0}), [[0.5], [0.6]]).coverage
-        '2 rows, each with an answer of every node; no losses are known'
-        """
-        rows = len(self)
-        parts = [
-            f"{name!r} answered on {_share(int(answers), rows)}"
-            for name, answers in zip(self.names, self.answered.sum(axis=0), strict=True)
-            if answers < rows
-        ]
-        head = counted(rows, "row", ",")
-        if not parts:
-            head += ", each with an answer of every node"
-        if self.label is not None:
-            parts.append(f"a label on {_share(int((self.label >= 0).sum()), rows)}")
-        if self.chance is not None:
-            parts.append(f"the chance of {_share(int((self.chance >= 0).sum()), self.chance.size)}")
-        if self.group is not None:
-            parts.append(counted(len(np.unique(self.group)), "group", ","))
-        try:
-            known, answers = int((self.loss >= 0).sum()), int(self.answered.sum())
-        except TraceError:
-            parts.append("no losses are known")
-        else:
-            every = "the loss of every answer is known"
-            share = f"the loss of {_share(known, answers)} of the answers is known"
-            parts.append(every if known == answers else share)
-        return "; ".join([head, *parts])
-
-    def __len__(self) -> int:
-        return len(self.confidence)
-
-    def __repr__(self) -> str:
-        sizes = [counted(len(self), "row"), counted(len(self.spec), "node")]
-        return f"Trace({', '.join([*sizes, *self._present()])})"
-
-    def _present(self) -> list[str]:
-        """Return the columns that the trace has beside the confidences."""
-        names = {c.field: c.name for c in SCHEMA if c.field not in ("confidence", "cost")}
-        known = [name for key, name in names.items() if getattr(self, key) is not None]
-        if self.cost.ndim == 2:
-            known.append("cost per row")
-        return [*known, *(INPUT + name for name in self.inputs)]
-
-    def _repr_html_(self) -> str:
-        head = ["node", "answers", "cost", "mean confidence"]
-        columns = [
-            [percent(share) for share in (self.answered.sum(axis=0) / max(len(self), 1)).tolist()],
-            [number(value) for value in _means(self.costs)],
-            [number(value) for value in _means(self.confidence)],
-        ]
-        try:
-            losses = _means(self.loss * self.unit)
-        except TraceError:  # it does not have which answers are right
-            pass
-        else:
-            graded = self.is_graded
-            head.append(self.measure if graded else "right")
-            columns.append([number(x) if graded else percent(1 - x, digits=1) for x in losses])
-        rows = [list(row) for row in zip(self.names, *columns, strict=True)] if len(self) else []
-        return card(repr(self), notes=[*self.notes, self.coverage], head=head, rows=rows)
-
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
-        """Draw how often each node is right (or what it loses), by how certain it is.
-
-        Args:
-            path: Where to write the drawing, if anywhere.
-
-        Returns:
-            The text of an SVG file; notebooks show it as a picture.
-
-        Raises:
-            TraceError: If the trace does not have which answers are right.
-
-        >>> from ttamer import datasets
-        >>> datasets.load("langid", "fit").plot().startswith("<svg")
-        True
-        """
-        shown = self.loss * self.unit if self.is_graded else 1 - self.loss
-        curves = {}
-        for node, name in enumerate(self.names):
-            known = np.flatnonzero(~np.isnan(shown[:, node]))
-            order = known[np.argsort(self.confidence[known, node], kind="stable")]
-            parts = [part for part in np.array_split(order, _PLOT_PARTS) if len(part)]
-            means = [float(shown[part, node].mean()) for part in parts]
-            curves[name] = ([(k + 0.5) / len(parts) for k in range(len(parts))], means)
-        what = self.measure if self.is_graded else "right"
-        axis = "rows, from the least certain to the most certain"
-        percents = not self.is_graded
-        return draw_curves(curves, axis, what, x_percent=True, y_percent=percents).written(path)
-
-    def with_spec(self, spec: CascadeSpec) -> Trace:
-        """Return the same rows for a cascade of the same nodes with other costs, order or target.
-
-        Args:
-            spec: The cascade, with the same nodes in the same order.
-
-        Returns:
-            The trace, with the costs of the new cascade on every row.
-
-        Raises:
-            ArgumentError: If the cascade has other nodes.
-
-        >>> from ttamer.cascade import CascadeSpec
-        >>> trace = Trace(CascadeSpec.of({"a": 1.0, "b": 2.0}), [[0.1, 0.2]])
-        >>> trace.with_spec(CascadeSpec.of({"a": 3.0, "b": 4.0}, kind="exits")).costs.tolist()
-        [[3.0, 4.0]]
-        """
-        if spec.names != self.names:
-            raise ArgumentError(
-                f"the cascade has the nodes {', '.join(spec.names)}, and the trace "
-                f"{', '.join(self.names)}: they must be the same, in the same order"
-            )
-        return dataclasses.replace(self, spec=spec, cost=spec.costs)
-
-    def with_verification(self) -> Trace:
-        """Return the trace with each verified answer as a node of its own, after the answer.
-
-        Where a node has a ``verify_cost``, its answer alone has no confidence (0 on every row), and
-        the node ``... (verified)`` has the same answer with the confidence of the trace.
-
-        Returns:
-            The trace of the split cascade; this one where no node has a ``verify_cost``.
-
-        Raises:
-            CascadeError: If a name is taken.
-
-        >>> from ttamer.cascade import CascadeNode, CascadeSpec
-        >>> trace = Trace(CascadeSpec((CascadeNode("a", 1.0, verify_cost=0.5),)), [[0.9], [0.4]])
-        >>> split = trace.with_verification()
-        >>> split.names, split.confidence.tolist(), split.cost.tolist()
-        (('a', 'a (verified)'), [[0.0, 0.9], [0.0, 0.4]], [1.0, 0.5])
-        """
-        spec, source = split_nodes(self.spec)
-        if len(spec) == len(self.spec):
-            return self
-        unseen = [k for k, (one, two) in enumerate(pairwise(source)) if one == two]
-        verified = [k + 1 for k in unseen]
-        fields = self._fields_for(spec, source)
-        confidence = fields["confidence"]
-        confidence[:, unseen] = np.where(np.isnan(confidence[:, unseen]), np.nan, 0.0)
-        if self.cost.ndim == 2:
-            fields["cost"][:, verified] = spec.costs[verified]
-        for name in EXTRA_FIELDS:
-            if name in fields:
-                fields[name][:, verified if name == "latency" else unseen] = np.nan
-        return dataclasses.replace(self, **fields)
-
-    def _fields_for(self, spec: CascadeSpec, nodes: Sequence[int]) -> dict[str, Any]:
-        """Return the fields of a trace for another cascade, whose columns are those of nodes."""
-        fields: dict[str, Any] = {"spec": spec}
-        for column in SCHEMA:
-            values = getattr(self, column.field)
-            if column.by == "node" and values is not None:
-                by_cascade = values.ndim == 1  # costs
-                fields[column.field] = (
-                    spec.costs if by_cascade else np.asfortranarray(values[:, nodes])
-                )
-        return fields
-
-    def take(self, rows: ArrayLike | slice) -> Trace:
-        """Return the trace of some rows: positions, a mask or a slice.
-
-        Classes keep their codes. ``left_out`` describes the reading, and is not passed on.
-
-        Args:
-            rows: Positions counting from 0, a mask of shape (T,), or a slice.
-
-        Returns:
-            The trace of these rows, in the order given.
-
-        Raises:
-            ArgumentError: If a position is out of range, or a mask has another length.
-        """
-        index: Any = rows if isinstance(rows, slice) else np.asarray(rows)
-        if not isinstance(index, slice):
-            if index.dtype == np.bool_:
-                if index.shape != (len(self),):
-                    raise ArgumentError(
-                        f"a mask needs one truth value for each of {counted(len(self), 'row')}"
-                    )
-                index = np.flatnonzero(index)
-            elif index.size == 0:
-                index = index.astype(np.intp)
-            if index.ndim != 1 or index.dtype.kind not in "iu":
-                raise ArgumentError("rows must be a slice, a mask, or a list of whole numbers")
-            if index.size and not -len(self) <= index.min() <= index.max() < len(self):
-                raise ArgumentError(
-                    f"rows run from 0 to {len(self) - 1}; asked for {index.min()} to {index.max()}"
-                )
-        part = object.__new__(Trace)  # its arrays are rows of checked ones: no check again
-        for item in dataclasses.fields(self):
-            object.__setattr__(part, item.name, getattr(self, item.name))
-        for column, values in self._columns():
-            object.__setattr__(part, column.field, _rows(values, index))
-        inputs = {name: read_only(values[index]) for name, values in self.inputs.items()}
-        object.__setattr__(part, "inputs", inputs)
-        object.__setattr__(part, "left_out", {})
-        return part
-
-    def _columns(self) -> Iterator[tuple[Column, NDArray[Any]]]:
-        """Yield the columns of the schema that have a value for each row."""
-        for column in SCHEMA:
-            values = getattr(self, column.field)
-            if values is not None and not (column.field == "cost" and values.ndim == 1):
-                yield column, values
-
-    def split(self, fraction: float, seed: int) -> tuple[Trace, Trace]:
-        """Split at random: a share of the rows to fit on, and the others to test on.
-
-        Args:
-            fraction: The share of the rows in the first part, between 0 and 1.
-            seed: The seed of the random order.
-
-        Returns:
-            The first part and the other rows, each with at least one row.
-
-        Raises:
-            ArgumentError: If the fraction is not between 0 and 1, or the seed is negative.
-            TraceError: If the trace has fewer than 2 rows.
-
-        >>> from ttamer.cascade import CascadeSpec
-        >>> fit, test = Trace(CascadeSpec.of({"only": 1.0}), [[0.1], [0.2], [0.3]]).split(0.5, 0)
-        >>> len(fit), len(test)
-        (2, 1)
-        """
-        if not 0 < fraction < 1:
-            raise ArgumentError(f"fraction is {fraction}; it must lie between 0 and 1")
-        require_whole(seed, "seed")
-        require_rows(self, 2, "a split")
-        order = np.random.default_rng(seed).permutation(len(self))
-        count = min(max(round(fraction * len(self)), 1), len(self) - 1)
-        return self.take(order[:count]), self.take(order[count:])
-
-    @classmethod
-    def concat(cls, traces: Sequence[Trace]) -> Trace:
-        """Put traces of the same nodes one after another; their classes become one list.
-
-        Costs become one per row where the traces differ in them. The cascade is the first one's.
-
-        Args:
-            traces: Shards of a log, days of traffic; at least one.
-
-        Returns:
-            One trace with all rows, in the order given.
-
-        Raises:
-            TraceError: If the traces differ in their nodes or in the columns they have.
-
-        >>> from ttamer.cascade import CascadeSpec
-        >>> one = Trace(CascadeSpec.of({"only": 1.0}), [[0.5], [0.6]])
-        >>> Trace.concat([one, one])
-        Trace(4 rows, 1 node)
-        """
-        require_kind(traces, Iterable, "concat takes a list of traces", "write [one, two]")
-        traces = list(traces)
-        for trace in traces:
-            require_trace(trace, "concat")
-        if not traces:
-            raise TraceError("concat: there are no traces; give at least one")
-        first = traces[0]
-        for position, trace in enumerate(traces[1:], start=1):
-            _check_alike(first, trace, position)
-        if len(traces) == 1:
-            return first
-        texts = {name: ClassCodes(getattr(first, name)) for name in ("classes", "groups")}
-        fields: dict[str, Any] = {}
-        for column in SCHEMA:
-            arrays = [getattr(trace, column.field) for trace in traces]
-            if arrays[0] is None:
-                continue
-            if column.kind == "class":
-                # Code -1 picks the last entry of each table, which is -1.
-                codes = texts[column.texts]
-                tables = [
-                    np.array([*map(codes.code, getattr(trace, column.texts)), -1], np.int32)
-                    for trace in traces
-                ]
-                arrays = [table[array] for table, array in zip(tables, arrays, strict=True)]
-            if column.field == "cost":
-                if all(a.ndim == 1 and np.array_equal(a, first.cost) for a in arrays):
-                    continue
-                arrays = [trace.costs for trace in traces]
-            fields[column.field] = _stack(arrays, "F")
-        left_out: dict[str, int] = {}
-        for trace in traces:
-            for reason, count in trace.left_out.items():
-                left_out[reason] = left_out.get(reason, 0) + count
-        if first.raw_loss is not None:
-            fields["largest_loss"] = max(trace.largest_loss or 0.0 for trace in traces)
-        return dataclasses.replace(
-            first,
-            **fields,
-            classes=texts["classes"].classes,
-            groups=texts["groups"].classes,
-            inputs={name: _stack([t.inputs[name] for t in traces], "C") for name in first.inputs},
-            left_out=left_out,
-            notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
-        )
-
-    def restrict(self, nodes: Iterable[str]) -> Trace:
-        """Return the trace of some nodes, in the cascade's own order.
-
-        A node cannot stay without its parent (``after``), nor any node without the last one where
-        that is the target: what is right would change. An exit left out is always passed: the cost
-        of that is added to the next exit that stays. Where each is asked that is all its
-        cost, since the share of its ramp is not known.
-
-        Args:
-            nodes: The names to keep.
-
-        Returns:
-            The trace of these nodes, with all rows.
-
-        Raises:
-            ArgumentError: If a name is unknown, or the target or a parent is left out.
-
-        >>> from ttamer.cascade import CascadeSpec
-        >>> trace = Trace(CascadeSpec.of({"a": 1.0, "b": 2.0, "c": 3.0}), [[0.1, 0.2, 0.3]])
-        >>> fewer = trace.restrict(["c", "a"])
-        >>> fewer.names, fewer.confidence.tolist()
-        (('a', 'c'), [[0.1, 0.3]])
-        """
-        if isinstance(nodes, str):
-            raise ArgumentError(f"restrict takes a list of names: write [{nodes!r}]")
-        spec = self.spec
-        wanted = {spec.index_of(name) for name in nodes}
-        if not wanted:
-            raise ArgumentError("a trace needs at least one node: name one to keep")
-        if spec.target == "last" and len(spec) - 1 not in wanted:
-            raise ArgumentError(
-                f'target = "last" means that {spec.names[-1]!r} is right: keep it, or use '
-                'target = "label"'
-            )
-        for place in wanted:
-            for parent in spec.parents[place]:
-                if parent not in wanted:
-                    raise ArgumentError(
-                        f"node {spec.names[place]!r} comes after {spec.names[parent]!r}: keep "
-                        "both, or neither"
-                    )
-        kept = sorted(wanted)
-        # For each node kept, the cost of passing those left out directly before it.
-        if spec.asks_each:
-            between = [self.costs[:, u + 1 : v].sum(axis=1) for u, v in pairwise((-1, *kept))]
-        else:
-            between = [spec.reach[u + 1 : v].sum(keepdims=True) for u, v in pairwise((-1, *kept))]
-        toll = [float(each.mean()) for each in between]
-        fewer = dataclasses.replace(
-            spec,
-            nodes=tuple(
-                _passing_more(spec.nodes[number], more)
-                for number, more in zip(kept, toll, strict=True)
-            ),
-        )
-        fields = self._fields_for(fewer, kept)
-        if self.cost.ndim == 2:
-            fields["cost"] = fields["cost"] + np.stack(np.broadcast_arrays(*between), 1)
-        return dataclasses.replace(self, **fields)
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of the content: the same whatever the file format or the order of classes.
-
-        It covers the node names, their costs, and every row; not ``kind``, ``target`` or notes.
-        """
-        ranks = {}
-        used: dict[str, list[str]] = {}
-        for name in ("classes", "groups"):
-            codes = [array for column, array in self._columns() if column.texts == name]
-            ranks[name], used[name] = _ranks(codes, getattr(self, name))
-        head = {
-            "rows": len(self),
-            "nodes": self.names,
-            "classes": used["classes"],
-            "cost": self.cost.ndim,
-        }
-        if used["groups"]:
-            head["groups"] = used["groups"]
-        if self.spec.kind == "exits" and not self.spec.asks_each:  # costs, though no column
-            head["passing"] = [node.reach or 0.0 for node in self.spec.nodes]
-        sha = hashlib.sha256(json.dumps(head).encode())
-        # Names and order are those of 0.2: policy files hold digests.
-        parts: list[tuple[str, NDArray[Any], Column | None]] = [
-            (f"extra.{column.name}" if column.name in EXTRA_FIELDS else column.name, values, column)
-            for column in SCHEMA
-            if (values := getattr(self, column.field)) is not None
-        ]
-        parts += [(f"signal.{name}", self.inputs[name], None) for name in sorted(self.inputs)]
-        parts.sort(key=lambda part: part[0].startswith("extra."))
-        for name, part, schema in parts:
-            sha.update(f"\n{name}\n".encode())
-            for column in [part] if part.ndim == 1 else part.T:
-                for start in range(0, len(column), _DIGEST_ROWS):
-                    values = column[start : start + _DIGEST_ROWS]
-                    if schema is not None and schema.texts:
-                        values = ranks[schema.texts][values].astype("<i4")
-                    elif values.dtype == object:
-                        sha.update(json.dumps(values.tolist()).encode())
-                        continue
-                    elif values.dtype != np.int8:
-                        values = _plain(values)
-                    sha.update(np.ascontiguousarray(values).data)
-        return sha.hexdigest()
 
     @classmethod
     def read(
         cls,
         path: str | os.PathLike[str],
-        cascade: CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None = None,
+        cascade: Cascade = None,
         *,
         on_bad: OnBad = "refuse",
     ) -> Trace:
@@ -803,14 +412,14 @@ class Trace(OldTrace):
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = pathlib.Path(folder, "log.csv")
         ...     _ = path.write_text("a.confidence,a.correct\n0.5,1\n0.9,0\n")
-        ...     Trace.read(path, {"a": 2.5})
-        Trace(2 rows, 1 node, correct)
+        ...     Trace.read(path, {"a": 2.5}).loss.tolist()
+        [[0.0], [1.0]]
         """
-        from ttamer.trace.files import open_source, read_all
+        from ttamer.trace.io import open_source, read_all
 
         remedy = "for a data frame call Trace.from_frame(frame, costs={...})"
         require_path(path, "Trace.read", remedy)
-        return read_all(open_source(path), cascade, str(path), on_bad)
+        return read_all(open_source(path), cascade, on_bad)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write Parquet, CSV, JSON Lines or NPZ, by the suffix: the whole file, or none.
@@ -824,9 +433,331 @@ class Trace(OldTrace):
         Raises:
             TraceError: If the file cannot be written, or the trace has no rows.
         """
-        from ttamer.trace.files import write_trace
+        from ttamer.trace.io import write_trace
 
         write_trace(self, path)
+
+    @cached_property
+    def loss(self) -> NDArray[np.float64]:
+        """Shape (T, n): what each answer loses, from 0 to 1; NaN where it is not known; read-only.
+
+        It is 0 or 1 where answers are right or wrong. Other losses are divided by :attr:`unit`.
+
+        Raises:
+            TraceError: If the trace has no column that losses come from.
+
+        >>> trace = Trace.from_arrays({"small": 1.0, "large": 9.0}, [[0.4, 0.9]], loss=[[5, 2]])
+        >>> trace.loss.tolist(), trace.unit
+        ([[1.0, 0.4]], 5.0)
+        """
+        return read_only(losses_of(self) / self.unit)
+
+    @property
+    def coverage(self) -> str:
+        """How complete the trace is, in one line.
+
+        >>> Trace(CascadeSpec.of({"a": 1.0}), [[0.5], [0.6]]).coverage
+        '2 rows, each with an answer of every node; no losses are known'
+        """
+        rows, answers = len(self), self.answered.sum(axis=0)
+        gaps = [
+            f"{name!r} answered on {_share(int(count), rows)}"
+            for name, count in zip(self.names, answers, strict=True)
+            if count < rows
+        ]
+        more = f"{len(gaps) - 6} more nodes have gaps"
+        parts = [*gaps[:6], more] if len(gaps) > 7 else gaps
+        head = counted(rows, "row", ",")
+        if not gaps:
+            head += ", each with an answer of every node"
+        if self.label is not None:
+            parts.append(f"a label on {_share(int((self.label >= 0).sum()), rows)}")
+        if self.chance is not None:
+            parts.append(f"the chance of {_share(int((self.chance >= 0).sum()), self.chance.size)}")
+        if self.group is not None:
+            parts.append(counted(len(np.unique(self.group)), "group", ","))
+        try:
+            known, total = int((self.loss >= 0).sum()), int(answers.sum())
+        except TraceError:
+            parts.append("no losses are known")
+        else:
+            every = "the loss of every answer is known"
+            share = f"the loss of {_share(known, total)} of the answers is known"
+            parts.append(every if known == total else share)
+        return "; ".join([head, *parts])
+
+    def __repr__(self) -> str:
+        present = [c.name for c, _ in self.columns() if c.field not in ("confidence", "cost")]
+        inputs = [INPUT + name for name in self.inputs]
+        names = [*present, *(["cost per row"] if self.cost.ndim == 2 else []), *inputs]
+        if len(names) > 9:
+            names = [*names[:8], f"{len(names) - 8} more columns"]
+        return f"Trace({', '.join([counted(len(self.spec), 'node'), *names])}; {self.coverage})"
+
+    def _repr_html_(self) -> str:
+        unit = self.spec.unit and f" ({self.spec.unit})"
+        head = ["node", "answers", f"cost{unit}", "mean confidence"]
+        shares = (self.answered.sum(axis=0) / max(len(self), 1)).tolist()
+        columns = [
+            [percent(share) for share in shares],
+            [number(value) for value in _means(self.costs)],
+            [number(value) for value in _means(self.confidence)],
+        ]
+        try:
+            losses = _means(self.loss * self.unit)
+        except TraceError:  # it does not have which answers are right
+            pass
+        else:
+            graded = self.is_graded
+            head.append(self.measure if graded else "right")
+            columns.append([number(x) if graded else percent(1 - x, digits=1) for x in losses])
+        rows = [list(row) for row in zip(self.names, *columns, strict=True)] if len(self) else []
+        title = f"Trace: {counted(len(self), 'row', ',')}, {counted(len(self.spec), 'node')}"
+        return card(title, notes=[*self.notes, self.coverage], head=head, rows=rows)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+        """Draw how often each node is right (or what it loses), by how certain it is.
+
+        Args:
+            path: Where to write the drawing, if anywhere.
+
+        Returns:
+            The text of an SVG file; notebooks show it as a picture.
+
+        Raises:
+            TraceError: If the trace does not have which answers are right.
+
+        >>> from ttamer import datasets
+        >>> datasets.load("langid", "fit").plot().startswith("<svg")
+        True
+        """
+        shown = self.loss * self.unit if self.is_graded else 1 - self.loss
+        curves = {}
+        for node, name in enumerate(self.names):
+            known = np.flatnonzero(~np.isnan(shown[:, node]))
+            order = known[np.argsort(self.confidence[known, node], kind="stable")]
+            parts = [part for part in np.array_split(order, 20) if len(part)]
+            means = [float(shown[part, node].mean()) for part in parts]
+            curves[name] = ([(k + 0.5) / len(parts) for k in range(len(parts))], means)
+        what = self.measure if self.is_graded else "right"
+        axis = "rows, from the least certain to the most certain"
+        percents = not self.is_graded
+        return draw_curves(curves, axis, what, x_percent=True, y_percent=percents).written(path)
+
+    def with_spec(self, spec: CascadeSpec) -> Trace:
+        """Return the same rows for a cascade of the same nodes with other costs, kind or target.
+
+        Args:
+            spec: The cascade, with the same nodes in the same order.
+
+        Returns:
+            The trace, with the costs of the new cascade on every row.
+
+        Raises:
+            ArgumentError: If the cascade has other nodes.
+
+        >>> trace = Trace(CascadeSpec.of({"a": 1.0, "b": 2.0}), [[0.1, 0.2]])
+        >>> trace.with_spec(CascadeSpec.of({"a": 3.0, "b": 4.0}, kind="exits")).costs.tolist()
+        [[3.0, 4.0]]
+        """
+        if spec.names != self.names:
+            raise ArgumentError(
+                f"the cascade has the nodes {', '.join(spec.names)}, and the trace "
+                f"{', '.join(self.names)}: they must be the same, in the same order"
+            )
+        return dataclasses.replace(self, spec=spec, cost=spec.costs)
+
+    def with_verification(self) -> Trace:
+        """Return the trace with each verified answer as a node of its own, after the answer.
+
+        Where a node has a ``verify_cost``, its answer alone has no confidence (0 on every row), and
+        the node ``... (verified)`` has the same answer with the confidence of the trace.
+
+        Returns:
+            The trace of the split cascade; this one where no node has a ``verify_cost``.
+
+        Raises:
+            CascadeError: If a name is taken.
+
+        >>> from ttamer.cascade import CascadeNode
+        >>> trace = Trace(CascadeSpec((CascadeNode("a", 1.0, verify_cost=0.5),)), [[0.9], [0.4]])
+        >>> split = trace.with_verification()
+        >>> split.names, split.confidence.tolist(), split.cost.tolist()
+        (('a', 'a (verified)'), [[0.0, 0.9], [0.0, 0.4]], [1.0, 0.5])
+        """
+        spec, source = split_nodes(self.spec)
+        if len(spec) == len(self.spec):
+            return self
+        unseen = [k for k, (node, following) in enumerate(pairwise(source)) if node == following]
+        verified = [k + 1 for k in unseen]
+        fields = _fields_for(self, spec, source)
+        confidence = fields["confidence"]
+        confidence[:, unseen] = np.where(np.isnan(confidence[:, unseen]), np.nan, 0.0)
+        if self.cost.ndim == 2:
+            fields["cost"][:, verified] = spec.costs[verified]
+        # The latency is the answer's; its margin and entropy are known once it is verified.
+        for name, lacking in (("latency", verified), ("margin", unseen), ("entropy", unseen)):
+            if name in fields:
+                fields[name][:, lacking] = np.nan
+        return dataclasses.replace(self, **fields)
+
+    def split(self, fraction: float, seed: int) -> tuple[Trace, Trace]:
+        """Split at random: a share of the rows to fit on, and the others to test on.
+
+        Rows of one group stay together.
+
+        Args:
+            fraction: The share of the rows in the first part, between 0 and 1.
+            seed: The seed of the random order.
+
+        Returns:
+            The first part and the other rows, each with at least one row.
+
+        Raises:
+            ArgumentError: If the fraction is not between 0 and 1, or the seed is negative.
+            TraceError: If the trace has fewer than 2 rows, or all of one group.
+
+        >>> fit, test = Trace(CascadeSpec.of({"only": 1.0}), [[0.1], [0.2], [0.3]]).split(0.5, 0)
+        >>> len(fit), len(test)
+        (2, 1)
+        """
+        if not 0 < fraction < 1:
+            raise ArgumentError(
+                f"fraction is {fraction}; it must lie between 0 and 1", param="fraction"
+            )
+        require_whole(seed, "seed")
+        require_rows(self, 2, "a split")
+        order = np.random.default_rng(seed).permutation(len(self))
+        count = min(max(round(fraction * len(self)), 1), len(self) - 1)
+        if self.group is None:
+            return self.take(order[:count]), self.take(order[count:])
+        # Groups in the order of their first row; a row without a group is one by itself.
+        codes = np.where(self.group < 0, -1 - np.arange(len(self)), self.group)[order]
+        _, first, member = np.unique(codes, return_index=True, return_inverse=True)
+        rank = first[member]
+        if (rank == rank[0]).all():
+            raise TraceError("all rows are of one group, which is never split: bring more groups")
+        ends = np.flatnonzero(np.diff(np.sort(rank)) > 0) + 1  # where a group ends
+        cut = int(ends[np.abs(ends - count).argmin()])
+        order = order[np.argsort(rank, kind="stable")]
+        return self.take(order[:cut]), self.take(order[cut:])
+
+    @classmethod
+    def concat(cls, traces: Sequence[Trace]) -> Trace:
+        """Put traces of the same nodes one after another; their classes become one list.
+
+        Costs become one per row where the traces differ in them. The cascade is the first one's.
+
+        Args:
+            traces: Shards of a log, days of traffic; at least one.
+
+        Returns:
+            One trace with all rows, in the order given.
+
+        Raises:
+            TraceError: If the traces differ in their nodes or in the columns they have.
+
+        >>> part = Trace(CascadeSpec.of({"only": 1.0}), [[0.5], [0.6]])
+        >>> len(Trace.concat([part, part]))
+        4
+        """
+        require_kind(traces, Iterable, "concat takes a list of traces", "write [one, two]")
+        traces = list(traces)
+        for trace in traces:
+            require_trace(trace, "concat")
+        if not traces:
+            raise TraceError("concat: there are no traces; give at least one")
+        first = traces[0]
+        for position, trace in enumerate(traces[1:], start=1):
+            _check_alike(first, trace, position)
+        if len(traces) == 1:
+            return first
+        texts = {name: ClassCodes(getattr(first, name)) for name in ("classes", "groups")}
+        fields: dict[str, Any] = {}
+        for column in SCHEMA:
+            arrays = [getattr(trace, column.field) for trace in traces]
+            if arrays[0] is None:
+                continue
+            if column.field == "cost":
+                if all(a.ndim == 1 and np.array_equal(a, first.cost) for a in arrays):
+                    continue
+                arrays = [trace.costs for trace in traces]
+            if column.texts:
+                arrays = [
+                    texts[column.texts].recode(codes, getattr(trace, column.texts))
+                    for trace, codes in zip(traces, arrays, strict=True)
+                ]
+            fields[column.field] = _stack(arrays, "F")
+        left_out: dict[str, int] = {}
+        for trace in traces:
+            for reason, count in trace.left_out.items():
+                left_out[reason] = left_out.get(reason, 0) + count
+        if first.raw_loss is not None:
+            fields["largest_loss"] = max(trace.largest_loss or 0.0 for trace in traces)
+        return dataclasses.replace(
+            first,
+            **fields,
+            classes=texts["classes"].classes,
+            groups=texts["groups"].classes,
+            inputs={name: _stack([t.inputs[name] for t in traces], "C") for name in first.inputs},
+            left_out=left_out,
+            notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
+        )
+
+    def restrict(self, nodes: Iterable[str]) -> Trace:
+        """Return the trace of some nodes, in the cascade's own order.
+
+        A node cannot stay without its parent (``after``), nor any node without the last one where
+        that is the target: what is right would change. An exit left out is always passed: the cost
+        of that is added to the next exit that stays. Where each is asked that is all its cost,
+        since the share of its ramp is not known.
+
+        Args:
+            nodes: The names to keep.
+
+        Returns:
+            The trace of these nodes, with all rows.
+
+        Raises:
+            ArgumentError: If a name is unknown, or the target or a parent is left out.
+
+        >>> trace = Trace(CascadeSpec.of({"a": 1.0, "b": 2.0, "c": 3.0}), [[0.1, 0.2, 0.3]])
+        >>> fewer = trace.restrict(["c", "a"])
+        >>> fewer.names, fewer.confidence.tolist()
+        (('a', 'c'), [[0.1, 0.3]])
+        """
+        if isinstance(nodes, str):
+            raise ArgumentError(f"restrict takes a list of names: write [{nodes!r}]")
+        spec = self.spec
+        stay = sorted({spec.index_of(name) for name in nodes})
+        if not stay:
+            raise ArgumentError("a trace needs at least one node: name one to keep")
+        if spec.target == "last" and len(spec) - 1 not in stay:
+            raise ArgumentError(
+                f'target = "last" means that {spec.names[-1]!r} is right: keep it, or use '
+                'target = "label"'
+            )
+        for node in stay:
+            for parent in spec.parents[node]:
+                if parent not in stay:
+                    raise ArgumentError(
+                        f"node {spec.names[node]!r} comes after {spec.names[parent]!r}: keep "
+                        "both, or neither"
+                    )
+        # For each node that stays, the cost of passing those left out directly before it.
+        reach = self.costs if spec.asks_each else np.broadcast_to(spec.reach, self.costs.shape)
+        between = np.stack([reach[:, u + 1 : v].sum(axis=1) for u, v in pairwise((-1, *stay))], 1)
+        fewer = dataclasses.replace(
+            spec,
+            nodes=tuple(
+                _costing_more(spec.nodes[node], more)
+                for node, more in zip(stay, between.mean(axis=0).tolist(), strict=True)
+            ),
+        )
+        fields = _fields_for(self, fewer, stay)
+        if self.cost.ndim == 2:
+            fields["cost"] = fields["cost"] + between
+        return dataclasses.replace(self, **fields)
 
 
 def require_rows(trace: Sized, least: int, what_for: str) -> None:
@@ -857,25 +788,42 @@ def graded(
     return dataclasses.replace(spec, max_loss=bound), 1 - score
 
 
-def _numbers(values: Any, what: str) -> NDArray[np.float64]:
-    """Return values as numbers; refuse text, and rows of different lengths."""
-    try:
-        return np.asarray(values, np.float64)
-    except (TypeError, ValueError) as error:
-        raise TraceError(f"{what}: must be numbers, in rows of equal length: {error}") from None
+def _check_column(trace: Columns, column: Column, array: NDArray[Any]) -> None:
+    """Refuse codes without a text, numbers out of range, and values where no answer is."""
+    name = column.name
+    if column.texts:
+        texts = getattr(trace, column.texts)
+        if array.size and not -1 <= array.min() <= array.max() < len(texts):
+            raise TraceError(
+                f"{name}: codes run from -1 (no answer) to {len(texts) - 1}, the last of the "
+                f"{column.texts}; there are codes from {array.min()} to {array.max()}"
+            )
+    if column.by == "row" or not len(array):
+        return
+    confidences = trace.confidence.T
+    for node, values, confidence in zip(trace.names, array.T, confidences, strict=True):
+        known, answered = column.known(values), ~np.isnan(confidence)
+        what = f"{name} of {node!r}"
+        if column.kind == "number":
+            bad = np.isinf(values)
+            # A node may lack a column, but for its confidence and its cost.
+            if column.each_answer and (known.any() or name in ("confidence", "cost")):
+                bad |= answered & ~known
+            _refuse(bad, values, what, "a value is needed at each answer, and it must be finite")
+            _refuse(values < column.low, values, what, f"a {name} is not negative")
+            _refuse(values > column.high, values, what, f"a {name} is at most {column.high:g}")
+        if column.of_answer and name != "confidence":
+            why = f"and {name} has a value there: a node that was not asked has none"
+            _refuse(known & ~answered, confidence, f"confidence of {node!r}", why)
 
 
-def _rows(array: NDArray[Any], index: Any) -> NDArray[Any]:
-    """Return rows of an array, columns contiguous: most work goes node by node."""
-    picked: NDArray[Any]
-    if isinstance(index, slice) or array.ndim == 1:
-        picked = array[index]
-    else:
-        picked = np.empty((len(index), array.shape[1]), array.dtype, order="F")
-        for column in range(array.shape[1]):
-            picked[:, column] = array[:, column][index]
-    picked.setflags(write=False)
-    return picked
+def _refuse(bad: NDArray[np.bool_], values: NDArray[Any], what: str, why: str) -> None:
+    if bad.any():
+        row = int(bad.argmax())
+        raise TraceError(
+            f"{what}: row {row} (counting from 0) is {values[row]}; {why} ({int(bad.sum())} of "
+            f"{len(bad)} rows); correct the log, or leave these rows out"
+        )
 
 
 def _check_max_loss(loss: NDArray[np.float64], spec: CascadeSpec) -> None:
@@ -892,34 +840,88 @@ def _check_max_loss(loss: NDArray[np.float64], spec: CascadeSpec) -> None:
         )
 
 
+def _floats(values: Any, what: str) -> Any:
+    """Return values as numbers; refuse text, and rows of different lengths."""
+    try:
+        return np.asarray(values, np.float64)
+    except (TypeError, ValueError) as error:
+        raise TraceError(
+            f"{what}: must be numbers, in rows of equal length: {error}", param=what
+        ) from None
+
+
+def _positions(index: NDArray[Any], rows: int) -> NDArray[np.intp]:
+    """Return positions of rows, or of the rows of a mask; refuse others."""
+    if index.dtype == np.bool_:
+        if index.shape != (rows,):
+            raise ArgumentError(f"a mask needs one truth value for each of {counted(rows, 'row')}")
+        return np.flatnonzero(index)
+    if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
+        raise ArgumentError("rows must be a slice, a mask, or a list of whole numbers")
+    if index.size and not -rows <= index.min() <= index.max() < rows:
+        raise ArgumentError(
+            f"rows run from 0 to {rows - 1}; asked for {index.min()} to {index.max()}"
+        )
+    return index.astype(np.intp, copy=False)
+
+
+def _rows_of(array: NDArray[Any], index: slice | NDArray[np.intp]) -> NDArray[Any]:
+    """Return rows of an array, columns contiguous: most work goes node by node."""
+    if isinstance(index, slice) or array.ndim == 1:
+        return read_only(array[index])
+    picked = np.empty((len(index), array.shape[1]), array.dtype, order="F")
+    for column in range(array.shape[1]):
+        picked[:, column] = array[:, column][index]
+    return read_only(picked)
+
+
+def _fields_for(trace: Trace, spec: CascadeSpec, nodes: Sequence[int]) -> dict[str, Any]:
+    """Return the fields of a trace for another cascade, whose columns are those of nodes."""
+    fields: dict[str, Any] = {"spec": spec, "cost": spec.costs}
+    for column, values in trace.columns():
+        if column.by == "node":
+            fields[column.field] = np.asfortranarray(values[:, nodes])
+    return fields
+
+
+def _reach_of(spec: CascadeSpec) -> list[float] | None:
+    """Return what passing each exit costs, where that is stated."""
+    if spec.kind == "models" or spec.asks_each:
+        return None
+    return [node.reach or 0.0 for node in spec.nodes]
+
+
 def _check_alike(first: Trace, trace: Trace, position: int) -> None:
     if trace.names != first.names:
         raise TraceError(
             f"concat: trace {position} has the nodes {', '.join(trace.names)}, and trace 0 has "
             f"{', '.join(first.names)}; they must be the same, in the same order"
         )
-    if trace.spec.asks_each != first.spec.asks_each or not np.array_equal(
-        [node.reach or 0.0 for node in trace.spec.nodes],
-        [node.reach or 0.0 for node in first.spec.nodes],
-    ):
+    if _reach_of(trace.spec) != _reach_of(first.spec):
         raise TraceError(
-            f"concat: trace {position} passes its nodes at other costs than trace 0, and passing "
+            f"concat: trace {position} passes its nodes at other costs than trace 0, and reach "
             "has one cost for all rows; read them with one cascade.toml"
         )
-    mine, other = set(first._present()), set(trace._present())
-    for names in (mine, other):
-        names.discard("cost per row")
-    if mine != other:
-        odd = ", ".join(sorted(mine ^ other))
+    present = [
+        {c.name for c, _ in t.columns() if c.field != "cost"} | {INPUT + name for name in t.inputs}
+        for t in (first, trace)
+    ]
+    if odd := ", ".join(sorted(present[0] ^ present[1])):
         raise TraceError(
             f"concat: trace 0 and trace {position} differ in their columns: {odd}; "
             "all of them must have these, or none"
         )
 
 
-def _passing_more(node: CascadeNode, more: float) -> CascadeNode:
+def _costing_more(node: CascadeNode, more: float) -> CascadeNode:
     reach = None if node.reach is None else node.reach + more
     return dataclasses.replace(node, cost=node.cost + more, reach=reach)
+
+
+def _stack(arrays: Sequence[NDArray[Any]], order: Literal["C", "F"]) -> NDArray[Any]:
+    """Return arrays of rows one after another."""
+    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+    return np.concatenate(arrays, out=np.empty(shape, arrays[0].dtype, order=order))
 
 
 def _ranks(
@@ -936,10 +938,17 @@ def _ranks(
     return rank, [texts[code] for code in ranked]
 
 
-def _stack(arrays: Sequence[NDArray[Any]], order: Literal["C", "F"]) -> NDArray[Any]:
-    """Return arrays of rows one after another."""
-    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
-    return np.concatenate(arrays, out=np.empty(shape, arrays[0].dtype, order=order))
+def _hashed(values: NDArray[Any]) -> bytes:
+    """Return the bytes that stand for values: little-endian, no negative zero, one NaN."""
+    if values.dtype == object:
+        return json.dumps(values.tolist()).encode()
+    if values.dtype == np.int32:
+        return values.astype("<i4").tobytes()
+    if values.dtype == np.int8:
+        return values.tobytes()
+    plain = values.astype("<f8") + 0.0
+    plain[np.isnan(plain)] = np.nan
+    return plain.tobytes()
 
 
 def _means(values: NDArray[np.float64]) -> list[float]:
@@ -952,13 +961,4 @@ def _means(values: NDArray[np.float64]) -> list[float]:
 
 
 def _share(count: int, total: int) -> str:
-    if count == total:
-        return "all"
-    return f"{count:,} ({percent(count / total)})"
-
-
-def _plain(values: NDArray[Any]) -> NDArray[Any]:
-    """One pattern of bits for each number: no negative zero, one NaN, little-endian."""
-    plain = values.astype("<f8") + 0.0
-    plain[np.isnan(plain)] = np.nan
-    return plain
+    return "all" if count == total else f"{count:,} ({percent(count / total)})"
