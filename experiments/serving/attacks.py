@@ -327,8 +327,9 @@ class Bystander:
             await self._task
         if not self.seconds:
             return {"answered": "0/0", "median_s": float("nan"), "longest_s": float("nan")}
+        others = {status: count for status, count in self.statuses.items() if status != 200}
         return {
-            "answered": f"{self.statuses[200]}/{self.statuses.total()}",
+            "answered": f"{self.statuses[200]}/{self.statuses.total()} {others or ''}".strip(),
             "median_s": statistics.median(self.seconds),
             "longest_s": max(self.seconds),
         }
@@ -588,6 +589,9 @@ async def measured(
         row = {"attack": name, **await bystander.stop(), "MB": max(sizes) - sizes[0]}
         alive = await ask(port, "after")
         row["after"] = alive if process.poll() is None else "dead"
+        if ERRORS:
+            result += f" ({_counts(ERRORS)})"
+            ERRORS.clear()
         return {**row, "result": result}
     finally:
         process.kill()
