@@ -207,22 +207,22 @@ class Breaker:
 
     def record(self, *, failed: bool) -> None:
         """Take the end of a call."""
-        now = time.monotonic()
+        ended_at = time.monotonic()
         if not failed and self._until:
             self._recent.clear()
             self._pause, self._until = self.first_pause, 0.0
-        self._recent.append((now, failed))
+        self._recent.append((ended_at, failed))
         if not failed:
             return
         if self._until:
             if self._is_testing:  # not a call that began before the breaker opened
                 self._pause, self._is_testing = min(2 * self._pause, self.max_pause), False
-                self._until = now + self._pause
+                self._until = ended_at + self._pause
             return
-        recent = [failure for ended, failure in self._recent if now - ended <= self.seconds]
+        recent = [failure for ended, failure in self._recent if ended_at - ended <= self.seconds]
         is_bad = sum(recent) >= self.share * len(recent) or all(recent[-self.row :])
         if len(recent) >= self.row and is_bad:
-            self._until = now + self._pause
+            self._until = ended_at + self._pause
 
 
 @asynccontextmanager
@@ -381,8 +381,8 @@ class Client:
     ) -> AsyncIterator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:  # fmt: skip
         """Make one attempt, with its time limit and the breaker around it."""
         if not self.breaker.allows():
-            left = self.breaker.seconds_left
-            raise self._failure("open", "fails, and is left alone for now", retry_after=left)
+            pause = self.breaker.seconds_left
+            raise self._failure("open", "fails, and is left alone for now", retry_after=pause)
         await self._enter(deadline)
         try:
             async with (

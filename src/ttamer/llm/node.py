@@ -217,7 +217,7 @@ class ModelNode:
 
     async def _reply(self, answer: ModelAnswer, confidence: float, work: Work) -> Reply:
         if self._comparer is not None:
-            earlier = [one.prediction for one in work.answers.values()]
+            earlier = [previous.prediction for previous in work.answers.values()]
             with suppress(UpstreamFailed):  # without embeddings, texts that differ are not equal
                 answer.prediction = await self._comparer.matched(answer.prediction, earlier)
         work.answers[self.name] = answer

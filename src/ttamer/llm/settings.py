@@ -181,7 +181,7 @@ def _node(node: CascadeNode, spec: CascadeSpec, where: str) -> NodeSettings:
             '"product", from which a fit computes the chance of an error'
         )
     table = {"model": node.name, **table, "name": node.name, "cost": node.cost}
-    settings = checked(NodeSettings, table, where, gone=NODE_KEYS_GONE)
+    settings = checked(NodeSettings, table, where, removed=NODE_KEYS_GONE)
     settings = msgspec.structs.replace(settings, upstream=settings.upstream.rstrip("/"))
     _check_confidence(settings, table, spec, where)
     return settings
@@ -247,19 +247,21 @@ def embeddings_of(spec: CascadeSpec) -> EmbeddingSettings | None:
     table = spec.serve.get("embeddings")
     if table is None:
         return None
-    return checked(EmbeddingSettings, table, "[serve.embeddings]", gone=EMBEDDING_KEYS_GONE)
+    return checked(EmbeddingSettings, table, "[serve.embeddings]", removed=EMBEDDING_KEYS_GONE)
 
 
-def checked(kind: type[T], table: Any, where: str, *, gone: Mapping[str, str] | None = None) -> T:
-    """Return a table of settings as a struct; ``gone`` says where the keys of old went."""
+def checked(
+    kind: type[T], table: Any, where: str, *, removed: Mapping[str, str] | None = None
+) -> T:
+    """Return a table of settings as a struct; ``removed`` says where the keys of old went."""
     if not isinstance(table, Mapping):
         raise CascadeError(f"{where}: must be a table, not {table!r}")
     names = kind.__struct_fields__
     for key in table:
         if key in names:
             continue
-        if gone and key in gone:
-            raise CascadeError(f"{where}: {key} is no setting any more: {gone[key]}")
+        if removed and key in removed:
+            raise CascadeError(f"{where}: {key} is no setting any more: {removed[key]}")
         alike = get_close_matches(key, names, n=1, cutoff=0.75)
         advice = f"did you mean {alike[0]!r}?" if alike else f"allowed are {', '.join(names)}"
         raise CascadeError(f"{where}: has an unknown key {key!r}; {advice}")

@@ -57,7 +57,7 @@ async def run(
             if relayed is not None:
                 calls = (*call.asked, relayed)
                 steps.close()
-                cost = sum(made.cost for made in calls)
+                cost = sum(call.cost for call in calls)
                 why = f"whatever it says, the answer of {call.node!r} is returned"
                 seconds = time.monotonic() - start
                 return Outcome(
@@ -106,7 +106,7 @@ def is_last(call: Call, *, may_differ: bool) -> bool:
     session = call.session
     if not session.is_last:
         return False
-    return may_differ or all(made.error is not None for made in call.asked)
+    return may_differ or all(earlier.error is not None for earlier in call.asked)
 
 
 def is_ineligible(call: NodeCall) -> bool:

@@ -178,11 +178,11 @@ class Settings:
         Raises:
             CascadeError: If a key or value is not allowed, or was a setting once.
         """
-        serve = checked(ServeSettings, spec.serve, "[serve]", gone=GONE)
+        serve = checked(ServeSettings, spec.serve, "[serve]", removed=GONE)
         serve.operating_point  # noqa: B018 - refuses two
         audit = None
         if serve.audit is not None:
-            audit = checked(AuditSettings, serve.audit, "[serve.audit]", gone=AUDIT_GONE)
+            audit = checked(AuditSettings, serve.audit, "[serve.audit]", removed=AUDIT_GONE)
         settings = cls(
             split_nodes(spec)[0], spec, serve, read_nodes(spec), comparison_of(spec),
             embeddings_of(spec), audit,
