@@ -25,6 +25,7 @@ from ttamer import (
     trace,
 )
 from ttamer.artefact import open_artefact
+from ttamer.cascade import from_tables
 from ttamer.errors import ArgumentError, TTamerError
 
 PACKAGES = ("", ".artefact", ".datasets", ".drift", ".evaluation", ".fitting", ".reporting")
@@ -59,7 +60,7 @@ CALLS = {
     tt.Cascade: lambda x: tt.Cascade(x, NODES),
     tt.CascadeSpec.from_file: tt.CascadeSpec.from_file,
     tt.CascadeSpec.from_toml: tt.CascadeSpec.from_toml,
-    tt.from_tables: tt.from_tables,
+    from_tables: from_tables,
     tt.Problem.from_file: tt.Problem.from_file,
     tt.Problem.from_dict: tt.Problem.from_dict,
     tt.Problem.multi_line: tt.Problem.multi_line,
@@ -71,23 +72,25 @@ CALLS = {
     open_artefact: open_artefact,
     datasets.load: datasets.load,
     datasets.about: datasets.about,
-    drift.decide: lambda x: drift.decide(None, x),
     drift.read_log: drift.read_log,
     drift.replay_stream: lambda x: drift.replay_stream(None, x, SETTINGS),
+    drift.watch: lambda x: drift.watch(x, "policy.ttamer", SETTINGS),
     drift.serving_of: lambda x: drift.serving_of(x, ROWS, SETTINGS),
     evaluation.compare: lambda x: evaluation.compare(x, POLICY, ROWS),
     evaluation.measure: lambda x: evaluation.measure(x, ROWS),
     fitting.fit_batches: fitting.fit_batches,
     fitting.fit_file: lambda x: fitting.fit_file(x, ROWS.spec),
+    fitting.plan_calls: lambda x: fitting.plan_calls(x, ROWS, 1.0),
     reporting.draw_frontier: reporting.draw_frontier,
     reporting.recommend: reporting.recommend,
     reporting.write_report: lambda x: reporting.write_report(x, "report.html"),
     llm.import_answers: lambda x: llm.import_answers(x, ROWS.spec),
     llm.collect_prompts: lambda x: llm.collect_prompts(x, [], "paid"),
+    llm.collect_more: lambda x: llm.collect_more(x, ROWS, ["small"], "paid"),
+    llm.judge_answers: lambda x: llm.judge_answers(x, [], ROWS.spec, llm.Judge("small"), "paid"),
     llm.plan_collection: lambda x: llm.plan_collection(x, [], "paid"),
     llm.read_prompts: llm.read_prompts,
     serve.read_settings: serve.read_settings,
-    serve.settings_from: serve.settings_from,
     theory.contract: lambda x: theory.contract(x, 0.5),
     theory.draw_contraction: lambda x: theory.draw_contraction(x, []),
     theory.no_recall_optimum: lambda x: theory.no_recall_optimum(x, 0.5),
@@ -99,20 +102,14 @@ OTHERS = {
     datasets.describe: "takes no argument that is needed",
     datasets.names: "takes none",
     datasets.export: "writes to the folder it is given",
-    drift.bet_sizes: "takes numbers",
-    drift.estimate: "takes numbers",
-    drift.pvalue_increments: "takes numbers",
-    drift.segments: "an error of the operating system where the folder does not exist",
-    drift.status_of: "takes the state of a loop",
     reporting.draw_if_stop: "takes what if_stop_experiments returns",
     reporting.save_figure: "takes a figure of matplotlib",
     runtime.batched: "any callable; it is called later",
     llm.cosines: "any callable; it is called later",
     llm.fit_threshold: "takes numbers",
-    serve.log_files: "no files where there is no log",
     serve.make_app: "takes a gateway",
+    serve.create: "takes none",
     llm.probability_of_answer: "takes the response of an upstream",
-    serve.read_rows: "a generator",
     theory.experiment: "takes a name",
     theory.if_stop_experiments: "takes numbers",
     theory.impossibility: "takes a number",
@@ -158,7 +155,7 @@ def test_the_message_names_what_was_received_and_what_to_do():
         tt.collect(["a"], NODES, costs=[1.0])
     with pytest.raises(tt.TraceError, match="confidence: must be numbers, in rows of equal length"):
         tt.Trace.from_arrays({"small": 1.0}, [["high"]])
-    with pytest.raises(tt.ArgumentError, match=r"signals must be a mapping of arrays, not list"):
+    with pytest.raises(tt.ArgumentError, match=r"inputs must be a mapping of arrays, not list"):
         tt.Trace.from_arrays({"small": 1.0}, [[0.5]], inputs=[1.0])
     with pytest.raises(tt.ArgumentError, match="restrict takes a list of names: write"):
         ROWS.restrict("small")
@@ -193,9 +190,10 @@ NUMBERS = {
     "frontier(resamples)": (lambda x: tt.frontier(ROWS, ROWS, resamples=x), [-1, 1.5, NAN]),
     "frontier(seed)": (lambda x: tt.frontier(ROWS, ROWS, seed=x), [-1, 1.5, NAN]),
     "fit(states)": (lambda x: tt.fit(ROWS, states=x), [-1, 0, 1.5, NAN, INF]),
-    "fit(smoothing)": (lambda x: tt.fit(ROWS, smoothing=x), [-1, NAN, INF, "1"]),
-    "fit(tradeoffs)": (lambda x: tt.fit(STRINGS, tradeoffs=[x]), [-1, 1.5, NAN, INF]),
-    "fit(folds)": (lambda x: tt.fit(ROWS, folds=x), [-1, 1, 2.5, NAN]),
+    "fit(tradeoffs)": (
+        lambda x: tt.fit(STRINGS, tradeoffs=[x], belief="markov"),
+        [-1, 1.5, NAN, INF],
+    ),
     "fit(seed)": (lambda x: tt.fit(ROWS, seed=x), [-1, 1.5, NAN]),
     "fit(hold_out)": (lambda x: tt.fit(ROWS, hold_out=x), [-1, 1.0, NAN, "half"]),
     "fit(latency_weight)": (lambda x: tt.fit(ROWS, latency_weight=x), [-1, NAN, INF, "1"]),

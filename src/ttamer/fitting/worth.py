@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ttamer._checks import require_kind
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Floats, Ints
 from ttamer.fitting.ladder import FittedLadder
@@ -58,6 +59,7 @@ def plan_calls(ladder: FittedLadder, trace: Trace, budget: float, *, steps: int 
     >>> plan.cost <= 50, plan.error_after < plan.error
     (True, True)
     """
+    require_kind(ladder, FittedLadder, "plan_calls needs a ladder", "fit one with ttamer.fit")
     if not budget > 0:
         raise ArgumentError(f"the budget is {budget!r}; it must be above 0", param="budget")
     rest, explained, asked = _shares(ladder, trace)

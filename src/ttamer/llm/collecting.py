@@ -47,6 +47,7 @@ from ttamer.llm.paid import PaidCalls, PaidUpstream, key_of
 from ttamer.llm.prompts import Endpoint, Prompt
 from ttamer.llm.settings import NodeSettings, comparison_of, embeddings_of, read_nodes
 from ttamer.runtime.calling import Call, call_async
+from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import OnBad, Trace
 
 CORE = 100  # prompts of a budget that every node is asked about first, at least
@@ -165,6 +166,7 @@ def judge_answers(
     Raises:
         TraceError: If a verdict is missing, or the judge agrees with too few labels.
     """
+    require_trace(trace, "a judge")
     if len(rows) != len(trace):
         raise TraceError(f"there are {len(trace)} rows, and prompts for {len(rows)}")
     prompts = [Prompt({"prompt": row.prompt, "row": number}, row.reference or None)

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ttamer._checks import counted
+from ttamer._checks import counted, require_path
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import TraceError
 from ttamer.trace.trace import Trace
@@ -81,6 +81,7 @@ def read_decisions(
     Raises:
         TraceError: If the log has no requests, or requests of other nodes.
     """
+    require_path(path, "read_decisions")
     rows: list[dict[str, Any]] = []
     by_request: dict[str, dict[str, Any]] = {}
     feedback: list[dict[str, Any]] = []
