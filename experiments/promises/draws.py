@@ -1,14 +1,15 @@
 """Certificates on real traces: how often they are broken, and what the certified policies cost.
 
-    python experiments/promises/draws.py [--traces NAME ...] [--draws 500] [--rows 1000]
+    python experiments/promises/draws.py [--traces NAME ...] [--draws 500] [--fit-rows 2000]
 
-Policies are fitted once, to the rows to fit on. The test rows are the population: what each policy
-does there is the truth. Many times, rows are drawn from it with replacement and certificates made
-on them, with confidence 95%. One is broken where it passed and the population exceeds the bound.
+Policies are fitted once, to the rows to fit on. The test rows (5,000 at most) are the population:
+what each policy does there is the truth. Many times, 1,000 rows (--rows) are drawn from it with
+replacement and certificates made on them, with confidence 95%. One is broken where it passed and
+the population exceeds the bound.
 
 - *error*: at most that of the best node plus 1 or 2 points;
 - *drop*: at most 1 or 2 points against the best node;
-- *budget*: at most 5% or 10% of inputs cost more than half of the best node's cost.
+- *budget*: at most 5% or 10% of inputs cost more than half of what the best node costs.
 
 The rival is learn then test (Angelopoulos et al., 2021) on one threshold on the confidence for all
 nodes, ``belief="threshold"``, by the same tests on the same rows.
@@ -92,10 +93,12 @@ def main() -> None:
                         default=["langid", "minilm-imdb", "vgg16-cifar10"])  # fmt: skip
     parser.add_argument("--draws", type=int, default=500, help="how often rows are drawn")
     parser.add_argument("--rows", type=int, default=1000, help="how many rows are drawn")
+    parser.add_argument("--fit-rows", type=int, default=2000, help="how many rows are fitted to")
     args = parser.parse_args()
     rows = []
     for name in args.traces:
         fit, test = traces.load(name, "fit"), traces.load(name, "test")
+        fit, test = fit.take(slice(args.fit_rows)), test.take(slice(5000))
         beliefs = ["answers"] + (["threshold"] if fit.spec.kind == "exits" else [])
         for belief in beliefs:
             ladder = tt.fit(fit, belief=belief)

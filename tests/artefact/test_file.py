@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from tests.fitting.test_ladder import TRACES, simulated
 
 import ttamer as tt
-from ttamer.artefact import file
+from ttamer.artefact import file, fit as fit_record
 from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError, ArtefactTooNew
 from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FittedLadder, Mixture
@@ -296,3 +297,11 @@ def test_what_cannot_be_saved_is_named(tmp_path):
         file.save(tt.solve(LINE, 0.5), tmp_path / "no" / "x")
     with pytest.raises(ArtefactError, match="not a regular file"):
         file.load(tmp_path)
+
+
+def test_the_page_of_the_format_lists_every_array():
+    page = Path("docs/format.md").read_text("utf-8")
+    for declared in (fit_record.TABLES, fit_record.BELIEF, fit_record.PRIOR, fit_record.STATES,
+                     fit_record.POINTS, fit_record.HELD):  # fmt: skip
+        missing = [name for name in declared if f"{name}`" not in page]
+        assert not missing

@@ -1,5 +1,6 @@
 """Fitting: from a trace to a ladder of policies, and what decides with them."""
 
+from ttamer.fitting.belief import RiskModel as RiskModel, Seen as Seen
 from ttamer.fitting.fits import fit as fit
 from ttamer.fitting.ladder import (
     FitRecord as FitRecord,
@@ -8,6 +9,11 @@ from ttamer.fitting.ladder import (
     Mixture as Mixture,
 )
 from ttamer.fitting.promises import Promise as Promise
-from ttamer.fitting.replay import Family as Family, Played as Played, Rule as Rule
+from ttamer.fitting.replay import (
+    Family as Family,
+    Played as Played,
+    Rule as Rule,
+    Setting as Setting,
+)
 from ttamer.fitting.stream import fit_batches as fit_batches, fit_file as fit_file
 from ttamer.fitting.worth import CallPlan as CallPlan, plan_calls as plan_calls

@@ -104,7 +104,14 @@ class Seen:
         return ~np.isnan(self.confidence)
 
     def take(self, rows: Ints | slice) -> Seen:
-        """Return some of the inputs."""
+        """Return some of the inputs.
+
+        Args:
+            rows: Their numbers.
+
+        Returns:
+            What was seen of these.
+        """
         codes = None if self.codes is None else self.codes[rows]
         return Seen(self.confidence[rows], codes, None if self.prior is None else self.prior[rows])
 
@@ -113,7 +120,14 @@ class RiskModel(Protocol):
     """What a belief has to say; a researcher's own model needs this only."""
 
     def risks(self, seen: Seen) -> Floats:
-        """Return the chance that each answer is wrong, shape (T, n); NaN where there is none."""
+        """Say how likely each answer is wrong.
+
+        Args:
+            seen: The answers to T inputs; NaN where there is none.
+
+        Returns:
+            Shape (T, n): the chance of each; NaN where there is no answer.
+        """
         ...
 
 
