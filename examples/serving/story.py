@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,7 @@ HARD = (
 CASCADE = """
 [serve]
 compare = "contains"
+timeout = 300
 log = "decisions.jsonl"
 {mode}
 
@@ -57,11 +59,13 @@ share = 1.0
 name = "small"
 cost = 1.0
 upstream = "{small}"
+timeout = 300
 
 [[node]]
 name = "large"
 cost = 5.0
 upstream = "{large}"
+timeout = 300
 """
 
 
@@ -150,17 +154,27 @@ def post(url: str, body: dict[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 def traffic(url: str, styles: tuple[str, ...], count: int) -> None:
-    """Ask, and say afterwards what was right, as users do."""
-    questions = [
-        (style.format(c), capital) for style in styles for c, capital in capitals().items()
-    ]
+    """Ask, and say afterwards what was right, as users do; wait for the audits."""
+    known = capitals().items()
+    questions = [(style.format(country), city) for style in styles for country, city in known]
     costs = []
     for prompt, capital in questions[:count]:
         body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 12}
-        _, headers = post(f"{url}/chat/completions", body)
-        costs.append(float(headers["x-ttamer-cost"]))
-        post(f"{url}/feedback", {"request": headers["x-request-id"], "label": capital})
-    print(f"{count} requests, {sum(costs) / count:.2f} each")
+        with contextlib.suppress(urllib.error.HTTPError):  # a busy machine
+            _, headers = post(f"{url}/chat/completions", body)
+            costs.append(float(headers["x-ttamer-cost"]))
+            post(f"{url}/feedback", {"request": headers["x-request-id"], "label": capital})
+    end = time.monotonic() + 300
+    while audited(url) < len(costs) and time.monotonic() < end:
+        time.sleep(0.2)
+    print(f"{len(costs)} requests, {sum(costs) / len(costs):.2f} each")
+
+
+def audited(url: str) -> float:
+    """Return how many requests were audited."""
+    with urllib.request.urlopen(url.removesuffix("/v1") + "/metrics") as response:  # noqa: S310 - local
+        lines = response.read().decode().splitlines()
+    return sum(float(x.rsplit(" ", 1)[1]) for x in lines if x.startswith("ttamer_audits_total{"))
 
 
 def run(*words: str) -> None:
@@ -182,18 +196,24 @@ def serve(addresses: dict[str, str], mode: str, styles: tuple[str, ...], count: 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--real", action="store_true", help="two real models")
+    parser.add_argument("--size", type=float, default=1.0, help="of the traffic, such as 0.4")
     args = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
         models(are_real=args.real) as addresses,
     ):
-        serve(addresses, 'mode = "shadow"', EASY[:3], 180)
+        serve(addresses, 'mode = "shadow"', EASY[:3], int(180 * args.size))
         run("report", "decisions.jsonl", "--against", "large")
         run("fit", "decisions.jsonl", "-o", "policy.ttamer")
-        serve(addresses, "mistake_cost = 20", EASY[3:], 160)
-        promise = ("--error", "0.9" if args.real else "0.3", "--refit-rows", "80")
+        serve(addresses, "mistake_cost = 20", EASY[3:], int(160 * args.size))
+        promise = (
+            "--error",
+            "0.9" if args.real else "0.3",
+            "--refit-rows",
+            f"{max(50, int(80 * args.size))}",
+        )
         drift = ("drift", "decisions.jsonl", "--policy", "policy.ttamer", *promise)
         run(*drift)
-        serve(addresses, "mistake_cost = 20", HARD, 240)
+        serve(addresses, "mistake_cost = 20", HARD, int(240 * args.size))
         run(*drift, "--replace")

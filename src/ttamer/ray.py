@@ -17,9 +17,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import random
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -48,45 +50,7 @@ RESULT_COLUMNS = ("answer", "by", "cost", "asked", "error")
 
 
 class WorkLost(TTamerError):  # noqa: N818 - named after what happened
-    """The cluster cannot be reached, or work failed there although it was repeated."""
-
-
-@contextmanager
-def joined(address: str | None = None, **options: Any) -> Iterator[None]:
-    """Connect to a cluster, as a context manager; a connection that there is stays open.
-
-    ::
-
-        with joined("auto"):
-            answered = run(dataset, policy, nodes)
-
-    Args:
-        address: The address of a running cluster (``"auto"``, ``"ray://host:10001"``); by default
-            one on this machine is started, and stopped at the end.
-        **options: The options of ``ray.init``.
-
-    Yields:
-        ``None``, while the process is connected.
-
-    Raises:
-        WorkLost: If the cluster cannot be reached.
-    """
-    if ray.is_initialized():
-        yield
-        return
-    local = {"include_dashboard": False, "logging_level": "warning"} if address is None else {}
-    try:
-        ray.init(address=address or "local", **local, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        line = str(error).strip().partition("\n")[0]
-        raise WorkLost(
-            f"no Ray cluster is reachable at {address!r}: {line}; start one with ray start --head, "
-            "or leave out the address"
-        ) from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    """Work failed on the cluster although it was repeated."""
 
 
 def run(
@@ -96,6 +60,7 @@ def run(
     *,
     column: str = "input",
     key: str | None = None,
+    inputs: Sequence[str] = (),
     output: str | os.PathLike[str] | None = None,
     workers: int | Mapping[str, int] = 1,
     resources: Mapping[str, Mapping[str, float]] | None = None,
@@ -116,6 +81,7 @@ def run(
             :func:`ttamer.runtime.batched` marks callables that take a list of inputs.
         column: The column that the nodes get.
         key: The column that fixes the draws of a mixture, such as an id.
+        inputs: The columns that the policy reads before any node is asked, such as ``prompt``.
         output: A folder on a disk that all machines share: the rows of every block are written to
             a Parquet file there as soon as they are answered. Run again, blocks that have a file
             are read, not asked again.
@@ -135,21 +101,24 @@ def run(
     """
     cascade = Cascade(policy, dict.fromkeys(nodes, _elsewhere), **limits)
     names = dataset.columns()
-    for name in filter(None, (column, key)):
+    for name in filter(None, (column, key, *inputs)):
         if name not in names:
             raise ArgumentError(
                 f"the dataset has no column {name!r}; it has {', '.join(names)}", param="column"
             )
-    if taken := set(names) & set(RESULT_COLUMNS):
+    if clashes := set(names) & set(RESULT_COLUMNS):
         raise ArgumentError(
-            f"the dataset has a column {taken.pop()!r}, which the result needs: rename it"
+            f"the dataset has a column {clashes.pop()!r}, which the result needs: rename it"
         )
     folder = None if output is None else str(Path(output).absolute())
     if folder is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     with _pools(nodes, workers, resources or {}) as pools:
-        stage = (cascade, pools, column, key, folder)
-        answered = _blocks(dataset, _Answering, stage, pools, batch_size)
+        stage = partial(
+            _answered, cascade=cascade, pools=pools, column=column, key=key, inputs=inputs,
+            folder=folder,
+        )  # fmt: skip
+        answered = _blocks(dataset, stage, pools, batch_size)
     return answered if folder is None else ray.data.read_parquet(folder)
 
 
@@ -191,10 +160,9 @@ def collect(
     spec = costs if isinstance(costs, CascadeSpec) else CascadeSpec.of(costs)
     require_callables(nodes)
     with _pools(nodes, workers, resources or {}) as pools:
-        answered = _blocks(dataset, _Collecting, (pools, column, label), pools, batch_size)
-    table = answered.to_pandas()
-    columns = [name for name in table.columns if not name.startswith("call.")]
-    return Trace.from_frame(table[columns], spec)
+        stage = partial(_collected, pools=pools, column=column, label=label)
+        answered = _blocks(dataset, stage, pools, batch_size)
+    return Trace.from_frame(answered.to_pandas(), spec)
 
 
 def application(policy: Any, nodes: Mapping[str, Any], **options: Mapping[str, Any]) -> Any:
@@ -293,141 +261,106 @@ def _created(node: Any) -> Any:
     return node() if inspect.isclass(node) else node
 
 
-class _Answering:
-    """Decides the rows of a block, asking the pools."""
-
-    def __init__(
-        self,
-        cascade: Cascade,
-        pools: Mapping[str, Sequence[Any]],
-        column: str,
-        key: str | None,
-        folder: str | None,
-    ) -> None:
-        self._cascade, self._column, self._key, self._folder = cascade, column, key, folder
-        self._pools = _Pools(pools)
-
-    def __call__(self, block: Any) -> Any:
-        file = None
-        if self._folder is not None:
-            file = Path(self._folder, f"{_digest(block)}.parquet")
-            if file.exists():
-                return require("pyarrow.parquet", "ray").read_table(file)
-        table = self._answered(block)
-        if file is not None:
-            with atomic_write(file) as part:
-                require("pyarrow.parquet", "ray").write_table(table, part)
-        return table
-
-    def _answered(self, block: Any) -> Any:
-        values = block.column(self._column).to_pylist()
-        keys = [None] * len(values) if self._key is None else block.column(self._key).to_pylist()
-        outcomes = self._outcomes(values, keys)
-        columns: dict[str, list[Any]] = {name: [] for name in RESULT_COLUMNS}
-        for outcome in outcomes:
-            asked = [node.node for node in outcome.asked]
-            cost = sum(node.cost for node in outcome.asked)
-            answer, by, error = None, None, None
-            if isinstance(outcome, CascadeFailed):
-                error = str(outcome)
-            else:
-                answer, by = outcome.answer, outcome.by
-            for name, value in zip(RESULT_COLUMNS, (answer, by, cost, asked, error), strict=True):
-                columns[name].append(value)
-        pa = require("pyarrow", "ray")
-
-        types = {"by": pa.string(), "error": pa.string(), "asked": pa.list_(pa.string())}
-        for name, values in columns.items():
-            block = block.append_column(name, pa.array(values, types.get(name)))
-        return block
-
-    def _outcomes(
-        self, values: Sequence[Any], keys: Sequence[Any]
-    ) -> list[Outcome | CascadeFailed]:
-        """Run every row of the block to its end."""
-        outcomes: list[Any] = [None] * len(values)
-        steps: list[Generator[Call, CallResult, Outcome]] = [
-            self._cascade.steps(value, key, None, None)
-            for value, key in zip(values, keys, strict=True)
-        ]
-        calls: dict[int, Call] = {}
-
-        def onward(row: int, result: CallResult | None) -> None:
-            try:
-                calls[row] = next(steps[row]) if result is None else steps[row].send(result)
-            except StopIteration as done:
-                outcomes[row] = done.value
-            except CascadeFailed as error:
-                outcomes[row] = error
-
-        for row in range(len(values)):
-            onward(row, None)
-        waiting: dict[Any, list[int]] = {}
-        while calls or waiting:
-            waiting |= {reference: rows for rows, reference in self._pools.ask(calls)}
-            calls.clear()
-            (reference,), _ = ray.wait(list(waiting), num_returns=1)
-            for row, result in zip(waiting.pop(reference), ray.get(reference), strict=True):
-                onward(row, result)
-        return outcomes
+Pools = Mapping[str, Sequence[Any]]
+"""The actors of each node."""
 
 
-class _Collecting:
-    """Asks every node about the rows of a block."""
+def _answered(
+    block: Any,
+    *,
+    cascade: Cascade,
+    pools: Pools,
+    column: str,
+    key: str | None,
+    inputs: Sequence[str],
+    folder: str | None,
+) -> Any:
+    """Decide the rows of a block, asking the pools; read it where it was answered before."""
+    parquet = require("pyarrow.parquet", "ray")
+    file = None if folder is None else Path(folder, f"{_digest(block)}.parquet")
+    if file is not None and file.exists():
+        return parquet.read_table(file)
+    values, count = block.column(column).to_pylist(), len(block)
+    keys = [None] * count if key is None else block.column(key).to_pylist()
+    facts_of = block.select(list(inputs)).to_pylist() if inputs else [None] * count
+    steps = [cascade.steps(value, row_key, None, facts)
+             for value, row_key, facts in zip(values, keys, facts_of, strict=True)]  # fmt: skip
+    pa = require("pyarrow", "ray")
+    types = {"by": pa.string(), "error": pa.string(), "asked": pa.list_(pa.string())}
+    results = [
+        (getattr(outcome, "answer", None), getattr(outcome, "by", None),
+         sum(call.cost for call in outcome.asked), [call.node for call in outcome.asked],
+         str(outcome) if isinstance(outcome, CascadeFailed) else None)
+        for outcome in _outcomes(steps, pools)
+    ]  # fmt: skip
+    for name, cells in zip(RESULT_COLUMNS, zip(*results, strict=True), strict=True):
+        block = block.append_column(name, pa.array(cells, types.get(name)))
+    if file is not None:
+        with atomic_write(file) as part:
+            parquet.write_table(block, part)
+    return block
 
-    def __init__(self, pools: Mapping[str, Sequence[Any]], column: str, label: str | None) -> None:
-        self._pools, self._column, self._label = _Pools(pools), column, label
 
-    def __call__(self, block: Any) -> Any:
-        pa = require("pyarrow", "ray")
+def _outcomes(
+    steps: Sequence[Generator[Call, CallResult, Outcome]], pools: Pools
+) -> list[Outcome | CascadeFailed]:
+    """Run every row of a block to its end; pools work at the same time."""
+    outcomes: list[Any] = [None] * len(steps)
+    turns = {name: cycle(actors) for name, actors in pools.items()}
+    calls: dict[int, Call] = {}
+    waiting: dict[Any, list[int]] = {}
 
-        values = block.column(self._column).to_pylist()
-        asked = {name: self._pools.ask_one(name, values, None, 1e9) for name in self._pools.names}
-        columns: dict[str, Any] = {}
-        for name, reference in asked.items():
-            replies = []
-            for value, result in zip(values, ray.get(reference), strict=True):
-                if result.error is not None:
-                    raise TraceError(f"node {name!r}, input {value!r:.80}: {result.error}")
-                replies.append(reply_of(result.returned))
-            columns[f"{name}.confidence"] = [float(reply.confidence) for reply in replies]
-            columns[f"{name}.prediction"] = [
-                None if reply.prediction is None else str(reply.prediction) for reply in replies
-            ]
-            if any(reply.cost is not None for reply in replies):
-                columns[f"{name}.cost"] = [reply.cost for reply in replies]
-        if self._label is not None:
-            columns["label"] = block.column(self._label).cast(pa.string())
-        return pa.table(columns)
+    def onward(row: int, result: CallResult | None) -> None:
+        try:
+            calls[row] = next(steps[row]) if result is None else steps[row].send(result)
+        except StopIteration as done:
+            outcomes[row] = done.value
+        except CascadeFailed as error:
+            outcomes[row] = error
 
-
-class _Pools:
-    """The pools of actors as one process uses them: in turn."""
-
-    def __init__(self, pools: Mapping[str, Sequence[Any]]) -> None:
-        self.names = tuple(pools)
-        self._turns = {name: cycle(actors) for name, actors in pools.items()}
-        self._sizes = {name: len(actors) for name, actors in pools.items()}
-
-    def ask_one(
-        self, name: str, values: Sequence[Any], timeout: float | None, seconds: float
-    ) -> Any:
-        """Send inputs to one actor of a node; return the reference of the results."""
-        return next(self._turns[name]).ask.remote(values, timeout, seconds)
-
-    def ask(self, calls: Mapping[int, Call]) -> Iterator[tuple[list[int], Any]]:
-        """Send calls to the pools, a share to every actor; yield rows and references."""
-        now = time.monotonic()
-        by_node: dict[str, list[int]] = {}
+    for row in range(len(steps)):
+        onward(row, None)
+    while calls or waiting:
+        begin, by_node = time.monotonic(), dict[str, list[int]]()
         for row, question in calls.items():
             by_node.setdefault(question.node, []).append(row)
         for name, rows in by_node.items():
-            share = -(-len(rows) // self._sizes[name])
+            share = -(-len(rows) // len(pools[name]))  # a part for every actor
             for first in range(0, len(rows), share):
                 part = rows[first : first + share]
-                seconds = min(1e9, *(calls[row].end - now for row in part), 1e9)
+                seconds = min(1e9, *(calls[row].end - begin for row in part))
                 values = [calls[row].value for row in part]
-                yield part, self.ask_one(name, values, calls[part[0]].timeout, seconds)
+                asked = next(turns[name]).ask.remote(values, calls[part[0]].timeout, seconds)
+                waiting[asked] = part
+        calls.clear()
+        (reference,), _ = ray.wait(list(waiting), num_returns=1)
+        for row, result in zip(waiting.pop(reference), ray.get(reference), strict=True):
+            onward(row, result)
+    return outcomes
+
+
+def _collected(block: Any, *, pools: Pools, column: str, label: str | None) -> Any:
+    """Ask every node about the rows of a block."""
+    pa = require("pyarrow", "ray")
+    values = block.column(column).to_pylist()
+    asked = {name: random.choice(actors).ask.remote(values, None, 1e9)  # noqa: S311 - any will do
+             for name, actors in pools.items()}  # fmt: skip
+    columns: dict[str, Any] = {}
+    for name, reference in asked.items():
+        replies = []
+        for value, result in zip(values, ray.get(reference), strict=True):
+            if result.error is not None:
+                raise TraceError(f"node {name!r}, input {value!r:.80}: {result.error}")
+            replies.append(reply_of(result.returned))
+        columns[f"{name}.confidence"] = [float(reply.confidence) for reply in replies]
+        columns[f"{name}.prediction"] = [
+            None if reply.prediction is None else str(reply.prediction) for reply in replies
+        ]
+        if any(reply.cost is not None for reply in replies):
+            columns[f"{name}.cost"] = [reply.cost for reply in replies]
+    if label is not None:
+        columns["label"] = block.column(label).cast(pa.string())
+    return pa.table(columns)
 
 
 @contextmanager
@@ -490,26 +423,17 @@ def _share(actors: int) -> float:
     return min(1.0, int(100 * cpus / (actors + 1)) / 100)
 
 
-def _blocks(
-    dataset: Any,
-    stage: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    pools: Mapping[str, Sequence[Any]],
-    batch_size: int,
-) -> Any:
+def _blocks(dataset: Any, stage: Callable[[Any], Any], pools: Pools, batch_size: int) -> Any:
     """Pass a dataset through a stage, in order, until all blocks are done."""
     require_whole(batch_size, "batch_size", least=1)
     actors = sum(map(len, pools.values()))
     dataset.context.execution_options.preserve_order = True
     dataset.context.enable_progress_bars = False
+    # Of the core that the actors leave: twice as many blocks as actors are under way, so that no
+    # actor waits for decisions.
+    share = max(0.0001, _share(actors) / (2 * actors))
     staged = dataset.map_batches(
-        _staged,
-        fn_args=(stage, arguments),
-        batch_size=batch_size,
-        batch_format="pyarrow",
-        # Of the core that the actors leave: twice as many blocks as actors are under way, so that
-        # no actor waits for decisions.
-        num_cpus=max(0.0001, _share(actors) / (2 * actors)),
+        _staged, fn_args=(stage,), batch_size=batch_size, batch_format="pyarrow", num_cpus=share
     )
     try:
         return staged.materialize()
@@ -523,9 +447,9 @@ def _blocks(
         raise WorkLost(f"the work failed although it was repeated: {line}") from error
 
 
-def _staged(block: Any, stage: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Pass one block through a stage."""
-    return stage(*arguments)(block)
+def _staged(block: Any, stage: Callable[[Any], Any]) -> Any:
+    """Pass one block through a stage; a function of this module, which Ray can name."""
+    return stage(block)
 
 
 def _digest(block: Any) -> str:
@@ -583,11 +507,5 @@ class _Deciding:
             outcome = await self._cascade.arun(value, key=body.get("key"))
         except CascadeFailed as error:
             return JSONResponse({"error": str(error)}, 503)
-        return JSONResponse(
-            {
-                "answer": outcome.answer,
-                "by": outcome.by,
-                "cost": outcome.cost,
-                "asked": list(outcome.path),
-            }
-        )
+        facts = {"answer": outcome.answer, "by": outcome.by, "cost": outcome.cost}
+        return JSONResponse({**facts, "asked": list(outcome.path)})

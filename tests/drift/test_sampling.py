@@ -17,8 +17,8 @@ HOUR = 3600.0
 def test_the_share_is_the_stated_one_and_draws_are_alike_every_time():
     one, two = AuditSampler(0.1, seed=3), AuditSampler(0.1, seed=3)
     names = [f"request-{k}" for k in range(20_000)]
-    drawn = [one.draw(name, now=0.0) for name in names]
-    assert drawn == [two.draw(name, now=5.0) for name in names]
+    drawn = [one.draw(name, seconds=0.0) for name in names]
+    assert drawn == [two.draw(name, seconds=5.0) for name in names]
     assert sum(draw.audited for draw in drawn) == pytest.approx(2000, abs=150)
     assert {draw.chance for draw in drawn} == {0.1}
 

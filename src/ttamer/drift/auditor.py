@@ -63,7 +63,7 @@ class AuditSampler:
     """Draws the requests that are audited.
 
     >>> audit = AuditSampler(0.25, seed=7)
-    >>> sum(audit.draw(f"request-{k}", now=0.0).audited for k in range(1000))
+    >>> sum(audit.draw(f"request-{k}", seconds=0.0).audited for k in range(1000))
     246
 
     Args:
@@ -86,10 +86,10 @@ class AuditSampler:
             raise ArgumentError(f"cost is {cost!r}; it must be finite and not negative")
         self.share, self.cost, self.seed = share, cost, seed
         self.budget = budget or Budget()
-        for what, most in (("per hour", self.budget.per_hour), ("in total", self.budget.total)):
-            if most <= cost:
+        for what, limit in (("per hour", self.budget.per_hour), ("in total", self.budget.total)):
+            if limit <= cost:
                 raise ArgumentError(
-                    f"the budget is {most:g} {what} and one audit may cost {cost:g}; allow more"
+                    f"the budget is {limit:g} {what} and one audit may cost {cost:g}; allow more"
                 )
         self.requests = 0
         """The number of requests drawn for."""
@@ -100,17 +100,17 @@ class AuditSampler:
         self._hour = self.budget.per_hour
         self._last_time: float | None = None
 
-    def draw(self, request: str | int, now: float) -> Draw:
+    def draw(self, request: str | int, seconds: float) -> Draw:
         """Draw whether a request is audited, and reserve the expected cost if it is.
 
         Args:
             request: What the draw is made of, such as the id of the request.
-            now: The time in seconds; it never decreases.
+            seconds: The time; it never decreases.
 
         Returns:
             Whether the request is audited, and with which chance.
         """
-        chance = self._chance(now)
+        chance = self._chance(seconds)
         self.requests += 1
         self.uncovered += chance == 0
         digest = blake2b(f"{self.seed}:{request}".encode(), digest_size=7).digest()
@@ -131,16 +131,23 @@ class AuditSampler:
         self.spent += cost
         self._hour -= cost
 
-    def _chance(self, now: float) -> float:
-        most = self.budget
-        if self._last_time is not None and now > self._last_time and math.isfinite(most.per_hour):
-            gained = (now - self._last_time) / 3600 * most.per_hour
-            self._hour = min(most.per_hour, self._hour + gained)
-        self._last_time = now if self._last_time is None else max(now, self._last_time)
+    def _chance(self, seconds: float) -> float:
+        budget = self.budget
+        if (
+            self._last_time is not None
+            and seconds > self._last_time
+            and math.isfinite(budget.per_hour)
+        ):
+            gained = (seconds - self._last_time) / 3600 * budget.per_hour
+            self._hour = min(budget.per_hour, self._hour + gained)
+        self._last_time = seconds if self._last_time is None else max(seconds, self._last_time)
         share = 1.0
-        for rest, limit in ((self._hour, most.per_hour), (most.total - self.spent, most.total)):
+        for unspent, limit in (
+            (self._hour, budget.per_hour),
+            (budget.total - self.spent, budget.total),
+        ):
             if math.isfinite(limit):
-                share = min(share, max(0.0, (rest - self.cost) / (limit - self.cost)))
+                share = min(share, max(0.0, (unspent - self.cost) / (limit - self.cost)))
         # The stated share holds until half of the budget is spent.
         return self.share * min(1.0, 2 * share)
 

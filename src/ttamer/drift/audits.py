@@ -389,12 +389,12 @@ def trace_of_rows(spec: CascadeSpec, rows: Sequence[AuditRow]) -> Trace:
     prompts = [row.prompt for row in rows]
     verdicts: dict[str, Any] = {}
     if any(answer.score is not None for row in answers for answer in row):
-        known = [
+        numbers = [
             [float(a.prediction == label) if a.score is None and label is not None else a.score
              for a in row]
             for row, label in zip(answers, labels, strict=True)
         ]  # fmt: skip
-        scores = np.array(known, float)  # None is NaN
+        scores = np.array(numbers, float)  # None is NaN
         is_graded = spec.loss_bound is not None and not spec.mistakes
         right = np.where(scores >= 0, scores >= 0.5, np.nan)
         verdicts = {"raw_loss": 1 - scores} if is_graded else {"correct": right}
@@ -443,8 +443,8 @@ def failure_text(error: Exception) -> str:
     if isinstance(error, TTamerError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return type(error).__name__ + place
+    line = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return type(error).__name__ + line
 
 
 def _rows(

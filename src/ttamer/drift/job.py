@@ -128,19 +128,19 @@ class _Job:
 
     def add(self, decisions: LoggedDecisions) -> None:
         """Keep the audited rows that are complete, and known to be right or wrong."""
-        trace, seen = decisions.trace, self._base.rows_after(-1)
+        trace, former = decisions.trace, self._base.rows_after(-1)
         decided = [k for k, name in enumerate(decisions.versions) if name == self._version]
         begin = decided[0] if decided else len(trace)
-        begin = 0 if seen else begin  # the log may have been rotated since
+        begin = 0 if former else begin  # the log may have been rotated since
         is_audited = ~np.isnan(decisions.drawn) & trace.answered.all(axis=1)
         is_audited &= ~np.isnan(trace.loss).any(axis=1)
-        former = {(row.request, row.time) for row in seen}
-        earliest = min((row.time for row in seen), default=-1.0)
-        number = max((row.number for row in seen), default=-1)
+        keys = {(row.request, row.time) for row in former}
+        earliest = min((row.time for row in former), default=-1.0)
+        number = max((row.number for row in former), default=-1)
         loss = 1 - trace.loss
         for row in (np.flatnonzero(is_audited[begin:]) + begin).tolist():
             request, time = decisions.requests[row], float(decisions.times[row])
-            if (request, time) in former or time < earliest:
+            if (request, time) in keys or time < earliest:
                 continue
             number += 1
             answers = {
@@ -182,7 +182,7 @@ class _Job:
                 numbers = [row.number for row in batch]
                 keys = [row.request or row.number for row in batch]
                 loop.update(trace_of_rows(spec, batch), numbers, keys)
-        known = int(self._base.kept("events") or b"0")
+        reported = int(self._base.kept("events") or b"0")
         wanted = f"{installs[-1][0]}" if installs else ""
         is_current = (self._base.kept("serving") or b"").decode() == wanted
         replaced = replace and not is_current
@@ -190,7 +190,7 @@ class _Job:
             self._install(loop.serving, wanted)
         self._base.keep("events", str(len(loop.events)).encode())
         return WatchResult(
-            loop.audited, 0, tuple(loop.events)[known:], loop.state,
+            loop.audited, 0, tuple(loop.events)[reported:], loop.state,
             {test.test: test.progress for test in loop.monitor.evidence()},
             str(loop.serving), replaced, is_current or replaced,
         )  # fmt: skip

@@ -340,8 +340,8 @@ class Loop:
             rows = self._count_from(self.change)
             waiting = {"rows": rows, "of": self._needed, "for": "re-fit"}
         elif self.state == "shadowing":
-            most = self.settings.shadow_rows
-            waiting = {"rows": len(self._shadow_keys), "of": most, "for": "swap"}
+            needed = self.settings.shadow_rows
+            waiting = {"rows": len(self._shadow_keys), "of": needed, "for": "swap"}
         return {
             "state": self.state,
             "serving": str(self.serving),
@@ -531,7 +531,7 @@ class Loop:
 
     def _record(self, kind: EventKind, text: str, facts: dict[str, Any] | None = None) -> None:
         """Keep an event, and notify."""
-        now = None if self._clock is None else self._clock()
-        event = Event(self.number, self.state, kind, text, facts or {}, now)
+        time = None if self._clock is None else self._clock()
+        event = Event(self.number, self.state, kind, text, facts or {}, time)
         self.events.append(event)
         self._call(self._notify, event)

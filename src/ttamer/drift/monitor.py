@@ -119,19 +119,19 @@ def _fitted_decisions(
     rule: FittedPolicy, trace: Trace, lost: Losses, unit: float | None, most_steps: int = 6
 ) -> AuditedDecisions:
     """Decide by a fitted policy; the states are those of at most ``most_steps`` nodes."""
-    seen, tables = rule.fitted.read(trace), rule.fitted.tables
-    played = seen.play(rule.rule)
+    rows, tables = rule.fitted.read(trace), rule.fitted.tables
+    played = rows.play(rule.rule)
     count = len(trace.names)
     nodes = np.linspace(0, count - 1, min(most_steps, count)).round().astype(int).tolist()
     believed, states = None, None
     if isinstance(tables, StateTables):
         states = tables.states(trace.confidence)[:, nodes].astype(float)
     elif not rule.fitted.thresholds:
-        view = tables.belief.view(seen.seen)
+        view = tables.belief.view(rows.seen)
         alone = [view.best((node,))[0] for node in nodes]
         states = np.where(np.isnan(alone), 0.0, alone).T
         believed = np.ones(len(trace))
-        for step, which in by_pattern(played.asked & seen.seen.came):
+        for step, which in by_pattern(played.asked & rows.seen.came):
             if step:
                 believed[which] = chance(view.best(step)[0][which])
     wrong, cost = lost[np.arange(len(trace)), played.answer], paid(played.asked, trace)
@@ -537,12 +537,13 @@ class _Promise(_SequentialTest):
         self.values.append(score)
 
     def described(self, mean: float, where: str) -> tuple[float, float, str]:
-        most, kind, unit = self._bound.at_most, self._bound.kind, self._bound.unit
+        at_most, kind, unit = self._bound.at_most, self._bound.kind, self._bound.unit
         if unit is None:
-            observed = mean + most
-            return observed, most, f"{kind} {observed:.2%} {where}, promised at most {most:.2%}"
-        observed, name = unit * mean + most, "mean loss" if kind == "error" else kind
-        return observed, most, f"{name} {observed:.4g} {where}, promised at most {most:.4g}"
+            observed = mean + at_most
+            text = f"{kind} {observed:.2%} {where}, promised at most {at_most:.2%}"
+            return observed, at_most, text
+        observed, name = unit * mean + at_most, "mean loss" if kind == "error" else kind
+        return observed, at_most, f"{name} {observed:.4g} {where}, promised at most {at_most:.4g}"
 
 
 class _States(_SequentialTest):

@@ -143,7 +143,7 @@ def replay_stream(
         raise ArgumentError("the stream has no rows")
     count = len(stream)
     sampler = AuditSampler(share, seed=seed)
-    audited = np.array([sampler.draw(row, now=0.0).audited for row in range(count)])
+    audited = np.array([sampler.draw(row, seconds=0.0).audited for row in range(count)])
     loop = Loop(serving, settings, refit=refit)
     node = stream.spec.index_of(settings.against or stream.names[-1])
     unit = stream.spec.loss_bound if stream.is_graded else None

@@ -254,7 +254,7 @@ def _with_nodes(spec: CascadeSpec, log: Trace, new: Trace, prompts: Sequence[str
     sources = [(new, new.names.index(name), True) if name in new.names
                else (log, log.names.index(name), False) for name in spec.names]  # fmt: skip
     for number, row in enumerate(rows):
-        said: dict[object, float] = {}
+        verdicts: dict[object, float] = {}
         cells: list[tuple[float, float, str | None]] = []
         for node, (trace, column, is_new) in enumerate(sources):
             at = row if is_new else number
@@ -266,20 +266,20 @@ def _with_nodes(spec: CascadeSpec, log: Trace, new: Trace, prompts: Sequence[str
             cost = float(trace.costs[at, column])
             cells.append((float(trace.confidence[at, column]), cost, text))
             if not is_new and log.correct is not None and log.correct[number, column] >= 0:
-                correct[number, node] = said[text] = float(log.correct[number, column])
+                correct[number, node] = verdicts[text] = float(log.correct[number, column])
         for node, (_, _, text) in enumerate(cells):  # the same answer is as right
-            if np.isnan(correct[number, node]) and text in said:
-                correct[number, node] = said[text]
+            if np.isnan(correct[number, node]) and text in verdicts:
+                correct[number, node] = verdicts[text]
         for name, values in zip(table, zip(*cells, strict=True), strict=True):
             table[name].append(list(values))
-    known: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if log.label is not None:
-        known["label"] = [None if code < 0 else log.classes[code] for code in log.label.tolist()]
+        facts["label"] = [None if code < 0 else log.classes[code] for code in log.label.tolist()]
     if log.correct is not None:
-        known["correct"] = correct
+        facts["correct"] = correct
     return Trace.from_arrays(
         spec, table["confidence"], prediction=table["prediction"], cost=table["cost"],
-        prompt=np.array(prompts, object), notes=new.notes, inputs=log.inputs, **known,
+        prompt=np.array(prompts, object), notes=new.notes, inputs=log.inputs, **facts,
     )  # fmt: skip
 
 

@@ -198,11 +198,11 @@ def _measured(fitted: Trace, rows: Trace, node: int, allowed: float) -> Any:
     cheap, expensive = int(numbers[mix.cheap]), int(numbers[mix.expensive])
     policy = ladder.mixed(mix._replace(cheap=cheap, expensive=expensive))
     played, loss = policy.play(rows), np.asarray(rows.loss)
-    every = np.arange(len(rows))
+    index = np.arange(len(rows))
     shares = np.bincount(played.answer, minlength=loss.shape[1]) / len(rows)
     return np.stack(
         [
-            loss[every, played.answer],
+            loss[index, played.answer],
             paid(played.asked, rows),
             loss[:, node],
             alone_paid(rows)[:, node],

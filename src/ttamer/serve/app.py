@@ -284,13 +284,9 @@ class Service:
                 raise Refused(400, "invalid_request", "label or score is needed")
             is_used = False
             if label is not None:
-                rule = self.settings.compare
-                label, answers = rule.label(label) or label, self.decisions.recent.get(request_id)
-                if answers:  # the label of the log is the answer that is right
-                    comparer = self.audits.comparer or Comparer(rule)
-                    label = await comparer.right_prediction(label, answers)
+                label = self.settings.compare.label(label) or label
                 is_used = await asyncio.to_thread(self.audits.label, request_id, label)
-            self.decisions.feedback(request_id, label, score, self.policies.active.classes)
+            await self.audits.say(request_id, label, score)
             return json_response({"audited": is_used})
         raise AssertionError
 

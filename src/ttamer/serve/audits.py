@@ -65,6 +65,7 @@ class Audits:
         self._bytes = 0
         self._slots = asyncio.Semaphore(self.at_once)
         self._stack = ExitStack()
+        self._labels: dict[str, str | None] = {}  # of requests whose audit is under way
         self._auditor: Auditor | None = None
         self.drift: Drift | None = None
         self.comparer: Comparer | None = None
@@ -131,6 +132,7 @@ class Audits:
             self._write(job, outcome, outcome.asked, None)
             return
         self._bytes += job.size
+        self._labels[job.id] = None
         self._spawn(self._audit(job, outcome, draw.chance, number))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -143,6 +145,9 @@ class Audits:
             async with self._slots:
                 job.work.deadline = Deadline.after(self._settings.serve.timeout)
                 calls = await ask_others(job.cascade, job.work, outcome.asked)
+        except BaseException:
+            self._labels.pop(job.id, None)
+            raise
         finally:
             self._bytes -= job.size
         extra = calls[len(outcome.asked) :]
@@ -153,6 +158,9 @@ class Audits:
         ineligible = {call.node for call in calls if is_ineligible(call)}
         # A node that cannot take the request would be missing on every such request.
         scores, judging = ({}, 0.0) if missing else await self._judged(job, answers.values())
+        if (label := self._labels.pop(job.id, None)) is not None:
+            texts = [str(call.prediction or "") for call in answers.values()]
+            scores = await self._scores(label, texts)
         spent += judging
         self._write(
             job, outcome, calls, chance if missing <= ineligible else None,
@@ -208,6 +216,28 @@ class Audits:
             except (UpstreamFailed, Unreadable) as error:
                 log.warning("audit: the judge: %s", error)
         return scores, spent
+
+    async def say(self, request: str, label: str | None, score: float | None) -> None:
+        """Keep what is right about an earlier request: for every answer, where they are known."""
+        if label is not None and request in self._labels:
+            self._labels[request] = label  # the row waits for the audit
+            label = None
+        answers = self._decisions.recent.get(request, {})
+        scores = None
+        if label is not None and answers:
+            verdicts = await self._scores(label, list(answers.values()))
+            scores, label = {node: verdicts[text] for node, text in answers.items()}, None
+        if not (label is None and score is None and scores is None):
+            self._decisions.feedback(
+                request, label=label, score=score, scores=scores,
+                classes=self._policies.active.classes,
+            )  # fmt: skip
+
+    async def _scores(self, label: str, texts: Sequence[str]) -> dict[str, float]:
+        """Return by answer whether a label says that it is right."""
+        comparer = self.comparer or Comparer(self._settings.compare)
+        right = await comparer.right([(text, label) for text in texts])
+        return {text: float(is_right) for text, is_right in zip(texts, right, strict=True)}
 
     def label(self, request: str, label: str) -> bool:
         """Keep the right answer to an audited request; return whether it is one. In a thread."""

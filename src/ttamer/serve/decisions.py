@@ -47,8 +47,8 @@ class DecisionLog:
         self.path, self._spec, self._texts = path, spec, texts
         self._rows: list[dict[str, Any]] = []
         self._characters = 0  # of the prompts that wait
-        self.recent: OrderedDict[str, list[str]] = OrderedDict()
-        """By the id of a request: the answers as they are, in memory alone."""
+        self.recent: OrderedDict[str, dict[str, str]] = OrderedDict()
+        """By the id of a request and node: the answers as they are, in memory alone."""
         self.lost = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -106,7 +106,7 @@ class DecisionLog:
             self.lost += 1
             return
         self._characters += len(text)
-        self.recent[request] = [str(c.prediction) for c in calls if c.prediction is not None]
+        self.recent[request] = {c.node: str(c.prediction or "") for c in calls if c.error is None}
         if len(self.recent) > self.max_recent:
             self.recent.popitem(last=False)
         nodes: dict[str, dict[str, Any]] = {name: {"chance": chance} for name in self._spec.names}
@@ -129,13 +129,19 @@ class DecisionLog:
         })  # fmt: skip
 
     def feedback(
-        self, request: str, label: str | None, score: float | None, classes: Collection[str] = ()
+        self,
+        request: str,
+        *,
+        label: str | None = None,
+        score: float | None = None,
+        scores: Mapping[str, float] | None = None,
+        classes: Collection[str] = (),
     ) -> None:
-        """Take the right answer to an earlier request, or a score of the one returned."""
+        """Take the right answer to an earlier request, a score of the one returned, or of all."""
         if self.path and len(self._rows) < self.max_rows:
-            kept = None if label is None else self._kept(label, classes)
+            digest = None if label is None else self._kept(label, classes)
             row = {"v": LOG_VERSION, "time": round(time.time(), 3), "feedback": request}
-            self._rows.append(row | {"label": kept, "score": score})
+            self._rows.append(row | {"label": digest, "score": score, "scores": scores})
 
     def _kept(self, prediction: object, classes: Collection[str]) -> object:
         return self.digest(prediction, classes) if isinstance(prediction, str) else prediction
@@ -198,11 +204,11 @@ def forget(path: str | os.PathLike[str], requests: Collection[str]) -> int:
     with _locked(path):
         for file in log_files(Path(path)):
             lines = file.read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines if _request_of(line) not in requests]
-            if len(kept) < len(lines):
+            others = [line for line in lines if _request_of(line) not in requests]
+            if len(others) < len(lines):
                 with atomic_write(file, private=True) as part:
-                    part.write_bytes(b"".join(kept))
-                deleted += len(lines) - len(kept)
+                    part.write_bytes(b"".join(others))
+                deleted += len(lines) - len(others)
     return deleted
 
 

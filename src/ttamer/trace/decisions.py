@@ -7,11 +7,12 @@ The first line of a file has the cascade, every other one a request or feedback 
      "prompt": "...", "drawn": 0.05, "judging": 0.0,
      "nodes": {"small": {"chance": 1.0, "confidence": 0.9, "prediction": "B", "cost": 1.0},
                "large": {"chance": 0.05}}}
-    {"v": 1, "time": 2.5, "feedback": "r1", "label": "B", "score": null}
+    {"v": 1, "time": 2.5, "feedback": "r1", "label": "B", "score": null, "scores": null}
 
 What is right comes from labels, from scores of the answer that was returned (0 and 1 are thumbs),
-and from the verdicts of a judge (``score`` of a node). The same answer has the same score, whoever
-gave it. ``drawn`` is the chance with which a request was drawn for an audit, where it was.
+and from ``scores`` by node, by a judge or by a label that was compared with answers as text. The
+same answer has the same score, whoever gave it. ``drawn`` is the chance with which a request was
+drawn for an audit, where it was.
 """
 
 from __future__ import annotations
@@ -101,10 +102,12 @@ def read_decisions(
     if not rows or spec is None:
         lacks = "requests" if not rows else "cascade in its first line: give one (--cascade)"
         raise TraceError(f"{path}: this decision log has no {lacks}")
-    for said in feedback:  # the last word counts; of a request deleted there is no row
-        row = by_request.get(str(said["feedback"]))
+    for line in feedback:  # the last word counts; of a request deleted there is no row
+        row = by_request.get(str(line["feedback"]))
         if row is not None:
-            row |= {key: said[key] for key in ("label", "score") if said.get(key) is not None}
+            row |= {key: line[key] for key in ("label", "score") if line.get(key) is not None}
+            for name, score in (line.get("scores") or {}).items():
+                row["nodes"].setdefault(name, {})["score"] = score
     return _decisions(rows, spec, broken, str(path))
 
 
@@ -135,22 +138,22 @@ def _decisions(
     numbers = {key: np.full(shape, np.nan) for key in ("confidence", "cost", "chance", "seconds")}
     prediction = np.full(shape, None, object)
     for number, row in enumerate(rows):
-        for place_, name in enumerate(names):
+        for column, name in enumerate(names):
             node = row["nodes"].get(name, {})
             for key, values in numbers.items():
                 if node.get(key) is not None:
-                    values[number, place_] = node[key]
-            prediction[number, place_] = node.get("prediction")
+                    values[number, column] = node[key]
+            prediction[number, column] = node.get("prediction")
     score, labels = _scores(rows, names, prediction)
-    known: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if not np.isnan(score).all():
         is_graded = not np.isin(score[~np.isnan(score)], (0, 1)).all()
-        known = {"score": score} if is_graded else {"correct": score}
+        facts = {"score": score} if is_graded else {"correct": score}
     if any(label is not None for label in labels):
-        known["label"] = labels
+        facts["label"] = labels
     prompts = np.array([row.get("prompt") for row in rows], object)
     if any(prompt is not None for prompt in prompts):
-        known["prompt"] = prompts
+        facts["prompt"] = prompts
     stated = [row.get("inputs") or {} for row in rows]
     inputs = {  # an input that some requests lack cannot be read
         name: np.array([values[name] for values in stated], float)
@@ -166,7 +169,7 @@ def _decisions(
         latency=np.where(np.isnan(numbers["confidence"]), np.nan, numbers["seconds"]),
         left_out={"lines that are not JSON": broken} if broken else {},
         inputs=inputs,
-        notes=(f"a decision log of {counted(len(rows), 'request', ',')}",), **known,
+        notes=(f"a decision log of {counted(len(rows), 'request', ',')}",), **facts,
     )  # fmt: skip
     return LoggedDecisions(
         trace,
@@ -187,17 +190,17 @@ def _scores(
     if not any("score" in row or any("score" in n for n in row["nodes"].values()) for row in rows):
         return scores, labels
     for number, row in enumerate(rows):
-        said: dict[Any, float] = {}  # by answer
-        for place, name in enumerate(names):
-            answer, verdict = prediction[number, place], row["nodes"].get(name, {}).get("score")
+        verdicts: dict[Any, float] = {}  # by answer
+        for column, name in enumerate(names):
+            answer, verdict = prediction[number, column], row["nodes"].get(name, {}).get("score")
             if row.get("by") == name and row.get("score") is not None:
                 verdict = row["score"]
             if verdict is not None:
-                said[answer] = float(verdict)
-        for place in range(len(names)):
-            answer = prediction[number, place]
+                verdicts[answer] = float(verdict)
+        for column in range(len(names)):
+            answer = prediction[number, column]
             if answer is not None and labels[number] is not None:
-                scores[number, place] = float(answer == labels[number])
-            elif answer is not None and answer in said:
-                scores[number, place] = said[answer]
+                scores[number, column] = float(answer == labels[number])
+            elif answer is not None and answer in verdicts:
+                scores[number, column] = verdicts[answer]
     return scores, labels
