@@ -102,6 +102,18 @@ def test_importing_the_package_loads_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+def test_the_help_of_the_commands_loads_neither_pyarrow_nor_torch():
+    heavy = "{'pyarrow', 'torch', 'matplotlib', 'ray', 'sklearn', 'aiohttp'}"
+    code = (
+        "import sys, contextlib, ttamer.cli\n"
+        "with contextlib.suppress(SystemExit): ttamer.cli.main(['--help'])\n"
+        f"print(sorted({heavy} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Usage" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def packages():
     """The names of the packages that have public names."""
     inner = [m.name for m in pkgutil.iter_modules(ttamer.__path__, "ttamer.") if m.ispkg]

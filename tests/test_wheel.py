@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -15,6 +16,7 @@ def test_the_wheel_holds_the_whole_package_and_works_alone(tmp_path):
              "--quiet", "--disable-pip-version-check", "-w", str(tmp_path)]  # fmt: skip
     subprocess.run(build, check=True, capture_output=True, text=True)
     [wheel] = tmp_path.glob("ttamer-*.whl")
+    assert wheel.stat().st_size < 3_000_000
     with zipfile.ZipFile(wheel) as archive:
         inside = {name for name in archive.namelist() if name.startswith("ttamer/")}
         archive.extractall(tmp_path / "site")
@@ -37,3 +39,29 @@ def test_the_wheel_holds_the_whole_package_and_works_alone(tmp_path):
     where, value = done.stdout.split()
     assert where.startswith(str(tmp_path))
     assert float(value) > 0
+    check_types(tmp_path)
+
+
+def check_types(folder: Path) -> None:
+    """Check the types of a user's program against the wheel that was unpacked in a folder."""
+    program = folder / "program.py"
+    program.write_text(
+        "from collections.abc import Callable\n"
+        "from typing import Any\n"
+        "import ttamer as tt\n"
+        "from ttamer.runtime import batched\n"
+        "trace: tt.Trace = tt.Trace.read('log.csv', {'small': 1.0, 'large': 12.5})\n"
+        "ladder: tt.FittedLadder = tt.fit(trace)\n"
+        "policy: tt.FittedPolicy | tt.Mixture = ladder.for_budget(3.0)\n"
+        "result: tt.Result = tt.evaluate(policy, trace)\n"
+        "nodes: dict[str, Callable[[Any], Any]] = {\n"
+        "    'small': lambda text: (text, 0.5), 'large': batched(lambda texts: texts)}\n"
+        "outcome: tt.Outcome = tt.Cascade(ladder.default(), nodes).run('x')\n"
+        "tt.fit(3)  # type: ignore[arg-type]\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent",
+               "--cache-dir", str(folder / "cache"), str(program)]  # fmt: skip
+    paths = {"MYPYPATH": str(folder / "site"), "PYTHONPATH": "", "PATH": os.environ["PATH"]}
+    done = subprocess.run(command, capture_output=True, text=True, env=paths, cwd=folder,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout
