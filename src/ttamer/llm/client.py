@@ -228,6 +228,7 @@ class Breaker:
 @asynccontextmanager
 async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
     """Give the connections that all clients of a process share."""
+    # No limit here: each node has its own (max_concurrent), and requests are limited before.
     connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=30)
     has_proxy = any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY"))
     async with aiohttp.ClientSession(
@@ -237,6 +238,7 @@ async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
         # An answer is short; a compressed one could grow to any size, and is refused.
         headers={"accept-encoding": "identity"},
         auto_decompress=False,
+        # A cookie of one request must not be sent with another.
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=has_proxy,  # a look at the environment for each call takes time
     ) as session:
@@ -315,6 +317,7 @@ class Client:
             except UpstreamFailed as error:
                 pause = self.first_pause * 2**attempt * random.uniform(0.5, 1.5)  # noqa: S311
                 pause = max(pause, error.retry_after)
+                # A pause beyond the deadline would only delay the failure.
                 is_last = attempt == self.settings.retries or error.kind not in self.retried
                 if is_last or pause >= min(deadline.left, self.max_pause):
                     raise
@@ -366,6 +369,7 @@ class Client:
             if not line.startswith(b"data:"):
                 continue
             data = line[5:].strip()
+            # What a server sends after the end is not read.
             if data == b"[DONE]":
                 return
             chunk = _decoded(data)
@@ -389,6 +393,7 @@ class Client:
                 asyncio.timeout(min(time_limit.seconds, deadline.left)) as limit,
                 self._session.post(
                     self.settings.upstream + path, data=content,
+                    # A redirect could carry the key to another host.
                     headers={**headers, **self._headers}, allow_redirects=False,
                 ) as response,
             ):  # fmt: skip
@@ -462,6 +467,7 @@ class Client:
 
     def adapted(self, body: Body) -> dict[str, Any]:
         """Return a request as this server takes it: its model, its parameters, its names."""
+        # The client of the whole may stream; whether this call does is decided here.
         sent = {key: v for key, v in body.items() if key not in ("stream", "stream_options")}
         sent["model"] = self.settings.model
         for name, value in self.settings.params.items():

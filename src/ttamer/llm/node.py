@@ -228,6 +228,7 @@ class ModelNode:
 
         An answer without text has the lowest, without a call.
         """
+        # There is nothing to judge, and judges tend to say yes to it.
         if not text.strip():
             return 0.0, 0.0
         question = question_text(work.body)
@@ -371,6 +372,7 @@ def open_nodes(
                 table, upstream_of_node, compare, comparer=comparer, verifier=verifier
             )
             continue
+        # The answer alone, and its confidence as a step of its own that the policy may skip.
         plain = replace(table, confidence="none", verifier="")
         answering = ModelNode(plain, upstream_of_node, compare, comparer=comparer)
         judging = replace(table, cost=node.verify_cost)

@@ -83,11 +83,13 @@ class Gate:
         """Count a request as one inside, and give its body."""
         if self.inside >= self._max_inside:
             raise self._busy()
+        # From here on the request counts, also while its body comes.
         self.inside += 1
         size = 0
         try:
             parts: list[bytes] = []
             stated = request.headers.get("content-length", "")
+            # What it states is refused before a byte is read; what comes is counted in any case.
             if stated.isdecimal() and int(stated[:20]) > self._max_body:
                 raise self._too_large()
             try:
@@ -225,6 +227,7 @@ class Service:
             self.nodes.update(nodes)
             self.upstreams.update(clients)
             self.decisions.start()
+            # Audits write to the log, which is open first and closed last.
             await self.audits.start()
             watcher = asyncio.create_task(self.policies.watch())
             self.is_ready = True
@@ -244,6 +247,7 @@ class Service:
         del app
         async with self.opened():
             loop = asyncio.get_running_loop()
+            # Windows has no such signal, and other threads than the main one cannot take it.
             with suppress(NotImplementedError, RuntimeError, ValueError, AttributeError):
                 loop.add_signal_handler(signal.SIGHUP, self.policies.hangup.set)
             yield
@@ -327,6 +331,7 @@ class Service:
         headers = request.headers
         if self.token:
             stated = headers.get("authorization", "").encode("latin-1", "replace")
+            # In constant time: how long a comparison takes says nothing about the token.
             if not hmac.compare_digest(stated, b"Bearer " + self.token):
                 raise Refused(401, "invalid_api_key", "the bearer token is missing or wrong")
         elif not _is_local_name(headers.get("host", "")):

@@ -152,6 +152,7 @@ class Chat:
                 param="model",
             )  # fmt: skip
         choice = chat.ttamer or Choice()
+        # Models refuse fields that they do not know.
         body.pop("ttamer", None)
         serve, active = self._settings.serve, self._policies.active
         point = choice.point(serve.allow)
@@ -195,6 +196,7 @@ class Chat:
     def completion(self, job: Job, outcome: Outcome) -> dict[str, Any]:
         """Return the body of a response."""
         answer: ModelAnswer = outcome.answer
+        # Requests have n = 1, and what the policy judged is the first choice.
         choice = answer.response["choices"][0]
         return {
             "id": f"chatcmpl-{job.id}",

@@ -66,6 +66,7 @@ class Active:
             return self.policy
         if point not in self._points:
             self._points[point] = policy_at(self.artefact, point)
+            # Clients choose the points, and could choose any number of them.
             while len(self._points) > self.max_points:
                 self._points.popitem(last=False)
         self._points.move_to_end(point)
@@ -257,6 +258,7 @@ class PolicyStore:
         differences = [
             f"cost {old.cost:g} of {new.name!r}, and it is {new.cost:g} now"
             for old, new in zip(fitted.nodes, spec.nodes, strict=True)
+            # Costs that went through a file may differ by a rounding.
             if not math.isclose(old.cost, new.cost, rel_tol=1e-9)
         ]
         if fitted.target != spec.target:
@@ -283,6 +285,7 @@ class PolicyStore:
     async def reload(self) -> bool:
         """Load the file again, in a thread; where it cannot be served nothing changes."""
         try:
+            # In a thread: requests go on while a large file is read and checked.
             active = await asyncio.to_thread(self.load)
         except (TTamerError, OSError, ValueError) as error:
             self.refused += 1
@@ -303,6 +306,7 @@ class PolicyStore:
                     await self.hangup.wait()
             now, is_asked = self._stat(), self.hangup.is_set()
             self.hangup.clear()
+            # A file that is still being written has changed since the last look.
             if is_asked or (now is not None and now == before != self._stamp):
                 self._stamp = now
                 await self.reload()

@@ -52,6 +52,7 @@ class BoundedH11(H11Protocol):
         super().connection_made(transport)
         self._await_head()
         if len(self.connections) > self.max_connections:
+            # There is one: the new connection itself has had no request yet.
             oldest = next(iter(self.idle))
             oldest._end_wait()
             oldest.transport.abort()
@@ -148,6 +149,7 @@ def serve(
     server.seconds = lame_duck
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        # Opened here, so that a port that is taken is an error in words, and 0 can be any port.
         listener = socket.create_server((host, port), family=family, backlog=512)
     except (OSError, OverflowError) as error:
         raise ArgumentError(f"{host}:{port} cannot be listened on: {error}", param="port") from None

@@ -44,6 +44,7 @@ async def streamed(chat: Chat, job: Job, stack: AsyncExitStack) -> StreamingResp
     Raises:
         Refused: If there is no answer.
     """
+    # Bounded: a client that reads slowly holds up its own task, and takes no memory.
     queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=16)
     task = asyncio.create_task(_Events(chat, job, queue).run(stack.pop_all()))
     first: Any = None
@@ -57,6 +58,7 @@ async def streamed(chat: Chat, job: Job, stack: AsyncExitStack) -> StreamingResp
         raise
     if isinstance(first, Refused):  # nothing was sent: the response can have its status
         raise first
+    # Else nginx would collect the stream before it sends it.
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     headers["x-ttamer-policy"] = job.active.version
     return _Stream(task, _read(queue, first), media_type="text/event-stream", headers=headers)
@@ -180,6 +182,7 @@ class _Events:
                 raise
             seconds = time.monotonic() - start
             return NodeCall(call.node, None, None, relayed.cost, seconds, f"{error.kind}: {error}")
+        # The client has its answer; this is for the log and for audits.
         reply = await relayed.reply()
         prediction, confidence = (None, None) if reply is None else reply[:2]
         seconds = time.monotonic() - start
@@ -272,6 +275,7 @@ def chunks_of(body: dict[str, Any], head: dict[str, Any]) -> Iterator[dict[str, 
     def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, Any]:
         return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, **more}]}
 
+    # Clients expect the role first, by itself.
     yield chunk({"role": message.pop("role", "assistant"), "content": ""})
     for start in range(0, len(text), piece):
         yield chunk({"content": text[start : start + piece]})
