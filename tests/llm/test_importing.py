@@ -189,7 +189,9 @@ def test_the_command_writes_what_a_fit_reads(tmp_path, capsys):
     wrong = Trace.read(trace).loss.mean(axis=0)
     assert 0.1 < wrong[0] < 0.4
     assert all(f"{share:.2%}" in shown for share in wrong)
-    assert shown.endswith(f"Next: ttamer fit {trace}\n")  # its cascade, not the user's, is right
+    assert shown.endswith(
+        f"Next: ttamer frontier {trace}\n"
+    )  # its cascade, not the user's, is right
     assert main(["fit", trace, "-o", str(tmp_path / "policy.ttamer"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 120
 

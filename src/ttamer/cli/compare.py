@@ -160,11 +160,15 @@ def advice_text(result: Frontier, trace_words: str | None = None) -> str:
         return ""
     advice = recommend(result)
     text = textwrap.fill(f"What to use: {advice}", 80, break_on_hyphens=False)
-    beliefs = {"paper": " --belief markov", "threshold": " --belief threshold"}
+    fits = {
+        "paper": "--belief markov",
+        "threshold": "--belief threshold",
+        "router": "--max-nodes 1",
+    }
     if trace_words is None or advice.outcome == "nothing":
         return f"\n\n{text}"
-    if advice.outcome == "loses" and advice.family in beliefs:
-        return f"\n\n{text}\n\nNext: ttamer fit {trace_words}{beliefs[advice.family]}"
+    if advice.outcome == "loses" and advice.family in fits:
+        return f"\n\n{text}\n\nNext: ttamer fit {trace_words} {fits[advice.family]}"
     if advice.outcome == "loses" or result.ladder is None:
         return f"\n\n{text}"
     budget = budget_of(result.ladder, *advice.settings)

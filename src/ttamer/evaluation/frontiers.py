@@ -96,6 +96,7 @@ SUMMARIES: dict[str, str] = {
     "no-recall": "goes on by calibrated chances, and returns the answer of the last node asked",
     "frugalml": "asks one node, and for each class that it predicts perhaps another (FrugalML)",
     "routing": "asks the node whose answer is worth most, one step ahead (cascade routing)",
+    "router": "asks one node, by what the input says before any is asked",
     "oracle": "uses the labels: the cheapest way to a right answer, a bound that no rule reaches",
 }
 
