@@ -68,3 +68,26 @@ def test_calls_are_bought_where_the_uncertainty_falls_most(trace, ladder):
     assert plan.next_unit > more.next_unit > 0
     with pytest.raises(ArgumentError, match="above 0"):
         plan_calls(ladder, trace, budget=0)
+
+
+@pytest.mark.parametrize("graded", [True, False])
+def test_equal_predictions_of_unequal_losses_do_not_share_their_risk(graded):
+    rng = np.random.default_rng(0)
+    loss = rng.random((900, 2)) * [1.0, 0.1]  # the same class, ten times as certain
+    trace = tt.Trace.from_arrays(
+        {"a": 1.0, "b": 2.0},
+        1 - loss,
+        prediction=rng.integers(3, size=(900, 1))[:, [0, 0]],
+        loss=loss if graded else np.broadcast_to(loss[:, :1] > 0.5, loss.shape).astype(float),
+    )
+    ladder = tt.fit(trace)
+    assert ladder.fitted.tables.belief.agree != graded
+    policy = ladder.at(1.0)
+    answers = policy.play(trace).answer
+    for row in range(20):
+        turn = policy.session()
+        while turn.next is not None:
+            node = trace.names.index(turn.next)
+            prediction = trace.classes[trace.prediction[row, node]]
+            turn.observe(confidence=trace.confidence[row, node], prediction=prediction)
+        assert turn.answer == trace.names[answers[row]]

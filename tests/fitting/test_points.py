@@ -27,7 +27,8 @@ def plain_default(lost, paid, alone, alone_cost, tolerance=5e-4):
     for j in range(points):
         around = [min(max(j + a, 0), points - 1) for a in (-2, -1, 0, 1, 2)]
         difference[j] = np.mean([lost[k] for k in around], axis=0) - alone[:, best]
-    mean, error = difference.mean(1), difference.std(1) / rows**0.5
+    own = lost.mean(1) - alone[:, best].mean()  # neighbours lower the noise, never the excess
+    mean, error = np.maximum(difference.mean(1), own), difference.std(1) / rows**0.5
     cost, reference = paid.mean(1), alone_cost[:, best].mean()
     lead = max(
         [

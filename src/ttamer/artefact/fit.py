@@ -109,6 +109,7 @@ class StepRecord(_Struct, frozen=True):
     kind: Literal["models", "exits"]
     classes: list[str]
     memory: int
+    agree: bool = True
     features: list[InputFeature] | None = None
     neighbours: int = 0
     coarse: int = 0
@@ -225,7 +226,12 @@ def _describe_steps(tables: StepTables, arrays: Arrays) -> StepRecord:
         "weights": [belief.weights[key] for key in keys],
     }
     put(arrays, "belief", BELIEF, vars(belief) | of_pairs | of_weights)
-    facts = {"kind": tables.kind, "classes": list(belief.classes), "memory": belief.memory}
+    facts = {
+        "kind": tables.kind,
+        "classes": list(belief.classes),
+        "memory": belief.memory,
+        "agree": belief.agree,
+    }
     if prior is not None:
         put(arrays, "prior", PRIOR, vars(prior))
         facts["features"] = [] if prior.spec is None else list(prior.spec.features)
@@ -415,6 +421,7 @@ def _belief(record: StepRecord, stored: Stored, nodes: int) -> Belief:
         pairs=dict(zip(keys, cells, strict=True)),
         weights=regressions,
         memory=record.memory,
+        agree=record.agree,
         **values,
     )
 

@@ -172,6 +172,8 @@ class Belief:
     """Shape (n, 7): q after some answers."""
     memory: int = 99
     """Only so many of the last answers in hand count: for the exits of one network."""
+    agree: bool = True
+    """Whether answers that predict the same lose the same. If not, predictions are not read."""
 
     @property
     def count(self) -> int:
@@ -240,7 +242,8 @@ class View:
     """What a belief says of T inputs."""
 
     def __init__(self, belief: Belief, seen: Seen) -> None:
-        self.belief, self.seen = belief, seen
+        self.belief = belief
+        self.seen = seen if belief.agree else Seen(seen.confidence, None, seen.prior)
         self.curve = belief.curve_odds(seen.confidence)
         self.offset = self._offsets()
         self.bar: Floats | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import combinations
 from typing import Literal, get_args
 
 import msgspec
@@ -201,12 +202,13 @@ def _answers(
     if features is not None:
         prompts = trace.prompt.tolist() if trace.prompt is not None else None
         inputs = features.rows(prompts, {name: list(v) for name, v in trace.inputs.items()})
+    agree = _equal_answers_lose_alike(trace)
     log = Log(
         losses=np.asarray(trace.loss),
         cost=np.asarray(trace.costs, float),
         confidence=np.asarray(trace.confidence),
-        codes=None if trace.prediction is None else trace.prediction.astype(np.intp),
-        classes=trace.classes if trace.prediction is not None else (),
+        codes=trace.prediction.astype(np.intp) if agree and trace.prediction is not None else None,
+        classes=trace.classes if agree and trace.prediction is not None else (),
         features=inputs,
         near=None if features is None else features.near,
         spec=features,
@@ -224,8 +226,26 @@ def _answers(
         latency_weight=record.latency_weight,
         options=options,
     )
-    price = fitted.tables.prices[::-1] * full_cost(spec, trace)
-    return replace(fitted.tables, parents=parents), 1 / (1 + price), fitted.estimates
+    tables = replace(fitted.tables, parents=parents)
+    tables = replace(tables, belief=replace(tables.belief, agree=agree))
+    return tables, 1 / (1 + tables.prices[::-1] * full_cost(spec, trace)), fitted.estimates
+
+
+def _equal_answers_lose_alike(trace: Trace) -> bool:
+    """Return whether answers that predict the same lose the same.
+
+    So it is where answers are right or wrong. Where they are distributions, the more certain one of
+    two with the same class may lose far less: then agreement says little, and is not read.
+    """
+    answers, gaps = trace.prediction, ([0.0], [1e-9])  # between answers that differ, that agree
+    if answers is None or not trace.is_graded:
+        return True
+    for a, b in combinations(range(len(trace.spec)), 2):
+        gap = np.abs(trace.loss[:, a] - trace.loss[:, b])
+        same = (answers[:, a] == answers[:, b]) & (answers[:, a] >= 0)
+        for agree in (0, 1):
+            gaps[agree].append(np.nanmean(np.append(gap[same == agree], 0)))
+    return bool(np.mean(gaps[1]) <= 0.01 * np.mean(gaps[0]) + 1e-9)
 
 
 def _states(

@@ -107,7 +107,7 @@ class OperatingPoints:
     standard_error: Floats
     """Shape (P,): of ``error``."""
     excess: Floats
-    """Shape (P,): the loss above that of the best node, paired row by row, over neighbours."""
+    """Shape (P,): the loss above that of the best node, over neighbours, no less than its own."""
     excess_error: Floats
     """Shape (P,): its standard error."""
     alone_error: Floats
@@ -140,7 +140,9 @@ class OperatingPoints:
             error=estimates.mean(lost),
             cost=estimates.mean(paid),
             standard_error=_standard_error(lost, estimates.weight, group),
-            excess=estimates.mean(excess),
+            # Neighbours lower the noise; that some of them err less, at more cost, is no reason to
+            # believe that this one does.
+            excess=np.maximum(estimates.mean(excess), estimates.mean(lost) - alone[best]),
             excess_error=_standard_error(excess, estimates.weight, group),
             alone_error=alone,
             alone_cost=estimates.mean(estimates.alone_paid.T),

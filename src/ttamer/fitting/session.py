@@ -188,7 +188,8 @@ class StepSession(FittedSession):
     def _advance(self, node: int, confidence: float | None, prediction: str | None) -> None:
         self._step = tuple(sorted((*self._step, node)))
         if confidence is not None:
-            code = -1 if prediction is None else self._code(prediction)
+            reads = prediction is not None and self._policy.tables.belief.agree
+            code = self._code(str(prediction)) if reads else -1
             self._codes[node] = code
             self._curve[node], self._offset[node] = self._scorer.evidence(
                 node, confidence, code, self._prior, self._bar

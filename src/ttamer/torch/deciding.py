@@ -213,6 +213,12 @@ def _step_tables(policy: StepPolicy, classes: Sequence[str]) -> BeliefTables:
             "trace without inputs",
             param="policy",
         )
+    if not belief.agree:
+        raise ArgumentError(
+            "the policy was fitted to losses that differ between equal predictions, and a kernel "
+            "lets equal predictions share their risk: fit it to a trace without predictions",
+            param="policy",
+        )
     if belief.classes and not set(belief.classes) & set(classes):
         raise ArgumentError(
             f"the policy's classes are {', '.join(belief.classes[:5])} ... and the network's are "
