@@ -24,6 +24,7 @@ from ttamer import datasets
 from ttamer.cli import COMMANDS, main
 from ttamer.cli.compare import three_numbers
 from ttamer.evaluation.frontiers import frontier
+from ttamer.fitting.replay import paid
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -715,6 +716,19 @@ def test_certify_refuses_options_that_do_nothing_and_rows_that_show_nothing_new(
     ):
         assert main(["certify", *arguments]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_budget_that_few_inputs_exceed_is_certified(fitted):
+    command = ("certify", fitted.policy, fitted.folder / "test.npz", "--budget", "10.5")
+    facts = json.loads(succeed(*command, "--exceeded-at-most", "0.5", "--json"))
+    (promise,) = facts["promises"]
+    assert (promise["kind"], promise["certified"]) == ("budget", True)
+    ladder, rows = fitted.ladder, answering_trace(300, seed=1)
+    costs = paid(ladder.for_budget(10.5, exceeded_at_most=0.5, on=rows).play(rows).asked, rows)
+    assert (costs > 10.5).mean() <= 0.5
+    assert "--exceeded-at-most is for --budget" in refuse(
+        "certify", fitted.policy, "--error", "0.2", "--exceeded-at-most", "0.1"
+    )
 
 
 def test_wrong_numbers_and_options_that_do_nothing_are_found_before_the_fit(capsys):

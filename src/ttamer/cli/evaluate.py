@@ -82,7 +82,7 @@ def evaluate_command(
     if chosen is None and isinstance(loaded, FittedLadder):
         usual, points = loaded.default(), loaded.points
         policies = list(loaded) if as_json else [loaded.point(k) for k in points.corners]
-    progress, results = progress_line(quiet=as_json), []
+    progress, results = progress_line(quiet=as_json or len(policies) == 1), []
     for count, choice in enumerate(policies, start=1):
         progress(f"measuring policy {count} of {len(policies)}")
         results.append(evaluate(choice, rows, target=target))
