@@ -14,7 +14,7 @@ import pytest
 
 import ttamer as tt
 from ttamer.cascade import CascadeSpec
-from ttamer.drift.audits import AuditLog, AuditRow, NodeAnswer, read_log, trace_of_rows
+from ttamer.drift.audits import AuditLog, AuditRow, NodeAnswer, forget_rows, read_log, trace_of_rows
 
 SPEC = CascadeSpec.of({"small": 1.0, "large.v2": 5.0}, target="last")
 WRITER = """
@@ -125,8 +125,10 @@ def test_rows_of_a_request_are_deleted_on_demand(path):
     with AuditLog(path, SPEC) as log:
         for number in range(4):
             log.add(row(number, request=f"r{number % 2}"))
-        assert (log.forget("r1"), log.forget("nobody")) == (2, 0)
+        assert forget_rows(path, ["r1", "nobody"]) == 2  # while it is open
     assert numbers(read_log(path)) == [0, 2]
+    with pytest.raises(tt.TraceError, match="no log"):
+        forget_rows(path.with_name("gone"), ["r1"])
 
 
 def test_threads_and_logs_of_several_processes_share_a_file(path):

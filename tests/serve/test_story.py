@@ -100,6 +100,9 @@ def test_shadow_fit_report_serve_feedback_and_replace(story, tmp_path, capsys):
     assert (tmp_path / "policy.ttamer").read_bytes() != before
     again = watch(log, policy, settings, replace=True)
     assert (again.replaced, again.events) == (False, ())  # the same rows, the same events
+    request = read_decisions(log).requests[-1]
+    assert main(["forget", log, request, "--audits", f"{policy}.drift"]) == 0
+    assert "deleted 2 lines and 1 audited row" in capsys.readouterr().out
 
 
 def test_the_story_of_the_tutorial_runs_with_recorded_answers():

@@ -5,9 +5,11 @@ from typing import Any
 
 import click
 
+from ttamer._checks import counted
 from ttamer.cli.options import at_most_one, command, json_option
 from ttamer.cli.printing import to_json
 from ttamer.drift import LoopSettings, watch
+from ttamer.drift.audits import forget_rows
 from ttamer.errors import ArgumentError
 from ttamer.trace.trace import Trace
 
@@ -60,11 +62,14 @@ def drift_command(
 @command("forget")
 @click.argument("log")
 @click.argument("requests", nargs=-1, required=True, metavar="REQUEST...")
-def forget_command(log: str, requests: tuple[str, ...]) -> None:
+@click.option("--audits", multiple=True, metavar="FILE", help="A file of audited rows too: log of "
+              "[serve.audit], or POLICY.drift; may be repeated.")  # fmt: skip
+def forget_command(log: str, requests: tuple[str, ...], audits: tuple[str, ...]) -> None:
     """Delete all that a decision LOG keeps of requests, by their ids (x-request-id).
 
     A server may go on writing the log.
     """
     from ttamer.serve.decisions import forget  # needs the server's libraries
 
-    print(f"{forget(log, requests)} lines deleted")
+    rows = sum(forget_rows(file, requests) for file in audits)
+    print(f"deleted {counted(forget(log, requests), 'line')} and {counted(rows, 'audited row')}")

@@ -18,7 +18,7 @@ import os
 import sqlite3
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -230,20 +230,6 @@ class AuditLog:
                 base.execute("INSERT OR IGNORE INTO labels VALUES (?, ?)", (request, label))
         return None
 
-    def forget(self, request: str) -> int:
-        """Delete the rows of a request.
-
-        Args:
-            request: The id of the request.
-
-        Returns:
-            The number of rows deleted.
-        """
-        base = self._open()
-        with self._lock, database_errors(self.path):
-            base.execute("DELETE FROM labels WHERE request = ?", (request,))
-            return base.execute("DELETE FROM audits WHERE request = ?", (request,)).rowcount
-
     def rows_after(self, number: int) -> list[AuditRow]:
         """Return some rows.
 
@@ -371,6 +357,31 @@ def read_log(
     facts = ([row.number for row in rows], [row.time for row in rows], [row.chance for row in rows])
     numbers = {name: np.array(v, float) for name, v in zip(BOOKKEEPING, facts, strict=True)}
     return dataclasses.replace(trace, inputs={**trace.inputs, **numbers})
+
+
+def forget_rows(path: str | os.PathLike[str], requests: Iterable[str]) -> int:
+    """Delete the rows and labels of some requests from the file of a log.
+
+    Args:
+        path: The file; another process may go on writing it.
+        requests: The ids of the requests.
+
+    Returns:
+        The number of rows deleted.
+
+    Raises:
+        TraceError: Where there is no log.
+    """
+    file, keys = Path(path), [(request,) for request in requests]
+    if not file.is_file():
+        raise TraceError(f"{file}: there is no log to read")
+    base = open_database(file, AuditLog.schema)
+    try:
+        with database_errors(file):
+            base.executemany("DELETE FROM labels WHERE request = ?", keys)
+            return base.executemany("DELETE FROM audits WHERE request = ?", keys).rowcount
+    finally:
+        base.close()
 
 
 def trace_of_rows(spec: CascadeSpec, rows: Sequence[AuditRow]) -> Trace:
