@@ -79,7 +79,7 @@ if __name__ == "__main__":
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     cluster.add_node(num_cpus=1)
-    paths = f"{Path(tt.__file__).parents[1]}:{Path(__file__).parent}"
+    paths = f"{Path(tt.__file__).parents[1]}:{Path(__file__).parent}"  # for the workers
     environment = {"env_vars": {"PYTHONPATH": paths}}
     ray.init(address=cluster.address, runtime_env=environment, log_to_driver=False)
     data = ray.data.from_items([{"input": text} for text in texts], override_num_blocks=8)
