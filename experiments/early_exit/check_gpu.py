@@ -3,11 +3,12 @@
     make gpu        # or: python experiments/early_exit/check_gpu.py [--sizes 1 8 32 128]
 
 A transformer of 12 layers on 256 tokens and VGG-16, both with random weights, in bf16 and fp32, run
-with a fitted policy and with thresholds: by CUDA graphs, and without them. Printed per network,
-precision, rule and batch size: how many rows are decided otherwise than by sessions on the host
-that observe the same confidences; how far logits of ramps in one kernel are from those of PyTorch's
-operations; and the times of a call of the network, of a runner, and of a runner with graphs. The
-exit status is 1 where anything differs. Needs a GPU and Triton.
+with two fitted policies, and with thresholds by which a quarter of the rows that are left stops at
+every third exit: by CUDA graphs, and without them. Printed per network, precision, rule and batch
+size: how many rows are decided otherwise than on the host, which observes the same confidences; how
+far logits of ramps in one kernel are from those of PyTorch's operations; the exits a row asks; and
+the times of a call of the network, of the network as a graph, of a runner, and of a runner with
+graphs. The exit status is 1 where anything differs. Needs a GPU and Triton.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from torch import nn
 
 import ttamer as tt
 from ttamer import torch as exits
+from ttamer.torch.profiling import full_run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "vision"))
 from vgg import vgg
@@ -31,6 +34,8 @@ ROUNDING = {torch.bfloat16: 0.02, torch.float32: 1e-3}
 """By how much a ramp in a kernel may differ, as a share of the largest logit."""
 ROWS = 2000
 """Rows that policies are fitted to."""
+RULES = ("tradeoff 0.9", "tradeoff 0.99", "thresholds")
+"""What decides."""
 
 
 class Layer(nn.Module):
@@ -109,6 +114,23 @@ def differing(policy, network, answers) -> int:
     return differ
 
 
+def thresholds(trace) -> np.ndarray:
+    """Return thresholds by which a quarter of the rows left stops at every third exit."""
+    limits = np.full(len(trace.names), np.nan)
+    left = np.ones(len(trace), bool)
+    for k in range(0, len(limits) - 1, 3):
+        limits[k] = np.quantile(trace.confidence[left, k], 0.75)
+        left &= trace.confidence[:, k] < limits[k]
+    return limits
+
+
+def stopping(limits: np.ndarray, answers) -> int:
+    """Return how many rows thresholds decide otherwise on the host."""
+    sure = answers.confidence.double().cpu().numpy() >= limits  # NaN, for no exit, is not
+    sure[:, -1] = True
+    return int((sure.argmax(axis=1) != answers.exit.cpu().numpy()).sum())
+
+
 @torch.inference_mode()
 def ramps_apart(network, inputs) -> float:
     """Return the largest difference of a ramp in a kernel, as a share of the largest logit."""
@@ -143,14 +165,15 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8, 32, 128])
     args = parser.parse_args()
     device, faults = "cuda", 0
-    print("network, precision, rule, rows: rows that differ (runner, graphs); ms (full, runner, "
-          "graphs)")  # fmt: skip
-    for name in args.networks:
-        for dtype in (torch.bfloat16, torch.float32):
+    print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
+    print("network, precision, rule, rows: rows that differ (runner, graphs); exits; ms: full,"
+          " full as a graph, runner, runner with graphs")  # fmt: skip
+    for dtype in (torch.bfloat16, torch.float32):
+        for name in args.networks:
             network, make = build(name, dtype, device)
             apart = ramps_apart(network, make(33))
             faults += not apart <= ROUNDING[dtype]
-            print(f"{name} {dtype}: ramps differ by {apart:.2g}")
+            print(f"{name} {dtype}: ramps differ by {apart:.2g}", flush=True)
             rows = make(ROWS)
             loader = []
             for start in range(0, ROWS, 100):
@@ -158,20 +181,31 @@ def main() -> None:
                 with torch.inference_mode():
                     loader.append((part, network.full(part).argmax(1)))
             trace = exits.trace_of(network, loader)
-            ladder = tt.fit(trace)
-            for tradeoff in (0.9, 0.99):
-                policy = ladder.at(tradeoff)
-                largest = make(max(args.sizes))
+            ladder, limits = tt.fit(trace), thresholds(trace)
+            largest = make(max(args.sizes))
+            alone = {size: full_run(network, part_of(largest, slice(size)), graphs=True)
+                     for size in args.sizes}  # fmt: skip
+            for rule in RULES:
+                if rule == "thresholds":
+                    policy, differ = exits.threshold_tables(limits), partial(stopping, limits)
+                else:
+                    policy = ladder.at(float(rule.split()[1]))
+                    differ = partial(differing, policy, network)
                 graphs = exits.GraphRunner(network, policy, largest)
                 plain = exits.Runner(network, policy)
                 for size in args.sizes:
                     part = part_of(largest, slice(size))
-                    differ = [differing(policy, network, run(part)) for run in (plain, graphs)]
-                    faults += sum(differ)
+                    answers = [run(part) for run in (plain, graphs)]
+                    counts = [differ(answer) for answer in answers]
+                    faults += sum(counts)
+                    asked = float(answers[0].asked.sum()) / size
                     with torch.inference_mode():
-                        times = [milliseconds(run, part) for run in (network.full, plain, graphs)]
-                    print(f"{name} {dtype} {tradeoff} {size}: {differ[0]}, {differ[1]}; "
-                          + ", ".join(f"{each:.3f}" for each in times), flush=True)  # fmt: skip
+                        times = [milliseconds(run, part)
+                                 for run in (network.full, alone[size], plain, graphs)]  # fmt: skip
+                    print(f"{name} {str(dtype)[6:]} {rule} {size}: {counts[0]}, {counts[1]}; "
+                          f"{asked:.1f}; " + ", ".join(f"{each:.3f}" for each in times),
+                          flush=True)  # fmt: skip
+    print(f"differences: {faults}")
     raise SystemExit(bool(faults))
 
 

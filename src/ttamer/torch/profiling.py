@@ -549,7 +549,7 @@ def runner_for(
 
 
 def full_run(
-    network: EarlyExit, example: Value, *, precision: Precision = "fp32", graphs: bool = False
+    network: EarlyExit, example: Inputs, *, precision: Precision = "fp32", graphs: bool = False
 ) -> Callable[[Any], Tensor]:
     """Return the network without ramps, run as a runner runs, for batches like the example."""
     if graphs:

@@ -257,12 +257,13 @@ class _Group(NamedTuple):
 
 
 def full_graph(
-    network: EarlyExit, example: Value, *, precision: Precision = "fp32"
+    network: EarlyExit, example: Inputs, *, precision: Precision = "fp32"
 ) -> Callable[[Any], Tensor]:
     """Return the network without ramps as a graph, for batches of up to the example's rows."""
     device = device_of(network)
     check_current(device)
     out: dict[str, Tensor] = {}
+    example = by_position(example, network.input_names)
     largest = rows_of(example)
     memory = InputMemory(to_device(example, device), largest)
 
