@@ -126,6 +126,7 @@ def test_a_batch_decides_as_sessions_do_under_a_cap(problem, tradeoff, seed):
                 turn.observe(int(states[row]))
         batch.observe(states)
     np.testing.assert_allclose(batch.cost, [turn.cost for turn in turns], atol=1e-12)
+    assert not any(turn.capped for turn in turns)  # the policy planned for it: nothing was cut
 
 
 def test_too_many_sums_are_rounded_up_and_the_bound_says_what_that_may_cost(monkeypatch):
