@@ -264,6 +264,17 @@ def test_forged_fits_are_refused(fits, change, message, tmp_path):
         opened(file._written(forged, arrays), tmp_path / "forged.ttamer")
 
 
+def test_a_file_from_before_a_key_was_added_loads(fits, tmp_path):
+    record, arrays = file.unpack(saved(fits["models"]))
+    content = msgspec.to_builtins(record)
+    del content["fitted"]["steps"]["agree"], content["notes"]
+    loaded = opened(file._written(content, arrays), tmp_path / "old.ttamer")
+    assert same(loaded[9], fits["models"][9], rows_of("models"))
+    content["fitted"]["steps"]["hidden"] = 1
+    with pytest.raises(ArtefactDamaged, match="unknown field"):
+        opened(file._written(content, arrays), tmp_path / "more.ttamer")
+
+
 def test_a_later_format_is_named(tmp_path):
     record, arrays = file.unpack(saved(tt.solve(LINE, 0.5)))
     with pytest.raises(ArtefactTooNew, match="upgrade ttamer"):

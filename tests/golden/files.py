@@ -8,7 +8,7 @@ from typing import Any
 
 import ttamer as tt
 from golden.fits import ROWS, of_decisions, of_mixture, reported
-from golden.parts import GROUPS, Entries, saved_bytes
+from golden.parts import GROUPS, Entries, loaded, saved_bytes
 
 HERE = Path(__file__).parent / "files"
 
@@ -36,11 +36,11 @@ FILES: dict[str, tuple[str, Callable[[], Any]]] = {
 
 
 def of_file(name: str) -> Entries:
-    raw, policy = (HERE / f"{name}.ttamer").read_bytes(), tt.load(HERE / f"{name}.ttamer")
+    policy = tt.load(HERE / f"{name}.ttamer")
     facts = reported("inspect", HERE / f"{name}.ttamer")
     yield "inspected", {key: value for key, value in facts.items() if key != "file"}
     again = saved_bytes(policy, notes=facts["notes"])
-    yield "saved again", again == raw
+    yield "saved again", saved_bytes(loaded(again), notes=facts["notes"]) == again
     if isinstance(policy, tt.FittedLadder):
         for promise in policy.promises:
             kept = of_mixture(policy.mixture_for(promise))

@@ -245,24 +245,21 @@ def pack(policy: Policy | Ladder | Savable, notes: dict[str, str]) -> bytes:
     return data
 
 
-def _written(record: Record, arrays: Mapping[str, NDArray[Any]]) -> bytes:
+def _written(record: Record | dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Return a record and arrays as bytes, with their checksum."""
-    record = msgspec.structs.replace(record, sha256="")
-    checksum = hashlib.sha256(_json(record))
+    content = msgspec.to_builtins(record) | {"sha256": ""}
+    checksum = hashlib.sha256(_json(content))
     for name in sorted(arrays):
         array = arrays[name]
         checksum.update(f"\n{name} {array.dtype.str} {array.shape}\n".encode())
         checksum.update(np.ascontiguousarray(array).tobytes())
-    record = msgspec.structs.replace(record, sha256=checksum.hexdigest())
-    try:
-        return safetensors_numpy.save(dict(arrays), metadata={KEY: _json(record).decode()})
-    except UnicodeError:
-        raise ArgumentError("a name or a note holds half a character (a lone surrogate)") from None
+    content["sha256"] = checksum.hexdigest()
+    return safetensors_numpy.save(dict(arrays), metadata={KEY: _json(content).decode()})
 
 
-def _json(record: Record) -> bytes:
+def _json(content: dict[str, Any]) -> bytes:
     try:
-        return msgspec.json.encode(record, order="sorted")
+        return msgspec.json.encode(content, order="sorted")
     except UnicodeEncodeError:
         raise ArgumentError("a name or a note holds half a character (a lone surrogate)") from None
 
@@ -290,7 +287,8 @@ def unpack(data: bytes) -> tuple[Record, Arrays]:
             f"{FORMAT}: upgrade ttamer"
         )
     try:
-        record = msgspec.json.decode(text, type=Record)
+        content = msgspec.json.decode(text)
+        record = msgspec.convert(content, Record)
         arrays = safetensors_numpy.load(data)
     except msgspec.DecodeError as error:
         raise ArtefactDamaged(f"its record cannot be: {error}") from None
@@ -306,7 +304,8 @@ def unpack(data: bytes) -> tuple[Record, Arrays]:
         if array.dtype.name not in DTYPES:
             raise ArtefactDamaged(f"array {name!r} cannot hold numbers of type {array.dtype.name}")
     try:
-        written = _written(record, arrays)
+        # Of the content as it stands: a file from before a field was added has none.
+        written = _written(content, arrays)
     except ArgumentError as error:
         raise ArtefactDamaged(str(error)) from None
     if written != data:
