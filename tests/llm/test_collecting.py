@@ -18,7 +18,7 @@ from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm import Prompt, collect_prompts, plan_collection
 from ttamer.llm.collecting import MAX_FAILURES
 from ttamer.llm.judging import Judge
-from ttamer.llm.labelling import read_answers
+from ttamer.llm.prompts import read_answers
 
 QUESTIONS = [f"Question {number}?" for number in range(30)]
 LABELLED = [Prompt({"messages": [{"role": "user", "content": q}]}, truth(q)) for q in QUESTIONS]

@@ -7,11 +7,13 @@ import json
 
 import pytest
 
+from llm.conftest import COSTS
 from support.faulty_upstream import FaultyUpstream
 from ttamer.cli import main
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm import Likeness, Prompt, collect_prompts
-from ttamer.llm.labelling import AnsweredPrompt
+from ttamer.llm.paid import Store
+from ttamer.llm.prompts import AnsweredPrompt
 
 LABEL = "alpha beta gamma"
 RIGHT, WRONG = "alpha beta gamma zeta", "alpha delta epsilon"  # cosines 0.87 and 0.33
@@ -95,17 +97,17 @@ def test_a_threshold_is_fitted_to_given_pairs_and_must_agree(served, tmp_path):
 
 
 def test_a_threshold_is_fitted_to_the_labels_of_a_person(served, tmp_path):
-    found, file = served(), tmp_path / "labels.jsonl"
-    lines = []
-    for n in range(16):
-        texts = {name: RIGHT if is_right(name, f"{n}?") else WRONG for name in ("small", "large")}
-        names = [name for name in texts if is_right(name, f"{n}?")]
-        lines.append({"key": AnsweredPrompt(f"{n}?", None, texts).key, "right": names})
-    more = [{"one": LABEL, "two": RIGHT, "equal": True}] * 8  # both kinds in one file
-    file.write_text("\n".join(map(json.dumps, [*lines, *more, {"key": "other", "right": []}])))
-    trace = collected(found, likeness=Likeness(pairs=file))
+    found = served()
+    with Store(tmp_path / "labels") as labels:
+        for n in range(16):
+            texts = {name: RIGHT if is_right(name, f"{n}?") else WRONG for name in COSTS}
+            right = [name for name in texts if is_right(name, f"{n}?")]
+            labels.add({AnsweredPrompt(f"{n}?", LABEL, texts).key: json.dumps(right).encode()})
+        labels.add({"other": b"[]", AnsweredPrompt("skipped", None, {}).key: b"null"})
+    likeness = Likeness(pairs=tmp_path / "labels", like="contains")  # 16 pairs are too few
+    trace = collected(found, likeness=likeness)
     check(trace)
-    assert "24 of 24 pairs" in trace.notes[0]
+    assert "40 of 40 pairs" in trace.notes[0]
 
 
 def test_of_several_aliases_the_nearest_one_counts(served):

@@ -10,7 +10,7 @@ import pytest
 from ttamer.cli import main
 from ttamer.errors import CascadeError, TraceError
 from ttamer.llm import Judge, import_answers, judge_answers
-from ttamer.llm.labelling import read_answers
+from ttamer.llm.prompts import read_answers
 from ttamer.trace import CascadeSpec, Trace
 
 CITIES = ("Paris", "Rome", "Oslo")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import html
 import http.client
@@ -13,12 +14,15 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from aiohttp import web
 
 from support.browser import headless
 from ttamer.cascade import CascadeSpec
 from ttamer.cli import main
 from ttamer.errors import TraceError
-from ttamer.llm.labelling import AnsweredPrompt, Labelling, LabelPlan, LabelServer, read_answers
+from ttamer.llm.labelling import Labelling, LabelPage, LabelPlan
+from ttamer.llm.paid import Store
+from ttamer.llm.prompts import AnsweredPrompt, read_answers
 from ttamer.trace.trace import Trace
 
 SPEC = CascadeSpec.of({"small": 1.0, "large": 9.0})
@@ -58,7 +62,7 @@ def labelling(tmp_path):
     trace, _ = trace_of(12)
     path = kept(tmp_path, trace)
     rows = read_answers(f"{path}.answers.jsonl", trace.names)
-    with Labelling(LabelPlan(trace), rows, tmp_path / "labels.jsonl") as labelling:
+    with Labelling(LabelPlan(trace), rows, tmp_path / "labels") as labelling:
         yield labelling
 
 
@@ -69,7 +73,7 @@ def test_rows_with_the_same_prompt_and_answers_are_labelled_once(tmp_path):
     rows = [AnsweredPrompt("same", None, {"small": "a", "large": "b"})] * 3
     rows[1] = AnsweredPrompt("other", None, {"small": "c", "large": "d"})
     for _ in range(2):  # and when the labels are read again
-        with Labelling(LabelPlan(trace), rows, tmp_path / "labels.jsonl") as labelling:
+        with Labelling(LabelPlan(trace), rows, tmp_path / "labels") as labelling:
             if not labelling.right:
                 labelling.add(0, ["large"])
             assert labelling.right == {0: (False, True), 2: (False, True)}
@@ -134,13 +138,13 @@ def test_labels_survive_and_belong_to_prompts_and_answers(labelling, tmp_path):
     labelling.add(row, ["small"])  # changed
     other = labelling.next()
     labelling.add(other, None)
-    with (tmp_path / "labels.jsonl").open("ab") as file:
-        file.write(b'{"key": "of another prompt", "right": []}\n{"key": "torn')
-    assert (tmp_path / "labels.jsonl").stat().st_mode & 0o777 == 0o600
+    with Store(tmp_path / "labels") as labels:
+        labels.add({"of another prompt": b"[]"})
+    assert (tmp_path / "labels").stat().st_mode & 0o777 == 0o600
     moved = list(labelling.rows)
     order = [other, row, *(n for n in range(12) if n not in (row, other))]
     trace = labelling.plan.trace.take(np.array(order))
-    with Labelling(LabelPlan(trace), [moved[n] for n in order], tmp_path / "labels.jsonl") as again:
+    with Labelling(LabelPlan(trace), [moved[n] for n in order], tmp_path / "labels") as again:
         assert again.right == {1: (True, False)}
         assert again.skipped == {0}
         assert again.unknown == 1
@@ -165,7 +169,7 @@ def test_the_command_writes_the_trace_of_the_labels_there_are(tmp_path, capsys):
     trace, right = trace_of(40)
     path = kept(tmp_path, trace)
     rows = read_answers(f"{path}.answers.jsonl", trace.names)
-    with Labelling(LabelPlan(trace), rows, f"{path}.labels.jsonl") as labelling:
+    with Labelling(LabelPlan(trace), rows, f"{path}.labels") as labelling:
         for row in islice(LabelPlan(trace).rows([]), 20):
             labelling.add(row, [n for n, one in zip(trace.names, right[row], strict=True) if one])
     assert main(["label", str(path), "--no-page", "--json"]) == 0
@@ -188,7 +192,7 @@ def test_a_csv_is_labelled_at_the_costs_of_the_cascade_beside_it(tmp_path, capsy
     path = tmp_path / "trace.csv"
     trace.write(path)
     rows = read_answers(f"{path}.answers.jsonl", trace.names)
-    with Labelling(LabelPlan(trace), rows, f"{path}.labels.jsonl") as labelling:
+    with Labelling(LabelPlan(trace), rows, f"{path}.labels") as labelling:
         labelling.add(0, ["large"])
     assert main(["label", str(path), "--no-page"]) == 2
     assert f"{tmp_path / 'trace.toml'}, which ttamer collect writes" in capsys.readouterr().err
@@ -203,32 +207,30 @@ def test_a_csv_is_labelled_at_the_costs_of_the_cascade_beside_it(tmp_path, capsy
 
 @pytest.fixture
 def server(labelling):
-    """The page's server, with a second page that operates it."""
+    """The page, served by a thread, with a second page that operates it."""
+    page, ready = LabelPage(labelling), threading.Event()
+    page.operator = ""
 
-    class Server(LabelServer):
-        operator = b""
+    async def operator(_request):
+        return web.Response(text=page.operator, content_type="text/html")
 
-    with Server(labelling) as server:
-        handler = server.RequestHandlerClass
+    page.app.router.add_get("/{token}/operator", operator)
 
-        class Handler(handler):
-            def do_GET(self):  # noqa: N802 - its base has it
-                if self.path == "/operator":
-                    self._send(200, server.operator, {"content-type": "text/html; charset=utf-8"})
-                else:
-                    super().do_GET()
+    def serve():
+        asyncio.run(page.serve(ready=lambda _: ready.set()))
 
-        server.RequestHandlerClass = Handler
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    assert ready.wait(20)
+    yield page
+    if thread.is_alive():
+        send(page, "POST", f"/{page.token}/done", "{}", **JSON)
+    thread.join()
 
 
 def send(server, method, path, body=None, **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
-    headers = {"Host": f"127.0.0.1:{server.server_port}", **headers}
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    headers = {"Host": f"127.0.0.1:{server.port}", **headers}
     with closing(connection):
         connection.request(method, path, body, headers)
         with connection.getresponse() as response:
@@ -251,8 +253,7 @@ def test_the_server_refuses_what_is_not_its_own_page(server):
     for bad in ({"row": 99, "right": []}, {"row": 0, "right": ["x"]}, {"row": 0, "right": [1] * 9}):
         assert send(server, "POST", path + "label", json.dumps(bad), **JSON)[0] == 400
     assert send(server, "POST", path + "other", "{}", **JSON)[0] == 404
-    long = {"Content-Length": "70000", **JSON}
-    assert send(server, "POST", path + "label", **long)[0] == 413
+    assert send(server, "POST", path + "label", " " * 70_000, **JSON)[0] == 413
     assert send(server, "GET", path + "99")[0] == 404
     assert not server.labelling.right
     policy = send(server, "GET", path)[2]["content-security-policy"]
@@ -305,8 +306,8 @@ def chromium(tmp_path_factory):
 
 
 def test_the_page_is_operated_by_keyboard_in_a_browser(server, chromium):
-    server.operator = OPERATOR.replace("TOKEN", server.token).encode()
-    address = f"http://127.0.0.1:{server.server_port}/operator"
+    server.operator = OPERATOR.replace("TOKEN", server.token)
+    address = f"http://127.0.0.1:{server.port}/{server.token}/operator"
     result = chromium(address, "--dump-dom")
     (seen,) = re.findall(r'<pre id="seen">(.*?)</pre>', result.stdout, re.DOTALL)
     prompt, buttons, images, title, fits, one, three, pressed, end = json.loads(html.unescape(seen))

@@ -3,8 +3,8 @@
 Language models are imported where they are asked: callables and logs by call need no client.
 """
 
+import asyncio
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -327,7 +327,8 @@ def label_command(
     """
     from ttamer.llm.collecting import judge_answers
     from ttamer.llm.judging import Judge
-    from ttamer.llm.labelling import Labelling, LabelPlan, read_answers
+    from ttamer.llm.labelling import Labelling, LabelPlan
+    from ttamer.llm.prompts import read_answers
 
     source = Path(trace)
     suffix = suffix_of(source)
@@ -357,7 +358,7 @@ def label_command(
         return
     plan = LabelPlan(Trace.read(source, source_cascade), within=within, uniform=uniform)
     rows = read_answers(f"{source}.answers.jsonl", plan.trace.names)
-    labels = Path(f"{source}.labels.jsonl")
+    labels = Path(f"{source}.labels")
     written, notes = [str(labels)], []
     with Labelling(plan, rows, labels) as labelling:
         if not no_page:
@@ -388,21 +389,17 @@ def label_command(
 
 def _serve_labelling(labelling: Any, port: int, *, quiet: bool) -> None:
     """Serve the page until the person is done, or the command is interrupted."""
-    from ttamer.llm.labelling import LabelServer
+    from ttamer.llm.labelling import LabelPage
 
-    try:
-        server = LabelServer(labelling, port)
-    except (OSError, OverflowError) as error:
-        raise ArgumentError(f"--port is {port}, which cannot be used: {error}") from None
-    with server:
+    def ready(url: str) -> None:
         stream = sys.stderr if quiet else sys.stdout
-        print(f"open {server.url}\n(Ctrl-C or the page's Finish ends it)", file=stream, flush=True)
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        with suppress(KeyboardInterrupt):
-            server.is_done.wait()
-        server.shutdown()
-        thread.join()
+        print(f"open {url}\n(Ctrl-C or the page's Finish ends it)", file=stream, flush=True)
+
+    with suppress(KeyboardInterrupt):
+        try:
+            asyncio.run(LabelPage(labelling).serve(port, ready))
+        except (OSError, OverflowError) as error:
+            raise ArgumentError(f"--port is {port}, which cannot be used: {error}") from None
 
 
 @click.group("import", no_args_is_help=False)

@@ -32,19 +32,10 @@ from ttamer.llm.client import Client, UpstreamFailed, open_session
 from ttamer.llm.compare import Comparer, Comparison, compare_answers, label_form
 from ttamer.llm.confidence import Unreadable, question_text
 from ttamer.llm.judging import Judge, score_from, verdict_from
-from ttamer.llm.labelling import AnsweredPrompt, write_answers
-from ttamer.llm.likeness import (
-    EMBEDDED_AT_ONCE,
-    MAX_TEXT,
-    LabelAgreement,
-    Likeness,
-    cosines,
-    pairs_of,
-    vectors_from,
-)
+from ttamer.llm.likeness import LabelAgreement, Likeness, cosines, pairs_of, vectors_from
 from ttamer.llm.node import BYTES_PER_TOKEN, ModelNode, Upstream, Usage, Work, call_cost
-from ttamer.llm.paid import PaidCalls, PaidUpstream, key_of
-from ttamer.llm.prompts import Endpoint, Prompt
+from ttamer.llm.paid import PaidUpstream, Store, key_of
+from ttamer.llm.prompts import AnsweredPrompt, Endpoint, Prompt, write_answers
 from ttamer.llm.settings import NodeSettings, comparison_of, embeddings_of, read_nodes
 from ttamer.runtime.calling import Call, call_async
 from ttamer.trace.checks import require_trace
@@ -346,7 +337,7 @@ class _Collection:
     nodes: dict[str, NodeSettings]
     rule: Comparison
     prompts: Sequence[Prompt]
-    paid: PaidCalls
+    paid: Store
     path: str
     judge: Judge | None
     likeness: Likeness
@@ -389,7 +380,7 @@ class _Collection:
                 f"the judge is {judge.node!r}, and there is no such node; the nodes are "
                 f"{', '.join(nodes)}"
             )
-        return cls(spec, nodes, rule, prompts, PaidCalls(paid), f"/{endpoint}", judge, likeness)
+        return cls(spec, nodes, rule, prompts, Store(paid), f"/{endpoint}", judge, likeness)
 
     @property
     def bodies(self) -> dict[str, Mapping[str, Any]]:
@@ -806,13 +797,13 @@ class _Collection:
         if self.judge is None and labels is not None:
             right = [labels[row] or "" for row in rows]
         try:
-            compared = await compare_answers(comparer, texts, right)
+            compared = await compare_answers(comparer, spec.names, texts, right)
         except TraceError as error:
             raise TraceError(
                 f"{error}, or name a judge (--judge NODE); the answers are kept, and are not asked "
                 "for again"
             ) from None
-        notes += (*self.gaps, *compared.notes(comparer.rule, spec.names, texts))
+        notes += (*self.gaps, *compared.notes)
         columns = [_numbers(table, field) for field in ("confidence", "cost", "confidence_cost")]
         confidence, cost, confidence_cost = columns
         for (name, node), values in zip(self.nodes.items(), confidence.T, strict=True):
@@ -849,16 +840,22 @@ class _Collection:
 class _Vectors:
     """Embeds texts, each of them once; the vectors are kept."""
 
-    paid: PaidCalls
+    paid: Store
     identity: object
     embed: Callable[[list[str]], Any]
+    batch: int = 64
+    """Texts in one call."""
+    max_text: int = 20_000
+    """Characters at the end of a text that are embedded."""
 
     async def __call__(self, texts: list[str]) -> list[NDArray[np.float32]]:
         keys = {text: key_of("embedding", self.identity, text) for text in texts}
         waiting = [text for text in texts if self.paid.get(keys[text]) is None]
-        for start in range(0, len(waiting), EMBEDDED_AT_ONCE):
-            chunk = waiting[start : start + EMBEDDED_AT_ONCE]
-            result = await call_async(Call(self.embed, [text[-MAX_TEXT:] or " " for text in chunk]))
+        for start in range(0, len(waiting), self.batch):
+            chunk = waiting[start : start + self.batch]
+            result = await call_async(
+                Call(self.embed, [text[-self.max_text :] or " " for text in chunk])
+            )
             if result.error is not None:
                 raise Unreadable(f"embedding raised {result.error!r}") from result.error
             data = [{"embedding": [float(x) for x in vector]} for vector in result.returned]

@@ -25,13 +25,15 @@ request a prediction is therefore replaced by the first earlier one that it equa
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from itertools import chain
+from typing import Any, Literal, NamedTuple, get_args
 
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm.forms import choice_of, has_words, json_form, normalised, number_of, plain_json
@@ -85,20 +87,16 @@ class Comparison:
             if str(self.kind) == "judge":
                 text += "; for a judge use ttamer collect --judge NODE"
             raise ArgumentError(text)
-        for option, kind in (("tolerance", "numeric"), ("fields", "json"), ("pattern", "regex")):
-            if getattr(self, option) and self.kind != kind:
+        kinds = {"tolerance": "numeric", "fields": "json", "pattern": "regex",
+                 "threshold": "embedding"}  # fmt: skip
+        for option in self.options:
+            if self.kind != kinds[option]:
                 raise ArgumentError(
-                    f'{option} applies to compare = "{kind}" only, not "{self.kind}"; remove it'
+                    f'{option} applies to compare = "{kinds[option]}" only, not "{self.kind}"; '
+                    "remove it"
                 )
-        if self.threshold is not None:
-            if self.kind != "embedding":
-                raise ArgumentError(
-                    f'threshold applies to compare = "embedding" only, not "{self.kind}"; remove it'
-                )
-            if not -1 <= self.threshold <= 1:
-                raise ArgumentError(
-                    f"threshold is {self.threshold!r}; it is a cosine, from -1 to 1"
-                )
+        if self.threshold is not None and not -1 <= self.threshold <= 1:
+            raise ArgumentError(f"threshold is {self.threshold!r}; it is a cosine, from -1 to 1")
         if not 0 <= self.tolerance < math.inf:
             raise ArgumentError(
                 f"tolerance is {self.tolerance!r}; it must be finite and not negative"
@@ -121,37 +119,25 @@ class Comparison:
                 "(?:...) for the others"
             )
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that are set."""
+        values = ((option, getattr(self, option.name)) for option in dataclasses.fields(self)[1:])
+        return {option.name: value for option, value in values if value != option.default}
+
     def __str__(self) -> str:
         """The kind, and the options that are set."""
-        options = {
-            "tolerance": self.tolerance or None,
-            "fields": list(self.fields) or None,
-            "pattern": self.pattern or None,
-            "threshold": self.threshold,
-        }
-        stated = {name: value for name, value in options.items() if value is not None}
-        return self.kind + (f" {json.dumps(stated)}" if stated else "")
+        return self.kind + (f" {json.dumps(self.options)}" if self.options else "")
 
-    def unmatched(self, label: str | None, answer: str | None) -> str:
-        """Return the message where no answer equals any label, with the first of each.
-
-        Args:
-            label: The first label.
-            answer: The first answer.
-
-        Returns:
-            What is wrong, and what to do.
-        """
-        return (
-            f'no answer equals any label under compare = "{self}": the first label is '
-            f"{_shown(label)} and the first answer {_shown(answer)}; choose another compare under "
-            "[serve]"
-        )
+    @property
+    def has_aliases(self) -> bool:
+        """Whether a label may name several right answers."""
+        return self.kind in ("contains", "embedding")
 
     @property
     def is_transitive(self) -> bool:
         """Whether equal answers always have the same prediction."""
-        return self.kind not in ("contains", "embedding") and not self.tolerance
+        return not self.has_aliases and not self.tolerance
 
     def prediction(self, text: str) -> str | None:
         """Return the form of an answer that is compared.
@@ -203,14 +189,19 @@ class Comparison:
         >>> Comparison("regex", pattern="answer is ([a-z]+)").label("Blue")
         'blue'
         """
-        if self.kind in ("contains", "embedding"):
+        if self.has_aliases:
             form = normalised if self.kind == "contains" else str.strip
-            aliases = (form(alias) for alias in text.split(ALIAS_SEPARATOR))
-            return ALIAS_SEPARATOR.join(filter(None, aliases)) or None
+            parts = (form(alias) for alias in text.split(ALIAS_SEPARATOR))
+            return ALIAS_SEPARATOR.join(filter(None, parts)) or None
         prediction = self.prediction(text)
         if prediction is None and self.kind == "regex":
             return normalised(text) or None
         return prediction
+
+    def aliases(self, label: str) -> list[str]:
+        """Return the forms of a label that predictions are compared with: several are aliases."""
+        form = self.label(label) or ""
+        return list(filter(None, form.split(ALIAS_SEPARATOR) if self.has_aliases else [form]))
 
     def equal(self, first: str | None, second: str | None) -> bool:
         """Return whether two predictions are equal; ``None`` equals nothing.
@@ -258,12 +249,9 @@ class Comparison:
         True
         """
         form = self.prediction(answer)
-        if self.kind == "embedding":
-            return any(self.equal(form, alias) for alias in _aliases(self.label(label)))
-        if self.kind != "contains":
-            return self.equal(form, self.label(label))
-        aliases = (normalised(alias) for alias in label.split(ALIAS_SEPARATOR))
-        return form is not None and any(alias and has_words(form, alias) for alias in aliases)
+        if form is not None and self.kind == "contains":
+            return any(has_words(form, alias) for alias in self.aliases(label))
+        return any(self.equal(form, alias) for alias in self.aliases(label))
 
     def _matched_text(self, text: str) -> str | None:
         """Return what the pattern matches last."""
@@ -311,14 +299,8 @@ class Comparer:
         Returns:
             One truth value for each pair.
         """
-        if self.score is None or self.rule.threshold is None:
-            return [self.rule.equal(a, b) for a, b in pairs]
-        asked = [(a, b) for a, b in pairs if a is not None and b is not None and a != b]
-        scores = dict(zip(asked, await self.score(asked), strict=True)) if asked else {}
-        return [
-            a is not None and b is not None and (a == b or scores[a, b] >= self.rule.threshold)
-            for a, b in pairs
-        ]
+        equal = await self._equality(pairs)
+        return [equal(*pair) for pair in pairs]
 
     async def right(self, pairs: Sequence[Pair]) -> list[bool]:
         """Return for each answer and its label whether the answer is right.
@@ -329,15 +311,24 @@ class Comparer:
         Returns:
             One truth value for each pair.
         """
+        rule = self.rule
         if self.score is None:
-            return [self.rule.is_right(answer, label) for answer, label in pairs]
-        by_alias = [
-            [(self.rule.prediction(answer), alias) for alias in _aliases(self.rule.label(label))]
-            for answer, label in pairs
-        ]
-        equal = iter(await self.equal([pair for group in by_alias for pair in group]))
-        verdicts = [[next(equal) for _ in group] for group in by_alias]
-        return [any(group) for group in verdicts]
+            return [rule.is_right(answer, label) for answer, label in pairs]
+        rows = [[(rule.prediction(answer), alias) for alias in rule.aliases(label)]
+                for answer, label in pairs]  # fmt: skip
+        equal = await self._equality(chain.from_iterable(rows))
+        return [any(equal(*pair) for pair in row) for row in rows]
+
+    async def _equality(
+        self, pairs: Iterable[tuple[str | None, str | None]]
+    ) -> Callable[[str | None, str | None], bool]:
+        """Return what compares the texts of these pairs, once their scores are there."""
+        threshold = self.rule.threshold
+        if self.score is None or threshold is None:
+            return self.rule.equal
+        asked = [(a, b) for a, b in dict.fromkeys(pairs) if a and b and a != b]
+        scores = dict(zip(asked, await self.score(asked), strict=True)) if asked else {}
+        return lambda a, b: bool(a and b and (a == b or scores[a, b] >= threshold))
 
     async def matched(self, prediction: str | None, earlier: Sequence[str | None]) -> str | None:
         """Return the first earlier prediction that this one equals, or else itself.
@@ -373,10 +364,10 @@ class Comparer:
             A list of the same length.
         """
         pairs = [(p, earlier) for k, p in enumerate(predictions) for earlier in predictions[:k]]
-        equal = dict(zip(pairs, await self.equal(pairs), strict=True))
+        equal = await self._equality(pairs)
         matched: list[str | None] = []
         for prediction in predictions:
-            earlier = (candidate for candidate in matched if equal[prediction, candidate])
+            earlier = (candidate for candidate in matched if equal(prediction, candidate))
             matched.append(next(earlier, prediction))
         return matched
 
@@ -412,7 +403,7 @@ def label_form(label: str | Sequence[str], rule: Comparison) -> str:
     'paris|paname'
     """
     if not isinstance(label, str):
-        if rule.kind not in ("contains", "embedding"):
+        if not rule.has_aliases:
             raise TraceError(
                 f'the label is a list of aliases, and compare = "{rule}" takes one text; use '
                 'compare = "contains" or "embedding"'
@@ -424,68 +415,35 @@ def label_form(label: str | Sequence[str], rule: Comparison) -> str:
     return form
 
 
-@dataclass(frozen=True)
-class ComparedAnswers:
+class ComparedAnswers(NamedTuple):
     """What a trace has of answers: their predictions, and labels or which answers are right."""
 
     prediction: list[list[str | None]]
-    label: Sequence[str] | None = None
-    correct: list[list[bool | None]] | None = None
+    label: Sequence[str | None] | None
+    correct: list[list[bool | None]] | None
     """Where labels are compared one by one: equality is not transitive."""
-
-    def notes(self, rule: Comparison, names: Sequence[str], answers: Sequence[Texts]) -> list[str]:
-        """Return how many answers of each node have no content, for those that have some.
-
-        >>> compared = ComparedAnswers([["4", None], ["5", "5"]])
-        >>> print(*compared.notes(Comparison("numeric"), ["a", "b"], [["4", "four"], ["5", "5"]]))
-        1 of 2 answers of 'b' has no content under compare = "numeric", such as 'four'
-
-        Args:
-            rule: The rule of comparison.
-            names: The nodes.
-            answers: The answers to each prompt, in the order of the nodes.
-
-        Returns:
-            A text for each node with such answers.
-        """
-        notes = []
-        for node, name in enumerate(names):
-            texts = [
-                (row[node] or "").strip()
-                for row, read in zip(answers, self.prediction, strict=True)
-                if read[node] is None and row[node] is not None
-            ]
-            if not texts:
-                continue
-            total = sum(row[node] is not None for row in answers)
-            has = "has" if len(texts) == 1 else "have"
-            note = (
-                f"{len(texts)} of {total} answers of {name!r} {has} no content under "
-                f'compare = "{rule}"'
-            )
-            if unread := next(filter(None, texts), None):
-                note += f", such as {_shown(unread)}"
-            if empty := texts.count(""):
-                note += f", {empty} of them no text: a model that reasons needs more max_tokens"
-            notes.append(note)
-        return notes
+    notes: list[str]
+    """How many answers of a node have no content, for nodes that have some."""
 
 
 async def compare_answers(
-    comparer: Comparer, answers: Sequence[Texts], labels: Sequence[str] | None
+    comparer: Comparer,
+    names: Sequence[str],
+    answers: Sequence[Texts],
+    labels: Sequence[str | None] | None,
 ) -> ComparedAnswers:
     """Compare answers with one another, and with labels where there are some.
 
     >>> import asyncio
     >>> comparer = Comparer(Comparison("choice"))
-    >>> asyncio.run(compare_answers(comparer, [["(B)", "C."]], ["B"])).prediction
+    >>> asyncio.run(compare_answers(comparer, ["a", "b"], [["(B)", "C."]], ["B"])).prediction
     [['B', 'C']]
 
     Args:
         comparer: The rule of comparison.
+        names: The nodes.
         answers: The answers to each prompt, in the order of the nodes; ``None`` for none.
-        labels: The forms of the labels, such as
-            :func:`~ttamer.llm.compare.label_form` returns.
+        labels: The forms of the labels, such as :func:`label_form` returns; ``None`` for none.
 
     Returns:
         The predictions, and the labels or which answers are right.
@@ -495,28 +453,54 @@ async def compare_answers(
     """
     rule = comparer.rule
     predictions = [[None if t is None else rule.prediction(t) for t in row] for row in answers]
-    correct = None
-    if rule.is_transitive:
-        is_any_right = not {*(labels or ())}.isdisjoint(form for row in predictions for form in row)
-    else:
-        if labels is not None:
-            rows = zip(answers, labels, strict=True)
-            pairs = [(t, label) for row, label in rows for t in row if t is not None]
-            verdicts = iter(await comparer.right(pairs))
-            correct = [[None if t is None else next(verdicts) for t in row] for row in answers]
+    notes = [*_unread(rule, names, answers, predictions)]
+    correct: list[list[bool | None]] | None = None
+    if labels is not None and rule.is_transitive:
+        is_any_right = not ({*labels} - {None}).isdisjoint(chain.from_iterable(predictions))
+    elif labels is not None:
+        rows = list(zip(answers, labels, strict=True))
+        pairs = [(t, label) for row, label in rows for t in row if t is not None and label]
+        verdicts = iter(await comparer.right(pairs))
+        correct = [[None if t is None or not label else next(verdicts) for t in row]
+                   for row, label in rows]  # fmt: skip
+        is_any_right = any(map(any, correct))
+    if not rule.is_transitive:
         predictions = [await comparer.matched_all(row) for row in predictions]
-        is_any_right = any(map(any, correct or ()))
     if labels is not None and not is_any_right:
-        first = next((text for row in answers for text in row if text is not None), None)
-        raise TraceError(rule.unmatched(labels[0], first))
-    return ComparedAnswers(predictions, labels if rule.is_transitive else None, correct)
+        raise TraceError(
+            f'no answer equals any label under compare = "{rule}": the first label is '
+            f"{_first(labels)} and the first answer {_first(chain.from_iterable(answers))}; choose "
+            "another compare under [serve]"
+        )
+    return ComparedAnswers(predictions, labels if rule.is_transitive else None, correct, notes)
 
 
-def _aliases(label: str | None) -> list[str]:
-    """Return the aliases of a label."""
-    return [] if label is None else label.split(ALIAS_SEPARATOR)
+def _unread(
+    rule: Comparison, names: Sequence[str], answers: Sequence[Texts], predictions: Sequence[Texts]
+) -> Iterator[str]:
+    """Yield a text for each node with answers that have no content."""
+    for node, name in enumerate(names):
+        unread = [(row[node] or "").strip() for row, forms in zip(answers, predictions, strict=True)
+                  if row[node] is not None and forms[node] is None]  # fmt: skip
+        if not unread:
+            continue
+        total = sum(row[node] is not None for row in answers)
+        note = (
+            f"{len(unread)} of {total} answers of {name!r} {'has' if len(unread) == 1 else 'have'} "
+            f'no content under compare = "{rule}"'
+        )
+        if any(unread):
+            note += f", such as {_first(filter(None, unread))}"
+        if empty := unread.count(""):
+            note += f", {empty} of them no text: a model that reasons needs more max_tokens"
+        yield note
 
 
-def _shown(text: str | None) -> str:
+def _shown(text: str) -> str:
     """Return a text for a message, cut where it is long."""
-    return repr(text if text is None or len(text) <= 60 else f"{text[:60]}...")
+    return repr(text if len(text) <= 60 else f"{text[:60]}...")
+
+
+def _first(texts: Iterable[str | None]) -> str:
+    """Return the first text for a message."""
+    return next((_shown(text) for text in texts if text is not None), "None")

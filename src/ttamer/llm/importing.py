@@ -31,8 +31,7 @@ from ttamer.llm.confidence import (
     question_text,
     without_reasoning,
 )
-from ttamer.llm.labelling import write_answers
-from ttamer.llm.prompts import csv_rows, json_rows, label_of, read_text
+from ttamer.llm.prompts import csv_rows, json_rows, label_of, read_text, write_answers
 from ttamer.llm.settings import TokenCost, checked, comparison_of
 from ttamer.trace.trace import OnBad, Trace
 
@@ -167,7 +166,9 @@ class _Log:
         if any(self.is_stated):
             labels = []
         try:
-            compared = asyncio.run(compare_answers(Comparer(self.rule), texts, labels or None))
+            compared = asyncio.run(
+                compare_answers(Comparer(self.rule), self.spec.names, texts, labels or None)
+            )
         except TraceError as error:
             raise TraceError(f"{self.path}: {error}") from None
         quiet = [node.name for node in self.nodes if node.confidence is None]
@@ -202,7 +203,7 @@ class _Log:
             cost=[[reply.cost for reply in row] for row in replies],
             prompt=self._prompts(),
             left_out=self.left_out,
-            notes=(*notes, *compared.notes(self.rule, self.spec.names, texts)),
+            notes=(*notes, *compared.notes),
         )
 
     def _prompts(self) -> Any:

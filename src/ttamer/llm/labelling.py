@@ -1,10 +1,10 @@
 """Labels from a person: which answers of a trace are right, asked on a local page.
 
-The prompts and answers are those that ``ttamer collect`` keeps beside the trace. Every label is
-written to ``<trace>.labels.jsonl`` (mode 600) before the next row is shown, so that labelling
-continues after an interruption of any kind; a label belongs to its prompt and answers, and not to a
-row number. Answers are shown without the names of the nodes, equal ones once, in an order that
-differs from row to row.
+The prompts and answers are those that ``ttamer collect`` keeps beside the trace. Every label is in
+``<trace>.labels`` (SQLite, mode 600) before the next row is shown, so that labelling continues
+after an interruption of any kind; a label belongs to its prompt and answers, and not to a row
+number. Answers are shown without the names of the nodes, equal ones once, in an order that differs
+from row to row.
 
 Where all nodes return the same answer, every policy has the same loss: the label of such a row
 says nothing about which node to ask. So most labels go to rows on which nodes differ, and one in
@@ -20,110 +20,45 @@ nothing, and requests with another Host or Origin are refused.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import dataclasses
-import errno
 import hashlib
 import json
 import math
 import os
 import re
 import secrets
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from itertools import chain
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
+import msgspec
 import numpy as np
+from aiohttp import web
 from numpy.typing import NDArray
 
 from ttamer._checks import counted
-from ttamer._files import atomic_write, lines_of, sync
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.llm.confidence import question_text
+from ttamer.llm.paid import Store
+from ttamer.llm.prompts import AnsweredPrompt
 from ttamer.trace.trace import Trace
-
-MAX_BODY = 64 * 1024  # bytes of a label
-
-
-@dataclass(frozen=True)
-class AnsweredPrompt:
-    """The prompt of a row, its reference answer if there is one, and the nodes' answers."""
-
-    prompt: str
-    reference: str | None
-    answers: Mapping[str, str | None]
-    """By node; ``None`` where it gave none."""
-
-    @property
-    def key(self) -> str:
-        """Identifies the prompt and its answers, whatever the row's number."""
-        text = json.dumps([self.prompt, dict(sorted(self.answers.items()))])
-        return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-def write_answers(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write prompts and answers as JSON lines (mode 600), for people to read and to label."""
-    try:
-        with atomic_write(path, private=True) as part:
-            part.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
-
-
-def read_answers(path: str | os.PathLike[str], names: Sequence[str]) -> list[AnsweredPrompt]:
-    """Read the prompts and answers that ``ttamer collect`` keeps in ``<trace>.answers.jsonl``.
-
-    Raises:
-        TraceError: If the file cannot be read, or lacks a prompt or a node.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "trace.parquet.answers.jsonl")
-    ...     _ = path.write_text('{"request": {"prompt": "2 + 2?"}, "answers": {"small": "4"}}')
-    ...     read_answers(path, ["small"])[0].prompt
-    '2 + 2?'
-    """
-    try:
-        lines = lines_of(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise TraceError(
-            f"{path}: cannot be read: {error.strerror or error}; ttamer collect writes it beside "
-            "the trace, unless --forget is given"
-        ) from None
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            texts = {name: row["answers"][name] for name in names}
-            answers = {name: None if t is None else str(t) for name, t in texts.items()}
-            label = row.get("label")
-            reference = " | ".join(label) if isinstance(label, list) else label
-            rows.append(AnsweredPrompt(question_text(row["request"]), reference, answers))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise TraceError(
-                f"{path}: line {number} lacks the prompt or an answer of a node; collect the trace "
-                "again (its responses are kept)"
-            ) from None
-    return rows
 
 
 @dataclass
 class Labelling:
     """The labels of a trace: which are there, which row comes next, and where they are kept.
 
-    Use it with ``with``; every label is on the disk when :meth:`add` returns.
+    Use it with ``with``; every label is kept when :meth:`add` returns.
 
     ::
 
         plan = LabelPlan(Trace.read("trace.parquet"))
         rows = read_answers("trace.parquet.answers.jsonl", plan.trace.names)
-        with Labelling(plan, rows, "trace.parquet.labels.jsonl") as labelling:
+        with Labelling(plan, rows, "trace.parquet.labels") as labelling:
             labelling.add(labelling.next(), right=["large"])
 
     Args:
@@ -132,7 +67,7 @@ class Labelling:
         path: The file of the labels.
 
     Raises:
-        TraceError: If there are not as many prompts as rows, or the file is not valid.
+        TraceError: If there are not as many prompts as rows, or the file cannot be used.
     """
 
     plan: LabelPlan
@@ -153,49 +88,30 @@ class Labelling:
         self._rows_of: dict[str, list[int]] = {}  # equal rows have one label
         for number, row in enumerate(self.rows):
             self._rows_of.setdefault(row.key, []).append(number)
-        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            self._file = os.open(self.path, flags, 0o600)
-            content = Path(self.path).read_bytes()
-            end = content.rfind(b"\n") + 1
-            os.truncate(self._file, end)  # half a line of a process that was killed
-            sync(Path(self.path).parent)
-        except OSError as error:
-            raise TraceError(f"{self.path}: cannot be opened: {error.strerror}") from None
-        for number, line in enumerate(content[:end].splitlines(), start=1):
-            try:
-                entry = json.loads(line)
-                rows = self._rows_of.get(entry["key"])
-                right = entry["right"]
-                names = None if right is None else set(map(str, right))
-            except (ValueError, KeyError, TypeError):
-                os.close(self._file)
-                raise TraceError(
-                    f"{self.path}: line {number} is not a label; remove the line"
-                ) from None
-            if rows is None:
-                self.unknown += 1
-            else:
-                self._set(rows, names)
+        self._labels = Store(self.path).__enter__()
+        labels = {key: self._labels.get(key) for key in self._rows_of}
+        for key, label in labels.items():
+            if label is not None:
+                self._set(key, json.loads(label))
+        self.unknown = len(self._labels) - sum(label is not None for label in labels.values())
         return self
 
-    def __exit__(self, *_: object) -> None:
-        os.close(self._file)
+    def __exit__(self, *error: object) -> None:
+        self._labels.__exit__(*error)
 
-    def _set(self, rows: Sequence[int], names: set[str] | None) -> None:
-        for row in rows:
-            if names is None:
-                self.right.pop(row, None)
+    def _set(self, key: str, right: Sequence[str] | None) -> None:
+        for row in self._rows_of[key]:
+            self.right.pop(row, None)
+            self.skipped.discard(row)
+            if right is None:
                 self.skipped.add(row)
             else:
-                self.skipped.discard(row)
-                self.right[row] = tuple(name in names for name in self.plan.trace.names)
+                self.right[row] = tuple(name in right for name in self.plan.trace.names)
 
     def add(self, row: int, right: Sequence[str] | None) -> None:
-        """Keep a label, and write it at once; a second label for a row replaces the first.
+        """Keep a label; a second label for a row replaces the first.
 
         Rows with the same prompt and answers have the same label.
 
@@ -207,22 +123,11 @@ class Labelling:
             ArgumentError: If there is no such row or node.
             TraceError: If the label cannot be written.
         """
-        names = None if right is None else set(right)
-        if not 0 <= row < len(self.rows) or (names or set()) - set(self.plan.trace.names):
+        if not 0 <= row < len(self.rows) or {*(right or ())} - {*self.plan.trace.names}:
             raise ArgumentError(f"there is no row {row}, or no node of the label's {right!r}")
-        ordered = None if names is None else [n for n in self.plan.trace.names if n in names]
         key = self.rows[row].key
-        line = json.dumps({"key": key, "right": ordered}).encode() + b"\n"
-        with self._lock:
-            end = os.fstat(self._file).st_size
-            try:
-                if os.write(self._file, line) < len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 - as below
-                os.fsync(self._file)
-            except OSError as error:
-                os.truncate(self._file, end)
-                raise TraceError(f"{self.path}: cannot be written: {error.strerror}") from None
-            self._set(self._rows_of[key], names)
+        self._labels.add({key: json.dumps(right).encode()})
+        self._set(key, right)
 
     def next(self) -> int | None:
         """Return the row to label next; ``None`` where all are done."""
@@ -268,140 +173,127 @@ class Labelling:
         }
 
 
-class LabelServer(ThreadingHTTPServer):
-    """Serves the page on loopback, until the person is done; use it with ``with``."""
+class _Label(msgspec.Struct):
+    """What the page sends: which of the answers shown are right; ``None`` skips the row."""
 
-    daemon_threads = True
+    row: int
+    right: list[bool] | None = None
 
-    def __init__(self, labelling: Labelling, port: int = 0) -> None:
+
+class LabelPage:
+    """The page on which a person labels, and its server on loopback."""
+
+    def __init__(self, labelling: Labelling) -> None:
         self.labelling = labelling
-        self.token = secrets.token_urlsafe(24)
-        self.is_done = threading.Event()
-        self.page, self.page_headers = load_page("ttamer.llm", "label.html")
-        super().__init__(("127.0.0.1", port), _Handler)
+        self.token, self.port = secrets.token_urlsafe(24), 0
+        self.is_done = asyncio.Event()
+        self.app = web.Application(middlewares=[self._guard], client_max_size=64 * 1024)
+        self.app.add_routes([
+            web.get("/{token}/", self._show),
+            web.get("/{token}/next", self._next),
+            web.get(r"/{token}/{row:[0-9]{1,9}}", self._row),
+            web.post("/{token}/label", self._label),
+            web.post("/{token}/done", self._done),
+        ])  # fmt: skip
 
     @property
     def url(self) -> str:
         """The address of the page."""
-        return f"http://127.0.0.1:{self.server_port}/{self.token}/"
+        return f"http://127.0.0.1:{self.port}/{self.token}/"
 
+    async def serve(self, port: int = 0, ready: Callable[[str], object] = print) -> None:
+        """Serve the page until the person is done; ``ready`` is called with its address.
 
-class _Refused(Exception):
-    """A request that is not answered; its argument is the status."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """Answers the page's requests."""
-
-    server: LabelServer
-    timeout = 30
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        """Send the page, or a row."""
-        self._answer(self._get)
-
-    def do_POST(self) -> None:
-        """Take a label, or the end of labelling."""
-        self._answer(self._post)
-
-    def _answer(self, handler: Any) -> None:
+        Raises:
+            OSError, OverflowError: If the port cannot be used.
+        """
+        # Requests are not logged: their paths hold the token.
+        runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=1)
+        await runner.setup()
         try:
-            self._check_origin()
-            handler(self._path())
-        except _Refused as refused:
-            self.close_connection = True
-            self._send(refused.args[0], b"", {})
-        except (ArgumentError, TraceError) as error:
-            self._send_json({"error": str(error)}, 409)
+            await web.TCPSite(runner, "127.0.0.1", port).start()
+            self.port = runner.addresses[0][1]
+            ready(self.url)
+            await self.is_done.wait()
+        finally:
+            await runner.cleanup()
 
-    def _check_origin(self) -> None:
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """Refuse requests that another page makes, also under another name of this machine."""
-        hosts = {f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")}
-        origin = self.headers.get("Origin")
-        if self.headers.get("Host") not in hosts:
-            raise _Refused(421)
-        if origin is not None and origin.removeprefix("http://") not in hosts:
-            raise _Refused(403)
-
-    def _path(self) -> str:
-        token, slash, name = self.path.partition("?")[0].removeprefix("/").partition("/")
-        if not slash or not secrets.compare_digest(token.encode(), self.server.token.encode()):
-            raise _Refused(404)
-        return name
-
-    def _get(self, path: str) -> None:
-        labelling = self.server.labelling
-        if path == "":
-            self._send(200, self.server.page, self.server.page_headers)
-        elif path == "next":
-            self._send_json(labelling.to_dict(labelling.next()))
-        elif path.isascii() and path.isdecimal() and int(path) < len(labelling.rows):
-            self._send_json(labelling.to_dict(int(path)))
-        else:
-            raise _Refused(404)
-
-    def _post(self, path: str) -> None:
-        data = self._body()
-        if path == "done":
-            self._send_json({})
-            self.server.is_done.set()
-            return
-        row, right = data.get("row"), data.get("right")
-        labelling = self.server.labelling
-        if path != "label":
-            raise _Refused(404)
-        if not isinstance(row, int) or not 0 <= row < len(labelling.rows):
-            raise _Refused(400)
-        names: list[str] | None = None
-        if right is not None:
-            choices = labelling.choices(row)
-            is_list = isinstance(right, list) and len(right) == len(choices)
-            if not is_list or not all(isinstance(value, bool) for value in right):
-                raise _Refused(400)
-            nodes = (nodes for value, (_, nodes) in zip(right, choices, strict=True) if value)
-            names = [*chain.from_iterable(nodes)]
-        labelling.add(row, names)
-        self._send_json(labelling.to_dict(labelling.next()))
-
-    def _body(self) -> dict[str, Any]:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MAX_BODY:
-            raise _Refused(413)
-        if self.headers.get_content_type() != "application/json":
-            raise _Refused(415)
+        hosts = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost")}
+        if request.headers.get("Host") not in hosts:
+            raise web.HTTPMisdirectedRequest
+        if (
+            request.headers.get("Origin", f"http://{request.host}").removeprefix("http://")
+            not in hosts
+        ):
+            raise web.HTTPForbidden
+        token = request.match_info.get("token", "")
+        if not secrets.compare_digest(token.encode(), self.token.encode()):
+            raise web.HTTPNotFound
+        if request.method == "POST" and request.content_type != "application/json":
+            raise web.HTTPUnsupportedMediaType
         try:
-            data = json.loads(self.rfile.read(int(length)))
-        except (ValueError, RecursionError):
-            raise _Refused(400) from None
-        if not isinstance(data, dict):
-            raise _Refused(400)
-        return data
+            response: web.StreamResponse = await handler(request)
+        except (ArgumentError, TraceError) as error:
+            response = web.json_response({"error": str(error)}, status=409)
+        response.headers.setdefault("cache-control", "no-store")
+        return response
 
-    def _send_json(self, data: Mapping[str, Any], status: int = 200) -> None:
-        headers = {"content-type": "application/json", "cache-control": "no-store"}
-        self._send(status, json.dumps(data).encode(), headers)
+    async def _show(self, _request: web.Request) -> web.Response:
+        """Send the page: the browser runs its one script and style, and connects nowhere else."""
+        html = files("ttamer.llm").joinpath("label.html").read_text("utf-8")
+        policy = (
+            f"default-src 'none'; script-src {_hash(html, 'script')}; style-src "
+            f"{_hash(html, 'style')}; connect-src 'self'; img-src data:; base-uri 'none'; "
+            "form-action 'none'; frame-ancestors 'self'"
+        )
+        headers = {
+            "content-security-policy": policy,
+            "referrer-policy": "no-referrer",
+            "x-content-type-options": "nosniff",
+        }
+        return web.Response(text=html, content_type="text/html", headers=headers)
 
-    def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+    async def _next(self, _request: web.Request | None = None) -> web.Response:
+        return web.json_response(self.labelling.to_dict(self.labelling.next()))
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its base has it
-        """Log nothing: the path holds the token."""
+    async def _row(self, request: web.Request) -> web.Response:
+        row = int(request.match_info["row"])
+        if row >= len(self.labelling.rows):
+            raise web.HTTPNotFound
+        return web.json_response(self.labelling.to_dict(row))
+
+    async def _label(self, request: web.Request) -> web.Response:
+        try:
+            label = msgspec.json.decode(await request.read(), type=_Label)
+        except msgspec.MsgspecError:
+            raise web.HTTPBadRequest from None
+        if not 0 <= label.row < len(self.labelling.rows):
+            raise web.HTTPBadRequest
+        choices, names = self.labelling.choices(label.row), None
+        if label.right is not None:
+            if len(label.right) != len(choices):
+                raise web.HTTPBadRequest
+            nodes = (n for is_right, (_, n) in zip(label.right, choices, strict=True) if is_right)
+            names = [*chain.from_iterable(nodes)]
+        self.labelling.add(label.row, names)
+        return await self._next()
+
+    async def _done(self, _request: web.Request) -> web.Response:
+        self.is_done.set()
+        return web.json_response({})
 
 
-AGREED_EVERY = 5  # one label in this many is of a row on which all nodes agree
-Z = 1.96  # the standard errors of a 95% interval
-MIN_LABELS = 10  # of rows that differ, below which nothing is estimated
+def _hash(page: str, tag: str) -> str:
+    """Return the hash by which a browser accepts the one inline script or style of the page."""
+    (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+    digest = hashlib.sha256(inside.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-@dataclass(frozen=True)
-class LabelEstimate:
+class LabelEstimate(NamedTuple):
     """What the labels so far say, and how many more are worth it."""
 
     labels: int
@@ -412,13 +304,15 @@ class LabelEstimate:
     """How many more labels bring it down to the width wanted."""
 
     def __str__(self) -> str:
-        count = f"{self.labels} label{'' if self.labels == 1 else 's'}"
         if self.half_width is None or self.more is None:
-            return f"{count}: too few for an estimate"
-        facts = f"{count}: differences in error are known to {self.half_width:.1%}"
+            return f"{counted(self.labels, 'label')}: too few for an estimate"
+        text = (
+            f"{counted(self.labels, 'label')}: differences in error are known to "
+            f"{self.half_width:.1%}"
+        )
         if self.more <= 0:
-            return f"{facts}; more labels change little"
-        return f"{facts}; {self.more} more are worth it"
+            return f"{text}; more labels change little"
+        return f"{text}; {self.more} more are worth it"
 
 
 @dataclass(frozen=True)
@@ -446,6 +340,8 @@ class LabelPlan:
     within: float = 0.02
     uniform: bool = False
     seed: int = 0
+    agreed_every: ClassVar = 5  # one label in this many is of a row on which all nodes agree
+    min_labels: ClassVar = 10  # of rows that differ, below which nothing is estimated
 
     def __post_init__(self) -> None:
         if self.trace.prediction is None:
@@ -475,7 +371,7 @@ class LabelPlan:
         different = iter([row for row in rows if not agreed[row]])
         asked, of_same = len(skip), sum(bool(agreed[row]) for row in skip)
         for _ in rows:
-            is_due = of_same * AGREED_EVERY < asked + 1 - (AGREED_EVERY - 1)
+            is_due = of_same * self.agreed_every < asked + 1 - (self.agreed_every - 1)
             order = (same, different) if is_due else (different, same)
             row = next(chain(*order))
             asked, of_same = asked + 1, of_same + bool(agreed[row])
@@ -484,7 +380,7 @@ class LabelPlan:
     def estimate(self, right: Mapping[int, Sequence[bool]]) -> LabelEstimate:
         """Return how well labels, whether each node is right by row, determine differences."""
         rows = [row for row in right if not self.agreed[row]]
-        if len(rows) < MIN_LABELS or len(self.trace.names) < 2:
+        if len(rows) < self.min_labels or len(self.trace.names) < 2:
             return LabelEstimate(len(right), None, None)
         wrong = ~np.array([right[row] for row in rows], bool)
         best = int(wrong.mean(axis=0).argmin())
@@ -493,11 +389,11 @@ class LabelPlan:
         total = int((~self.agreed).sum())
         share = total / len(self.trace)
         unlabelled = max(0.0, 1 - len(rows) / total)
-        half = Z * share * math.sqrt(spread / len(rows) * unlabelled)
-        unlimited = spread * (Z * share / self.within) ** 2
+        half = 1.96 * share * math.sqrt(spread / len(rows) * unlabelled)
+        unlimited = spread * (1.96 * share / self.within) ** 2
         wanted = unlimited / (1 + unlimited / total)  # rows are labelled once each
         more = max(0, math.ceil(wanted) - len(rows))
-        differing = share if self.uniform else 1 - 1 / AGREED_EVERY  # of the labels to come
+        differing = share if self.uniform else 1 - 1 / self.agreed_every  # of the labels to come
         return LabelEstimate(len(right), half, math.ceil(more / differing))
 
     def labelled(self, right: Mapping[int, Sequence[bool]]) -> Trace:
@@ -544,31 +440,3 @@ class LabelPlan:
         drawn = np.random.default_rng(self.seed).random(len(added))
         wrong = drawn < np.minimum(1.0, 2 * share * (1 - ranks[added]))
         return added, wrong.tolist()
-
-
-def load_page(package: str, name: str) -> tuple[bytes, dict[str, str]]:
-    """Return a page of a package and the headers that it is sent with.
-
-    The browser runs the one inline script and style of the page, by their hashes, and connects to
-    nothing but the page's own server.
-    """
-    html = files(package).joinpath(name).read_text("utf-8")
-    policy = (
-        f"default-src 'none'; script-src {_allowed(html, 'script')}; "
-        f"style-src {_allowed(html, 'style')}; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
-    )
-    return html.encode(), {
-        "content-type": "text/html; charset=utf-8",
-        "cache-control": "no-store",
-        "content-security-policy": policy,
-        "referrer-policy": "no-referrer",
-        "x-content-type-options": "nosniff",
-    }
-
-
-def _allowed(page: str, tag: str) -> str:
-    """Return the hash by which a browser accepts the one inline script or style of the page."""
-    (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-    digest = hashlib.sha256(inside.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"

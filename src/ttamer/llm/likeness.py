@@ -12,32 +12,29 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ttamer._checks import is_number
-from ttamer._files import lines_of
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.llm.compare import ALIAS_SEPARATOR, Comparison, ComparisonKind, Pair, PairScore
+from ttamer.llm.compare import Comparison, ComparisonKind, Pair, PairScore
 from ttamer.llm.confidence import Unreadable
-from ttamer.llm.labelling import AnsweredPrompt
+from ttamer.llm.paid import Store
+from ttamer.llm.prompts import AnsweredPrompt, json_rows, read_text
 from ttamer.runtime.calling import Call, call_async
 from ttamer.stats.bounds import binomial_upper
-
-EMBEDDED_AT_ONCE = 64  # texts in one call
-MAX_TEXT = 20_000  # characters at the end of a text that are embedded
 
 Embed = Callable[[list[str]], Any]
 """From a list of texts to a vector for each, plain or async."""
 
 
-@dataclass(frozen=True)
-class LabelAgreement:
+class LabelAgreement(NamedTuple):
     """How often verdicts, of a judge or by a threshold, agree with labels."""
 
     answers: int
@@ -120,8 +117,7 @@ def cosines(embed: Embed) -> PairScore:
     return score
 
 
-@dataclass(frozen=True)
-class FittedThreshold:
+class FittedThreshold(NamedTuple):
     """A threshold on scores, and how often it agrees with pairs that it was not fitted to.
 
     >>> print(FittedThreshold(0.8, LabelAgreement(40, 38, "pairs")))
@@ -206,17 +202,22 @@ def vectors_from(body: Mapping[str, Any], count: int) -> list[list[float]]:
     Raises:
         Unreadable: If there are not as many vectors of finite numbers.
     """
-    data = body.get("data")
-    if isinstance(data, list) and len(data) == count and all(isinstance(e, dict) for e in data):
-        indices = [entry.get("index") for entry in data]
-        if sorted(map(str, indices)) == sorted(map(str, range(count))):  # else in their order
-            data = [data[indices.index(number)] for number in range(count)]
-        vectors = [entry.get("embedding") for entry in data]
-        if all(isinstance(vector, list) and vector for vector in vectors):
-            rows = [[float(v) if is_number(v) else math.nan for v in vector] for vector in vectors]
-            if all(map(math.isfinite, chain.from_iterable(rows))):
-                return rows
+    with suppress(msgspec.ValidationError):
+        data = msgspec.convert(body.get("data"), list[_Embedding])
+        if {entry.index for entry in data} == set(range(count)):  # else in the order of the texts
+            data.sort(key=lambda entry: int(entry.index or 0))
+        vectors = [entry.embedding for entry in data]
+        is_finite = all(map(math.isfinite, chain.from_iterable(vectors)))
+        if len(vectors) == count and all(vectors) and is_finite:
+            return vectors
     raise Unreadable("returned no vector for each text")
+
+
+class _Embedding(msgspec.Struct):
+    """One vector of a response."""
+
+    embedding: list[float]
+    index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -263,30 +264,27 @@ class Likeness:
         Raises:
             ArgumentError: If something is missing, or is not for the rule.
         """
-        is_set = self.pairs is not None or self.like is not None or self.embed is not None
+        has_pairs, text = self.pairs is not None or self.like is not None, ""
         if rule.kind != "embedding":
-            if is_set:
-                raise ArgumentError(
-                    f'labelled pairs are for compare = "embedding", and it is "{rule}"'
-                )
-            return
-        if not has_upstream and self.embed is None:
-            raise ArgumentError(
+            if has_pairs or self.embed is not None:
+                text = f'labelled pairs are for compare = "embedding", and it is "{rule}"'
+        elif not has_upstream and self.embed is None:
+            text = (
                 '[serve]: compare = "embedding" needs the table [serve.embeddings], with upstream'
             )
-        if rule.threshold is not None:
-            return
-        if self.pairs is None and self.like is None:
-            raise ArgumentError(
+        elif rule.threshold is None and not has_pairs:
+            text = (
                 'compare = "embedding" has no threshold: write {kind = "embedding", threshold = '
                 "...}, or let it be fitted to labelled pairs (--pairs FILE) or to another rule on "
                 "the labels (--like contains)"
             )
-        if has_agreement:
-            raise ArgumentError(
+        elif rule.threshold is None and has_agreement:
+            text = (
                 'confidence = "agreement" compares answers while they are collected, and compare = '
                 '"embedding" has no threshold yet; write one'
             )
+        if text:
+            raise ArgumentError(text)
 
     async def threshold(
         self, threshold: float | None, rows: Sequence[AnsweredPrompt], score: PairScore
@@ -304,54 +302,50 @@ class Likeness:
         Raises:
             TraceError: If there are too few labelled pairs, or it agrees with too few of them.
         """
-        labelled = list(self._labelled(rows))
-        if not labelled:
-            if threshold is None:
-                raise TraceError('compare = "embedding": there are no labelled pairs')
+        labelled = [*self._labelled(rows)]
+        if threshold is not None and not labelled:
             return threshold, ()
         pairs = [pair for group in labelled for pair in group.pairs]
         alike = dict(zip(pairs, await score(pairs), strict=True))
         values = [max(alike[pair] for pair in group.pairs) for group in labelled]
         equal = [group.equal for group in labelled]
-        how = "as it is written"
-        more: tuple[str, ...] = ()
-        if threshold is None:
+        notes: tuple[str, ...] = ()
+        if threshold is not None:
+            agreement = LabelAgreement.of([v >= threshold for v in values], equal, "pairs")
+            how = "as it is written"
+        else:
             try:
-                fitted = fit_threshold(values, equal, groups=[group.row for group in labelled])
+                threshold, agreement = fit_threshold(
+                    values, equal, groups=[group.row for group in labelled]
+                )
             except ArgumentError as error:
                 raise TraceError(f'compare = "embedding": {error}') from None
-            threshold, agreement = fitted.threshold, fitted.agreement
             how = "on pairs that it was not fitted to"
-            more = (
+            notes = (
                 f'to serve it, write compare = {{kind = "embedding", threshold = {threshold:g}}} '
                 "under [serve]",
             )
-        else:
-            agreement = LabelAgreement.of([v >= threshold for v in values], equal, "pairs")
         note = f"the threshold {threshold:g} of embeddings {agreement}"
         if agreement.interval[1] < self.min_agreement:
             raise TraceError(
                 f"{note}, and at least {100 * self.min_agreement:g}% is needed; use other "
                 "embeddings or another rule, or lower --min-agreement"
             )
-        return threshold, (f"{note}, {how}; {sum(equal)} of them are equal", *more)
+        return threshold, (f"{note}, {how}; {sum(equal)} of them are equal", *notes)
 
     def _labelled(self, rows: Sequence[AnsweredPrompt]) -> Iterator[_Labelled]:
         if self.pairs is not None:
-            yield from _read_pairs(self.pairs, rows)
+            yield from _read_pairs(Path(self.pairs), rows)
         if self.like is None:
             return
         rule = Comparison(self.like)
         for number, row in enumerate(rows):
-            aliases = [alias.strip() for alias in (row.reference or "").split(ALIAS_SEPARATOR)]
-            for text in _texts(row):
-                pairs = tuple((text, alias) for alias in aliases if alias)
-                if pairs:
+            for text in row.texts:
+                if pairs := tuple((text, alias) for alias in row.aliases):
                     yield _Labelled(pairs, rule.is_right(text, row.reference or ""), number)
 
 
-@dataclass(frozen=True)
-class _Labelled:
+class _Labelled(NamedTuple):
     """Two texts, or an answer with each alias of its label; whether some are equal; the row."""
 
     pairs: tuple[Pair, ...]
@@ -361,48 +355,33 @@ class _Labelled:
 
 def pairs_of(row: AnsweredPrompt) -> Iterator[Pair]:
     """Yield the pairs of a row that are compared: answers, and answers with the label."""
-    answers = _texts(row)
-    yield from ((second, first) for first, second in combinations(answers, 2))
-    for alias in [] if row.reference is None else row.reference.split(ALIAS_SEPARATOR):
-        yield from ((text, alias) for text in answers if text != alias)
+    yield from ((second, first) for first, second in combinations(row.texts, 2))
+    yield from ((text, alias) for alias in row.aliases for text in row.texts if text != alias)
 
 
-def _texts(row: AnsweredPrompt) -> list[str]:
-    """Return the different answers with text."""
-    return list(filter(None, dict.fromkeys((text or "").strip() for text in row.answers.values())))
-
-
-def _read_pairs(
-    path: str | os.PathLike[str], rows: Sequence[AnsweredPrompt]
-) -> Iterator[_Labelled]:
+def _read_pairs(path: Path, rows: Sequence[AnsweredPrompt]) -> Iterator[_Labelled]:
     """Read labelled pairs, or the labels of ``ttamer label``."""
-    numbers = {row.key: number for number, row in enumerate(rows)}
-    try:
-        lines = lines_of(Path(path).read_text("utf-8-sig"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: cannot be read: {error}") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    if path.is_file() and path.read_bytes()[:6] == b"SQLite":
+        with Store(path) as labels:
+            for number, row in enumerate(rows):
+                yield from _of_label(row, json.loads(labels.get(row.key) or b"null"), number)
+        return
+    for number, (where, entry) in enumerate(json_rows(path, read_text(path)), start=1):
         try:
-            entry = json.loads(line)
-            if "key" in entry:
-                row = numbers.get(entry["key"])
-                if row is not None and entry["right"] is not None:
-                    yield from _of_label(rows[row], set(map(str, entry["right"])), row)
-            else:
-                pair = entry["one"].strip(), entry["two"].strip()
-                yield _Labelled((pair,), {True: True, False: False}[entry["equal"]], -number)
-        except (ValueError, KeyError, TypeError, AttributeError):
+            pair = entry["one"].strip(), entry["two"].strip()
+            is_equal = {True: True, False: False}[entry["equal"]]
+        except (KeyError, TypeError, AttributeError):
             raise TraceError(
-                f"{path}: line {number} is not a labelled pair; write lines like "
+                f"{where} is not a labelled pair; write lines like "
                 '{"one": "4", "two": "four", "equal": true}'
             ) from None
+        yield _Labelled((pair,), is_equal, -number)
 
 
-def _of_label(row: AnsweredPrompt, right: set[str], number: int) -> Iterator[_Labelled]:
+def _of_label(row: AnsweredPrompt, right: Sequence[str] | None, number: int) -> Iterator[_Labelled]:
     """Yield pairs of answers: two right ones are equal, a right and a wrong one are not."""
     texts = {name: (text or "").strip() for name, text in row.answers.items()}
     for (node, first), (later, second) in combinations(texts.items(), 2):
-        if (node in right or later in right) and first and second:
-            yield _Labelled(((second, first),), (node in right) == (later in right), number)
+        is_right = right is not None and (node in right, later in right)
+        if is_right and any(is_right) and first and second:
+            yield _Labelled(((second, first),), all(is_right), number)

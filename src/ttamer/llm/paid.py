@@ -21,13 +21,13 @@ from ttamer.llm.node import Upstream
 from ttamer.llm.settings import NodeSettings
 
 
-class PaidCalls:
+class Store:
     """The responses, in a SQLite file (mode 600); use it with ``with``.
 
     What was added survives the end of the process, whatever ends it.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, PaidCalls(Path(folder, "a.sqlite")) as paid:
+    >>> with tempfile.TemporaryDirectory() as folder, Store(Path(folder, "a.sqlite")) as paid:
     ...     paid.add({"key": b"response"})
     ...     paid.get("key"), paid.get("another")
     (b'response', None)
@@ -91,7 +91,7 @@ class PaidUpstream:
         paid: The responses.
     """
 
-    def __init__(self, settings: NodeSettings, upstream: Upstream | None, paid: PaidCalls) -> None:
+    def __init__(self, settings: NodeSettings, upstream: Upstream | None, paid: Store) -> None:
         self._upstream, self._paid = upstream, paid
         self._settings = settings
         self._who = [settings.upstream, settings.model, settings.params, settings.rename]

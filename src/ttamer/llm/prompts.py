@@ -11,18 +11,21 @@ In JSON lines, further keys are sent with the request unchanged.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ttamer._checks import require_path
-from ttamer._files import lines_of
+from ttamer._files import atomic_write, lines_of
 from ttamer.errors import ArgumentError, TraceError
+from ttamer.llm.compare import ALIAS_SEPARATOR
+from ttamer.llm.confidence import question_text
 from ttamer.trace.schema import class_text
 
 Endpoint = Literal["chat/completions", "completions"]
@@ -40,6 +43,76 @@ class Prompt:
     body: Mapping[str, Any]
     label: str | tuple[str, ...] | None = None
     """The reference answer, or its aliases where ``compare`` is "contains"."""
+
+
+@dataclass(frozen=True)
+class AnsweredPrompt:
+    """The prompt of a row, its reference answer if there is one, and the nodes' answers."""
+
+    prompt: str
+    reference: str | None
+    """Aliases are separated by "|"."""
+    answers: Mapping[str, str | None]
+    """By node; ``None`` where it gave none."""
+
+    @property
+    def key(self) -> str:
+        """Identifies the prompt and its answers, whatever the row's number."""
+        text = json.dumps([self.prompt, dict(sorted(self.answers.items()))])
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    @property
+    def texts(self) -> list[str]:
+        """The different answers with text."""
+        return [*filter(None, dict.fromkeys((t or "").strip() for t in self.answers.values()))]
+
+    @property
+    def aliases(self) -> list[str]:
+        """The right answers that the reference names."""
+        return [*filter(None, map(str.strip, (self.reference or "").split(ALIAS_SEPARATOR)))]
+
+
+def write_answers(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write prompts and answers as JSON lines (mode 600), for people to read and to label."""
+    try:
+        with atomic_write(path, private=True) as part:
+            part.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def read_answers(path: str | os.PathLike[str], names: Sequence[str]) -> list[AnsweredPrompt]:
+    """Read the prompts and answers that ``ttamer collect`` keeps in ``<trace>.answers.jsonl``.
+
+    Raises:
+        TraceError: If the file cannot be read, or lacks a prompt or a node.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "trace.parquet.answers.jsonl")
+    ...     _ = path.write_text('{"request": {"prompt": "2 + 2?"}, "answers": {"small": "4"}}')
+    ...     read_answers(path, ["small"])[0].prompt
+    '2 + 2?'
+    """
+    file, rows = Path(path), []
+    if not file.exists():
+        raise TraceError(
+            f"{path}: there is no such file; ttamer collect writes it beside the trace, unless "
+            "--forget is given, and ttamer import answers where the log has prompts"
+        )
+    for where, row in json_rows(file, read_text(file)):
+        try:
+            texts = {name: row["answers"][name] for name in names}
+            answers = {name: None if text is None else str(text) for name, text in texts.items()}
+            label = row.get("label")
+            reference = " | ".join(label) if isinstance(label, list) else label
+            rows.append(AnsweredPrompt(question_text(row["request"]), reference, answers))
+        except (KeyError, TypeError, AttributeError):
+            raise TraceError(
+                f"{where} lacks the prompt or an answer of a node; collect the trace again (its "
+                "responses are kept)"
+            ) from None
+    return rows
 
 
 def read_prompts(
