@@ -81,13 +81,13 @@ def test_answers_are_compared_by_the_cascade_s_rule_and_tokens_are_priced(writte
     assert trace.confidence.tolist() == [[0.0, 0.9]] * 3
 
 
-def test_an_empty_cell_of_a_csv_is_no_answer(tmp_path):
+def test_an_answer_that_is_missing_is_a_gap(tmp_path):
     log = tmp_path / "log.csv"
-    log.write_text("small.answer,small.cost,large.answer,label\n,1,B,B\nB,1,B,B\n,1,A,A\n")
-    with pytest.raises(TraceError, match=r"log.csv: line 2: small.answer is missing"):
-        import_answers(log, spec())
-    trace = import_answers(log, spec(), on_bad="skip")
-    assert (len(trace), [*trace.left_out.values()]) == (1, [2])
+    log.write_text("small.answer,small.cost,large.answer,label\n,1,B,B\nB,1,,B\n,1,A,\n")
+    trace = import_answers(log, spec())
+    assert trace.answered.tolist() == [[False, True], [True, False], [False, True]]
+    np.testing.assert_array_equal(trace.loss, [[np.nan, 0], [0, np.nan], [np.nan, np.nan]])
+    assert "1 of 3 rows without a label" in trace.notes
 
 
 def test_a_node_without_confidences_is_served_without(written):
@@ -113,9 +113,8 @@ def test_the_last_node_may_be_the_label(written):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"small.answer": None}, "small.answer is missing, as after a failed call"),
+        ({"small.answer": None, "large.answer": None}, "has no answer of any node"),
         ({"large.answer": ["a"]}, "large.answer is a list; it must be text"),
-        ({"label": ""}, "has no label, and 2 of 3 rows have one"),
         ({"label": "..."}, "the label '...' has no content under"),
         ({"large.confidence": None}, "large.confidence is None; it must be a finite number"),
         ({"large.confidence": True}, "large.confidence is True"),
@@ -137,11 +136,6 @@ def test_rows_that_cannot_be_used_are_named_or_skipped(written, change, said):
         ([{"large.answer": "x"}], "exact", "'small.answer' is missing; there are large.answer"),
         ([row(label="Bern")], "contains", "no answer equals any label under"),
         ([row(label="Bern")], "exact", "the first label is 'Bern' and the first answer"),
-        (
-            [row(), {**row(), "label": None}],
-            "exact",
-            "line 2: has no label, and 1 of 2 rows",
-        ),
         ([row(label=["a", "b"])], "exact", 'of aliases, and compare = "exact" takes one text'),
         ([row(label=["a", None])], "contains", "None. is not a list of aliases; write texts"),
         ([row(label="no letter")], "choice", "has no content under"),
@@ -219,8 +213,9 @@ def test_what_is_right_may_be_stated(written, field, small, large, losses):
     stated = row(**{f"small.{field}": small, f"large.{field}": large, "label": None})
     trace = import_answers(written(stated), spec())
     assert (trace.loss * trace.unit).tolist() == [losses]
-    with pytest.raises(TraceError, match=r"stated for some nodes, and 'large' has no 'large.corr"):
-        import_answers(written(row(**{f"small.{field}": small})), spec())
+    partly = row(**{f"small.{field}": False if field == "correct" else "0"})
+    trace = import_answers(written(partly, row(**{f"small.{field}": None})), spec())
+    np.testing.assert_array_equal(trace.loss * trace.unit, [[1, 0], [0, 0]])  # else by the label
     with pytest.raises(TraceError, match=rf"small.{field} is 'maybe'; "):
         import_answers(written({**stated, f"small.{field}": "maybe"}), spec())
 
@@ -261,12 +256,14 @@ def test_spend_logs_of_litellm_are_put_together_by_prompt(written):
     log = written(
         *({"request_id": n, "messages": messages, **call} for n, call in enumerate(calls)),
         *({"messages": json.dumps(other), **call} for call in calls),
+        {"messages": other, **calls[0], "model": "gpt-other"},
     )
     trace = import_answers(log, CascadeSpec.from_toml('[cascade]\ntarget = "last"\n' + NAMED))
     assert len(trace) == 2
     assert trace.costs.tolist() == [[0.5, 4.0]] * 2
     assert trace.confidence[0].tolist() == pytest.approx([np.exp(-0.1), np.exp(-0.2)])
     assert not trace.loss.any()
+    assert "not read: 1 call of gpt-other" in trace.notes
 
 
 def test_batches_of_openai_are_put_together_by_their_id(written):
@@ -283,8 +280,12 @@ def test_batches_of_openai_are_put_together_by_their_id(written):
     assert trace.costs.tolist() == [[20 * 0.1 + 5 * 0.4, 30.0]]
     failed = {"custom_id": "b", "label": "x", "response": {"status_code": 500, "body": {}}}
     log.write_text(log.read_text() + "\n" + json.dumps(failed))
-    with pytest.raises(TraceError, match=r"small\.answer is missing, as after a failed call"):
+    with pytest.raises(TraceError, match=r"line 4: has no answer of any node, as after failed"):
         import_answers(log, CascadeSpec.from_toml(NAMED))
+    with pytest.raises(
+        TraceError, match=r"no call of 'small' .* are 'gpt-small-2026-01-02': write"
+    ):
+        import_answers(log, CascadeSpec.from_toml(CASCADE))
 
 
 def test_what_was_imported_can_be_judged_and_each_verdict_is_paid_for_once(served, tmp_path):

@@ -13,17 +13,18 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from ttamer._checks import require_path
+from ttamer._checks import counted, require_path, shown
 from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.errors import CascadeError, TraceError
-from ttamer.llm.compare import Comparer, Comparison, compare_answers, label_form
+from ttamer.llm.answered import Answer, Answered, trace_of
+from ttamer.llm.compare import Comparer, Comparison, label_form
 from ttamer.llm.confidence import (
     Unreadable,
     answer_text,
@@ -34,10 +35,6 @@ from ttamer.llm.confidence import (
 from ttamer.llm.prompts import csv_rows, json_rows, label_of, read_text, write_answers
 from ttamer.llm.settings import TokenCost, checked, comparison_of
 from ttamer.trace.trace import OnBad, Trace
-
-_THUMBS = {"up": True, "1": True, "true": True, "down": False, "-1": False, "0": False,
-           "false": False}  # fmt: skip
-_JSON_NAMES = {list: "a list", dict: "an object"}
 
 Rows = Sequence[tuple[str, Mapping[str, Any]]]
 """The place and the fields of each row."""
@@ -55,9 +52,10 @@ def import_answers(
     One row per input has ``<node>.answer`` for every node, and where known ``prompt`` or
     ``messages``, ``label`` (in JSON lines also a list of aliases, or an object),
     ``<node>.confidence``, ``<node>.cost``, or ``<node>.input_tokens`` and ``<node>.output_tokens``.
-    What is right may also be stated for each node: ``<node>.correct``, ``<node>.score`` from 0 to
-    1, or ``<node>.thumbs`` (up or down). A node without confidences gets ``confidence = "none"``.
-    What is not read is named in ``notes``.
+    What is right may also be stated: ``<node>.correct``, ``<node>.score`` from 0 to 1, or
+    ``<node>.thumbs`` (up or down); it counts more than the label. A node that did not answer a row
+    (null, or an empty cell) has a gap there. A node without confidences gets ``confidence =
+    "none"``. What is not read is named in ``notes``.
 
     Lines of LiteLLM's spend logs and of OpenAI's batches are put together by their prompt and their
     ``custom_id``; their models are the names of nodes, or the ``model`` of a node.
@@ -66,8 +64,8 @@ def import_answers(
         path: JSON lines (.jsonl, .ndjson) or CSV.
         cascade: The nodes in order, with their costs, and how answers are compared: a cascade or
             the path of a ``cascade.toml``. No upstream is needed.
-        on_bad: "refuse" raises an error for a row that lacks an answer (null, or an empty cell), or
-            has a number that cannot be used; "skip" drops and counts such rows.
+        on_bad: "refuse" raises an error for a row without any answer, or with a value that cannot
+            be used; "skip" drops and counts such rows.
         answers: A file for the prompts and answers of the trace's rows, which ``ttamer label``
             reads; it is written where the log has prompts (mode 600).
 
@@ -96,199 +94,142 @@ def import_answers(
             '[serve]: compare = "embedding" takes a server, which only ttamer collect asks; choose '
             "another compare for the log"
         )
-    rows = _rows(Path(path), spec)
+    rows, notes = _rows(Path(path), spec)
     if not rows:
         raise TraceError(f"{path}: holds no rows")
-    log = _Log(spec, rule, rows, str(path))
-    log.read(on_bad)
-    trace = log.trace()
-    if answers is not None and all(row.get("messages") or row.get("prompt") for _, row in rows):
-        log.write_answers(answers)
+    columns = [*dict.fromkeys(chain.from_iterable(row for _, row in rows))]
+    nodes = [_Columns.of(node, columns, path) for node in spec.nodes]
+    used, left_out = _read(rows, nodes, rule, on_bad)
+    if not used:
+        raise TraceError(f"{path}: all of its rows were left out")
+    quiet = [node.name for node in nodes if "confidence" not in node.columns]
+    notes += [f'no column {name}.confidence: write confidence = "none" for {name!r} in the '
+              "cascade.toml that serves it" for name in quiet]  # fmt: skip
+    read = {"label", "prompt", "messages", *(c for node in nodes for c in node.columns.values())}
+    if dropped := [name for name in columns if name not in read]:
+        notes.append("not read: " + ", ".join(dropped[:8]) + (", ..." if len(dropped) > 8 else ""))
+    labelled = sum(answered.label is not None for _, answered in used)
+    if 0 < labelled < len(used):
+        notes.append(f"{len(used) - labelled} of {counted(len(used), 'row')} without a label")
+    silent = dataclasses.replace(spec, nodes=tuple(
+        dataclasses.replace(node, options={**node.options, "confidence": "none"})
+        if node.name in quiet else node for node in spec.nodes
+    ))  # fmt: skip
+    answered = [answered for _, answered in used]
+    try:
+        trace = asyncio.run(
+            trace_of(silent, Comparer(rule), answered, left_out=left_out, notes=notes)
+        )
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
+    if answers is not None and all(row.prompt for row in answered):
+        write_answers(answers, ({
+            "request": {name: row[name] for name in ("messages", "prompt") if row.get(name)},
+            "label": row.get("label"),
+            "answers": dict(zip(spec.names, answered.texts, strict=True)),
+        } for row, answered in used))  # fmt: skip
     return trace
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reply:
-    """What one node answered on one row; the loss where it is stated, else NaN."""
-
-    text: str
-    confidence: float
-    cost: float
-    score: float
-
-
-class _Log:
-    """The rows of a log, and those that can be used."""
-
-    def __init__(self, spec: CascadeSpec, rule: Comparison, rows: Rows, path: str) -> None:
-        self.spec, self.rule, self.rows, self.path = spec, rule, rows, path
-        columns = dict.fromkeys(name for _, row in rows for name in row)
-        self.nodes = [_Columns(node, columns, path) for node in spec.nodes]
-        self.is_stated = [node.stated for node in self.nodes]
-        if any(self.is_stated) and not all(self.is_stated):
-            lacking = next(node.name for node in self.nodes if not node.stated)
-            raise TraceError(
-                f"{path}: what is right is stated for some nodes, and {lacking!r} has no "
-                f"'{lacking}.correct', .score or .thumbs; state it for all, or give a label"
-            )
-        read = {"label", "prompt", "messages", *(c for node in self.nodes for c in node.read_from)}
-        self.dropped = [name for name in columns if name not in read]
-        self.left_out: dict[str, int] = {}
-        self.used: list[tuple[Mapping[str, Any], list[_Reply], str | None]] = []
-
-    def read(self, on_bad: OnBad) -> None:
-        """Read the rows, and leave out those that cannot be used where that is wanted."""
-        labels = [row.get("label") for _, row in self.rows]
-        labelled = sum(label is not None and str(label).strip() != "" for label in labels)
-        for where, row in self.rows:
-            try:
-                label = label_of(row.get("label"))
-                if label is None and labelled and not any(self.is_stated):
-                    raise TraceError(  # noqa: TRY301 - reported with its place below
-                        f"has no label, and {labelled} of {len(self.rows)} rows have one"
-                    )
-                form = None if label is None else label_form(label, self.rule)
-                self.used.append((row, [node.read(row, self.rule) for node in self.nodes], form))
-            except TraceError as error:
-                if on_bad == "refuse":
-                    raise TraceError(
-                        f"{where}: {error}; correct it, or skip such rows with on_bad='skip' (they "
-                        "are counted)"
-                    ) from None
-                self.left_out[str(error)] = self.left_out.get(str(error), 0) + 1
-        if not self.used:
-            raise TraceError(f"{self.path}: all of its rows were left out")
-
-    def trace(self) -> Trace:
-        replies = [reply for _, reply, _ in self.used]
-        texts = [[reply.text for reply in row] for row in replies]
-        labels = [label for _, _, label in self.used if label is not None]
-        if any(self.is_stated):
-            labels = []
+def _read(
+    rows: Rows, nodes: Sequence[_Columns], rule: Comparison, on_bad: OnBad
+) -> tuple[list[tuple[Mapping[str, Any], Answered]], Counter[str]]:
+    """Read the rows, and count those that cannot be used where they may be left out."""
+    used, left_out = [], Counter[str]()
+    for where, row in rows:
         try:
-            compared = asyncio.run(
-                compare_answers(Comparer(self.rule), self.spec.names, texts, labels or None)
-            )
+            label = label_of(row.get("label"))
+            form = None if label is None else label_form(label, rule)
+            answers = [node.read(row, rule) for node in nodes]
+            if not any(answers):
+                raise TraceError(  # noqa: TRY301 - reported with its place below
+                    "has no answer of any node, as after failed calls; an answer without content "
+                    'is "" in JSON lines'
+                )
+            prompt = question_text(row) if row.get("messages") or row.get("prompt") else None
+            used.append((row, Answered(prompt, form, answers)))
         except TraceError as error:
-            raise TraceError(f"{self.path}: {error}") from None
-        quiet = [node.name for node in self.nodes if node.confidence is None]
-        notes = [
-            f'no column {name}.confidence: write confidence = "none" for {name!r} in the '
-            "cascade.toml that serves it"
-            for name in quiet
-        ]
-        if self.dropped:
-            shown = ", ".join(self.dropped[:8]) + (", ..." if len(self.dropped) > 8 else "")
-            notes.append(f"not read: {shown}")
-        nodes = [
-            dataclasses.replace(node, options={**node.options, "confidence": "none"})
-            if node.name in quiet
-            else node
-            for node in self.spec.nodes
-        ]
-        score: Any = np.array([[reply.score for reply in row] for row in replies])
-        is_graded = not np.isin(score, (0.0, 1.0)).all()
-        correct = compared.correct
-        if not any(self.is_stated):
-            score = None
-        elif not is_graded:
-            correct, score = score == 1.0, None
-        return Trace.from_arrays(
-            dataclasses.replace(self.spec, nodes=tuple(nodes)),
-            [[reply.confidence for reply in row] for row in replies],
-            prediction=compared.prediction,
-            label=compared.label,
-            correct=correct,
-            score=score,
-            cost=[[reply.cost for reply in row] for row in replies],
-            prompt=self._prompts(),
-            left_out=self.left_out,
-            notes=(*notes, *compared.notes),
-        )
-
-    def _prompts(self) -> Any:
-        """Return the texts of the rows that are used; ``None`` where no row has one."""
-        texts = [question_text(row) if row.get("messages") or row.get("prompt") else None
-                 for row, _, _ in self.used]  # fmt: skip
-        return np.array(texts, object) if any(texts) else None
-
-    def write_answers(self, path: str | os.PathLike[str]) -> None:
-        """Write the prompts and the answers of the rows that are used."""
-        rows = []
-        for row, replies, _ in self.used:
-            messages = row.get("messages")
-            request = {"messages": messages} if messages else {"prompt": row["prompt"]}
-            texts = {node.name: r.text for node, r in zip(self.nodes, replies, strict=True)}
-            rows.append({"request": request, "label": row.get("label"), "answers": texts})
-        write_answers(path, rows)
+            if on_bad == "refuse":
+                raise TraceError(
+                    f"{where}: {error}; correct it, or skip such rows with on_bad='skip' (they are "
+                    "counted)"
+                ) from None
+            left_out[str(error)] += 1
+    return used, left_out
 
 
-class _Columns:
+class _Columns(NamedTuple):
     """Where a row has the reply of one node."""
 
-    def __init__(self, node: CascadeNode, columns: Iterable[str], path: str) -> None:
-        self.name, self.fixed = node.name, node.cost
-        columns = list(columns)
-        if f"{node.name}.answer" not in columns:
+    name: str
+    fixed: float
+    price: TokenCost | None
+    columns: Mapping[str, str]
+    """By field, as far as the log has them."""
+
+    @classmethod
+    def of(
+        cls, node: CascadeNode, columns: Sequence[str], path: str | os.PathLike[str]
+    ) -> _Columns:
+        """Find the columns of a node in those of a log."""
+        fields = ("answer", "confidence", "cost", "input_tokens", "output_tokens", "correct",
+                  "score", "thumbs")  # fmt: skip
+        read = {field: f"{node.name}.{field}" for field in fields}
+        read = {field: column for field, column in read.items() if column in columns}
+        if "answer" not in read:
             raise TraceError(
                 f"{path}: the column '{node.name}.answer' is missing; there are "
                 f"{', '.join(sorted(columns))}"
             )
-        fields = ("answer", "confidence", "cost", "input_tokens", "output_tokens", "correct",
-                  "score", "thumbs")  # fmt: skip
-        columns_read = {field: f"{node.name}.{field}" for field in fields}
-        columns_read = {
-            field: column for field, column in columns_read.items() if column in columns
-        }
-        self.read_from = tuple(columns_read.values())
-        self.confidence, self.cost = columns_read.get("confidence"), columns_read.get("cost")
-        self.stated = next((f for f in ("correct", "score", "thumbs") if f in columns_read), "")
         price = node.options.get("cost_per_token")
-        where = f"[[node]] {node.name!r}: cost_per_token"
-        self.price = None if price is None else checked(TokenCost, price, where)
-        self.tokens = [columns_read.get("input_tokens"), columns_read.get("output_tokens")]
-        if self.cost is None and self.price is not None and None in self.tokens:
-            raise TraceError(
-                f"{path}: the cascade prices the tokens of {node.name!r}, and the log has no "
-                f"columns '{node.name}.input_tokens' and '{node.name}.output_tokens', nor "
-                f"'{node.name}.cost'"
-            )
+        if price is not None:
+            price = checked(TokenCost, price, f"[[node]] {node.name!r}: cost_per_token")
+            if "cost" not in read and not {"input_tokens", "output_tokens"} <= {*read}:
+                raise TraceError(
+                    f"{path}: the cascade prices the tokens of {node.name!r}, and the log has no "
+                    f"columns '{node.name}.input_tokens' and '{node.name}.output_tokens', nor "
+                    f"'{node.name}.cost'"
+                )
+        return cls(node.name, node.cost, price, read)
 
-    def read(self, row: Mapping[str, Any], rule: Comparison) -> _Reply:
-        """Return the reply on a row."""
-        answer = row.get(f"{self.name}.answer")
-        if answer is None:
-            raise TraceError(
-                f"{self.name}.answer is missing, as after a failed call; an answer without content "
-                'is "" in JSON lines'
-            )
-        if isinstance(answer, list | dict) and rule.kind == "json":
-            answer = json.dumps(answer, ensure_ascii=False)
-        if isinstance(answer, list | dict):
-            raise TraceError(f"{self.name}.answer is {_JSON_NAMES[type(answer)]}; it must be text")
-        confidence = 0.0 if self.confidence is None else _number(row, self.confidence)
-        if self.cost is not None:
-            cost = _number(row, self.cost, minimum=0.0)
-        elif self.price is None:
-            cost = self.fixed
-        else:
-            used = [_number(row, str(column), minimum=0.0) for column in self.tokens]
-            cost = self.fixed + self.price.input * used[0] + self.price.output * used[1]
-        return _Reply(without_reasoning(str(answer)), confidence, cost, self._score(row))
+    def read(self, row: Mapping[str, Any], rule: Comparison) -> Answer | None:
+        """Return the answer on a row; ``None`` where there is none."""
+        text = row.get(self.columns["answer"])
+        if text is None:
+            return None
+        if isinstance(text, list | dict) and rule.kind == "json":
+            text = json.dumps(text, ensure_ascii=False)
+        if isinstance(text, list | dict):
+            kind = "a list" if isinstance(text, list) else "an object"
+            raise TraceError(f"{self.name}.answer is {kind}; it must be text")
+        confidence, cost = 0.0, self.fixed
+        if "confidence" in self.columns:
+            confidence = _number(row, self.columns["confidence"])
+        if "cost" in self.columns:
+            cost = _number(row, self.columns["cost"], minimum=0.0)
+        elif self.price is not None:
+            tokens = [_number(row, self.columns[field], minimum=0.0)
+                      for field in ("input_tokens", "output_tokens")]  # fmt: skip
+            cost += self.price.input * tokens[0] + self.price.output * tokens[1]
+        text = without_reasoning(str(text))
+        return Answer(text, confidence, cost, right=self._right(row))
 
-    def _score(self, row: Mapping[str, Any]) -> float:
-        if not self.stated:
-            return math.nan
-        column = f"{self.name}.{self.stated}"
-        if self.stated == "score":
-            score = _number(row, column, minimum=0.0)
-            if score > 1:
-                raise TraceError(f"{column} is {score:g}; it must be from 0 to 1")
-            return score
-        text = str(row.get(column)).strip().casefold()
-        if text not in _THUMBS:
-            raise TraceError(f"{column} is {row.get(column)!r}; write true or false, up or down")
-        return float(_THUMBS[text])
+    def _right(self, row: Mapping[str, Any]) -> float:
+        """Return how right the answer is said to be; NaN where nothing is said."""
+        for field in ("correct", "score", "thumbs"):
+            column = self.columns.get(field, "")
+            if row.get(column) is None:
+                continue
+            if field == "score":
+                score = _number(row, column, minimum=0.0)
+                if score > 1:
+                    raise TraceError(f"{column} is {score:g}; it must be from 0 to 1")
+                return score
+            text = str(row[column]).strip().casefold()
+            if text not in ("up", "1", "true", "down", "-1", "0", "false"):
+                raise TraceError(f"{column} is {row[column]!r}; write true or false, up or down")
+            return float(text in ("up", "1", "true"))
+        return math.nan
 
 
 def _number(row: Mapping[str, Any], column: str, *, minimum: float = -math.inf) -> float:
@@ -306,8 +247,8 @@ def _number(row: Mapping[str, Any], column: str, *, minimum: float = -math.inf) 
 # Files
 
 
-def _rows(file: Path, spec: CascadeSpec) -> Rows:
-    """Return the place and the fields of each row."""
+def _rows(file: Path, spec: CascadeSpec) -> tuple[Rows, list[str]]:
+    """Return the place and the fields of each row, and notes on what is dropped."""
     text = read_text(file)
     if file.suffix == ".csv":
         rows: Rows = list(csv_rows(file, text))
@@ -316,48 +257,74 @@ def _rows(file: Path, spec: CascadeSpec) -> Rows:
     else:
         raise TraceError(f"{file}: the suffix must be one of .jsonl, .ndjson, .csv")
     fields = {name for _, row in rows for name in row}
-    if {"custom_id", "response"} <= fields:
-        return _by_prompt(rows, spec, _of_batch)
-    if {"spend", "model", "response"} <= fields:
-        return _by_prompt(rows, spec, _of_spend_log)
-    return rows
+    for read, names in (
+        (_of_batch, {"custom_id", "response"}),
+        (_of_spend_log, {"spend", "model", "response"}),
+    ):
+        if names <= fields:
+            return _by_prompt(file, rows, spec, read)
+    return rows, []
 
 
-def _by_prompt(rows: Rows, spec: CascadeSpec, read: Any) -> Rows:
+class _Call(NamedTuple):
+    """A call in a log with one line per call."""
+
+    key: str
+    """Of its prompt."""
+    models: Sequence[str]
+    """The names that its model may have."""
+    facts: Mapping[str, Any]
+    """What is known of the prompt."""
+    reply: Mapping[str, Any]
+
+
+def _by_prompt(
+    file: Path, rows: Rows, spec: CascadeSpec, read: Callable[[Mapping[str, Any]], _Call]
+) -> tuple[Rows, list[str]]:
     """Put the calls of one prompt into one row; of several by one model, the last counts."""
     names = {node.options.get("model", node.name): node.name for node in spec.nodes}
     names |= {name: name for name in spec.names}
     wide: dict[str, tuple[str, dict[str, Any]]] = {}
+    others = Counter[str]()
     for where, row in rows:
-        key, models, facts, call = read(row)
-        _, fields = wide.setdefault(key, (where, {}))
-        fields |= facts
-        name = next((names[model] for model in models if model in names), None)
+        call = read(row)
+        _, fields = wide.setdefault(call.key, (where, {}))
+        fields |= call.facts
+        name = next((names[model] for model in call.models if model in names), None)
         if name is not None:
-            fields |= {f"{name}.{field}": value for field, value in call.items()}
-    return list(wide.values())
+            fields |= {f"{name}.{field}": value for field, value in call.reply.items()}
+        elif call.models:
+            others[call.models[0]] += 1
+    columns = {column for _, fields in wide.values() for column in fields}
+    if lacking := [name for name in spec.names if f"{name}.answer" not in columns]:
+        raise TraceError(
+            f"{file}: no call of {shown(lacking)} has an answer; the other models are "
+            f"{shown([*others]) or 'none'}: write one as model of the node"
+        )
+    notes = [f"not read: {counted(n, 'call')} of {model}" for model, n in others.items()]
+    return list(wide.values()), notes
 
 
-def _of_batch(row: Mapping[str, Any]) -> tuple[str, list[str], dict[str, Any], dict[str, Any]]:
-    """Return the id, the model, the prompt and the reply in a line of OpenAI's batch files."""
-    response = row.get("response") or {}
+def _of_batch(row: Mapping[str, Any]) -> _Call:
+    """Read a line of OpenAI's batch files."""
+    response, request = row.get("response") or {}, row.get("body") or {}
     body = response.get("body") if isinstance(response, dict) else None
-    request = row.get("body") or {}
     facts = {name: row[name] for name in ("label",) if row.get(name) is not None}
     facts |= {name: request[name] for name in ("messages", "prompt") if name in request}
+    key = str(row.get("custom_id"))
     if not isinstance(body, dict) or response.get("status_code", 200) != 200:
-        return str(row.get("custom_id")), [], facts, {}
-    return str(row.get("custom_id")), _models(body.get("model")), facts, _reply_in(body)
+        return _Call(key, [], facts, {})
+    return _Call(key, _models(body.get("model")), facts, _reply_in(body))
 
 
-def _of_spend_log(row: Mapping[str, Any]) -> tuple[str, list[str], dict[str, Any], dict[str, Any]]:
-    """Return the prompt, the model and the reply in a line of LiteLLM's spend logs."""
+def _of_spend_log(row: Mapping[str, Any]) -> _Call:
+    """Read a line of LiteLLM's spend logs, whose messages may be JSON text."""
     messages, response = _parsed(row.get("messages")), _parsed(row.get("response"))
     reply = _reply_in(response) if isinstance(response, dict) else {}
     if reply:
         reply["cost"] = row.get("spend")
     models = [*_models(row.get("model_group")), *_models(row.get("model"))]
-    return json.dumps(messages, sort_keys=True), models, {"messages": messages}, reply
+    return _Call(json.dumps(messages, sort_keys=True), models, {"messages": messages}, reply)
 
 
 def _parsed(value: Any) -> Any:
