@@ -1,11 +1,12 @@
 """Cascades of scikit-learn models: each model alone, one threshold, and the cascade.
 
-    python experiments/sklearn/compare.py --splits 10
+    python experiments/sklearn/compare.py --splits 10 [--batch 256]
 
 Data that comes with scikit-learn: 1,797 handwritten digits, and 569 tumours. Half the rows are
-fitted to, half are measured on. Costs are measured times per row. The threshold asks the first
-model, and the last one where the first is not certain enough; it is set on the same cross-fitted
-answers to cost what the cascade costs.
+fitted to, half are measured on. Everything is timed in batches of one size, by turns, and the time
+that the plan books for a row is printed beside. The threshold asks the first model, and the last
+one where the first is not certain enough; it is set on the same cross-fitted answers to cost what
+the cascade costs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.naive_bayes import GaussianNB
 
 from ttamer.sklearn import CascadeClassifier
+from ttamer.sklearn.timing import clock
 
 SETS = {
     "digits": (
@@ -49,45 +51,54 @@ SETS = {
 
 
 def main() -> None:
-    """Print accuracy and cost over splits, with standard errors."""
+    """Print accuracy and times over splits, with standard errors."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--splits", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=256)
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     for name, (load, models) in SETS.items():
         x, y = load(return_X_y=True)
-        found: dict[str, list[tuple[float, float]]] = {}
+        results: dict[str, list[tuple[float, ...]]] = {}
         for seed in range(args.splits):
             halves = train_test_split(x, y, test_size=0.5, random_state=seed, stratify=y)
-            for what, numbers in measured(models, *halves).items():
-                found.setdefault(what, []).append(numbers)
-        print(f"\n{name}, {args.splits} splits: accuracy, and time in µs per row")
-        for what, rows in found.items():
-            mean = np.mean(rows, axis=0)
-            error = np.std(rows, axis=0, ddof=1) / len(rows) ** 0.5
-            print(f"  {what:10} {mean[0]:.2%} ± {error[0]:.2%}   {mean[1]:7.1f} ± {error[1]:.1f}")
+            for rule, numbers in measured(models, args.batch, *halves).items():
+                results.setdefault(rule, []).append(numbers)
+        print(f"\n{name}, {args.splits} splits: accuracy, µs per row in batches of {args.batch}, "
+              "and µs booked")  # fmt: skip
+        for rule, rows in results.items():
+            means = np.mean(rows, axis=0)
+            errors = np.std(rows, axis=0, ddof=1) / len(rows) ** 0.5
+            print(f"  {rule:10} {means[0]:.2%} ± {errors[0]:.2%}   "
+                  f"{means[1]:7.1f} ± {errors[1]:.1f}   {means[2]:7.1f}")  # fmt: skip
 
 
-def measured(models, x, held, y, right) -> dict[str, tuple[float, float]]:
-    """Return accuracy and cost per row of each model, of the threshold and of the cascade."""
-    cascade = CascadeClassifier(models).fit(x, y)
-    costs = list(cascade.costs_.values())
-    found = {
-        name: (model.score(held, right), cascade.costs_[name]) for name, model in cascade.models_
-    }
-    done = cascade.run_batch(held)
-    trace = cascade.trace_
+def measured(models, batch, x, held, y, right) -> dict[str, tuple[float, ...]]:
+    """Return accuracy, time and booked time per row of models, the threshold and the cascade."""
+    cascade = CascadeClassifier(models, batch=batch).fit(x, y)
+    costs, trace = list(cascade.costs_.values()), cascade.trace_
     share = np.clip((cascade.policy_.cost - costs[0]) / costs[-1], 0.0, 1.0)
-    threshold = np.quantile(trace.confidence[:, 0], share)
+    limit = np.quantile(trace.confidence[:, 0], share)
     first, last = cascade.models_[0][1], cascade.models_[-1][1]
-    certain = first.predict_proba(held).max(axis=1) >= threshold
-    answer = np.where(certain, first.predict(held), last.predict(held))
-    found["threshold"] = (
-        float((answer == right).mean()),
-        float(costs[0] + costs[-1] * (~certain).mean()),
-    )
-    found["cascade"] = (float((np.array(done.answers) == right).mean()), float(done.cost.mean()))
-    return found
+
+    def threshold(rows):
+        probabilities = first.predict_proba(rows)
+        answer = first.classes_[probabilities.argmax(axis=1)]
+        unsure = probabilities.max(axis=1) < limit
+        if unsure.any():
+            answer[unsure] = last.predict(rows[unsure])
+        return answer
+
+    asked = (first.predict_proba(held).max(axis=1) < limit).mean()
+    rules = {name: model.predict for name, model in cascade.models_}
+    rules |= {"threshold": threshold, "cascade": cascade.predict}
+    booked = [*costs, costs[0] + costs[-1] * asked, cascade.run_batch(held).cost.mean()]
+    several = [held[np.arange(start, start + batch) % len(held)] for start in range(0, 640, 40)]
+    times = clock([*rules.values()], several[: max(1, 64 // batch)])
+    return {
+        name: (float((rule(held) == right).mean()), microseconds / batch, float(cost))
+        for (name, rule), microseconds, cost in zip(rules.items(), times, booked, strict=True)
+    }
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -19,7 +21,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import ttamer as tt
 from ttamer.errors import ArgumentError
-from ttamer.sklearn import CascadeClassifier, base, timing
+from ttamer.sklearn import CascadeClassifier, timing
 
 QUICK = {"belief": "threshold"}
 MODELS = [
@@ -136,15 +138,14 @@ class Slow:
     def __init__(self, monkeypatch, cascade=(10.0, 5.0), **models):
         self.models, self.cascade = models, cascade
         monkeypatch.setattr(timing, "clock", self)
-        monkeypatch.setattr(base, "clock", self)
 
-    def __call__(self, works, rows):
+    def __call__(self, works, batches):
         times = []
         for work in works:
-            work(rows)
-            model = (work.__defaults__ or ("", None))[-1] or getattr(work, "__self__", None)
+            work(batches[0])
+            model = work.args[-1] if isinstance(work, partial) else work.__self__
             per_call, per_row = self.models.get(type(model).__name__, self.cascade)
-            times.append(per_call + per_row * len(rows))
+            times.append(per_call + per_row * len(batches[0]))
         return times
 
 
@@ -179,10 +180,10 @@ def test_the_best_model_answers_batches_on_which_the_cascade_is_no_faster(
     rows = np.concatenate([held, held])
     alone = [size for size in (1, 8, 64, 1000)
              if set(fitted.run_batch(rows[:size]).by) == {"near"}]  # fmt: skip
-    assert [size for size in alone if fitted._plain(size) is not None] == sizes
+    assert [size for size in alone if fitted._best_is_faster(size)] == sizes
     assert set(fitted.timings_) == {"linear", "near", "cascade", "near alone"}
     fitted.policy_ = fitted.ladder_.at(0.5)  # what was timed is another policy
-    assert fitted._plain(1) is None
+    assert not fitted._best_is_faster(1)
 
 
 # Certificates
@@ -372,7 +373,7 @@ def test_parameters_of_the_models_are_reached_by_name():
         ({"costs": "money"}, "it must be \"time\" or a mapping"),
         ({"costs": {"linear": 1.0}}, "they must be those of the models: 'linear', 'near'"),
         ({"budget": 1.0, "mistake_cost": 1.0}, "give one of them"),
-        ({"cv": 1}, "cv is 1; it must be at least 2"),
+        ({"cv": 1}, "cv is 1; it must be a whole number from 2 on"),
     ],
 )  # fmt: skip
 def test_parameters_that_cannot_be_used_are_refused(digits, change, message):

@@ -12,13 +12,15 @@ import time
 import warnings
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, clone
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, check_cv
 from sklearn.utils import assert_all_finite, get_tags
 from sklearn.utils.validation import (
     check_consistent_length,
@@ -33,10 +35,10 @@ from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import MIN_ROWS, fit
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.runtime.batching import BatchOutcome
-from ttamer.sklearn.timing import Timing, clock, timings
+from ttamer.sklearn.timing import CallTiming, timed
 from ttamer.trace.trace import Trace
 
-Rows = Any
+Table = Any  # an array, a sparse matrix, a frame, or a list of texts
 
 
 class Replies(NamedTuple):
@@ -66,7 +68,7 @@ class Decided(NamedTuple):
 class Learning(NamedTuple):
     """What models and the policy learn from."""
 
-    rows: Rows
+    rows: Table
     target: NDArray[Any]
     groups: NDArray[Any] | None
     """Shape (rows,): rows of one group are never split."""
@@ -75,37 +77,18 @@ class Learning(NamedTuple):
     worth: NDArray[np.float64] | None = None
     """Shape (rows,): how much its class counts for models; the policy has costs of mistakes."""
 
-    @classmethod
-    def of(cls, rows: Rows, target: NDArray[Any], weight: Any, groups: Any) -> Learning:
-        """Return rows with weights and groups that are checked."""
-        groups = None if groups is None else np.asarray(groups)
-        check_consistent_length(target, groups)
-        if weight is None:
-            return cls(rows, target, groups, None)
-        weight = np.asarray(weight, np.float64)
-        if weight.shape != target.shape or not (weight >= 0).all():
-            raise ValueError("sample_weight must be one number from 0 on for each row")
-        if not weight.any():
-            raise ValueError("sample_weight is zero on every row")
-        return cls(rows, target, groups, weight)
-
     def counted(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return those rows whose weight is not zero."""
-        rows = np.asarray(rows)
-        if self.weight is None:
-            return rows
-        return rows[self.weight[rows] > 0]
+        return rows if self.weight is None else rows[self.weight[rows] > 0]
 
-    def fitted(self, model: Any, chosen: NDArray[np.intp] | None = None) -> Any:
-        """Return a clone of a model that was fitted to some rows, or all."""
-        if chosen is None:
-            chosen = np.arange(len(self.target))
-        chosen = self.counted(chosen)
+    def fitted(self, model: Any, rows: NDArray[np.intp]) -> Any:
+        """Return a clone of a model that was fitted to some rows."""
+        rows = self.counted(rows)
         weights = [weight for weight in (self.weight, self.worth) if weight is not None]
         options = {}
         if weights and has_fit_parameter(model, "sample_weight"):
-            options["sample_weight"] = np.prod(weights, axis=0)[chosen]
-        return clone(model).fit(rows_at(self.rows, chosen), self.target[chosen], **options)
+            options["sample_weight"] = np.prod(weights, axis=0)[rows]
+        return clone(model).fit(rows_at(self.rows, rows), self.target[rows], **options)
 
 
 class CascadeEstimator(BaseEstimator):
@@ -114,14 +97,13 @@ class CascadeEstimator(BaseEstimator):
     def __init__(
         self,
         models: Any,
-        *,
-        costs: str | Mapping[str, float] = "time",
-        batch: int = 256,
-        mistake_cost: float | None = None,
-        budget: float | None = None,
-        cv: Any = 5,
-        prefit: bool = False,
-        fit_options: Mapping[str, Any] | None = None,
+        costs: str | Mapping[str, float],
+        batch: int,
+        mistake_cost: float | None,
+        budget: float | None,
+        cv: Any,
+        prefit: bool,
+        fit_options: Mapping[str, Any] | None,
     ) -> None:
         self.models = models
         self.costs = costs
@@ -134,13 +116,55 @@ class CascadeEstimator(BaseEstimator):
 
     models_: list[tuple[str, Any]]
     costs_: dict[str, float]
-    timings_: dict[str, Timing]
+    timings_: dict[str, CallTiming]
     trace_: Trace | None
     ladder_: FittedLadder | None
     policy_: FittedPolicy | None
     best_model_: str
-    _plain_below: tuple[FittedPolicy | None, float] | None
-    """A policy, and the largest batch on which the best model alone is as fast."""
+    _timed_policy: FittedPolicy | None
+    """The policy that was timed beside the best model."""
+    _faster_alone: dict[int, bool]
+    """Whether the best model is as fast as that policy, by the size of a batch, increasing."""
+
+    @abstractmethod
+    def _target(self, y: Any) -> NDArray[Any]:
+        """Return the target as the models take it."""
+
+    @abstractmethod
+    def _strata(self, target: NDArray[Any]) -> NDArray[Any]:
+        """Return what is spread evenly over folds."""
+
+    @abstractmethod
+    def _replies(self, name: str, model: Any, rows: Table) -> Replies:
+        """Return the replies of a model."""
+
+    @abstractmethod
+    def _columns(self, replies: Sequence[Replies], target: NDArray[Any]) -> dict[str, Any]:
+        """Return the columns of a trace of replies: predictions and labels, or losses."""
+
+    @abstractmethod
+    def _returned(self, replies: Replies) -> NDArray[Any]:
+        """Return what ``predict`` returns of replies."""
+
+    @abstractmethod
+    def _prepared(self, learning: Learning) -> Learning:
+        """Note what replies need, and return rows with what their classes are worth."""
+
+    def _judged(
+        self, name: str, replies: Replies, rows: Table, target: NDArray[Any]
+    ) -> NDArray[np.float64]:
+        """Return the confidences of replies to rows kept from the model; a hook."""
+        del name, rows, target
+        return replies.confidence
+
+    def _choice(self, ladder: FittedLadder, trace: Trace, target: NDArray[Any]) -> FittedPolicy:
+        """Return the operating point where none is asked for; a hook."""
+        del trace, target
+        return ladder.default().expensive
+
+    def _policy_codes(self) -> NDArray[np.intp]:
+        """Return the policy's number of each class; the last entry is of no class; a hook."""
+        return np.array([-1], np.intp)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters, with those of the models as ``<name>__<parameter>``.
@@ -155,11 +179,10 @@ class CascadeEstimator(BaseEstimator):
         if deep and _are_named(self.models):
             for name, model in self.models:
                 params[name] = model
-                inner = model.get_params(deep=True).items()
-                params |= {f"{name}__{key}": value for key, value in inner}
+                params |= {f"{name}__{key}": value for key, value in model.get_params().items()}
         return params
 
-    def set_params(self, **params: Any) -> CascadeEstimator:
+    def set_params(self, **params: Any) -> Self:
         """Set parameters, those of the models as ``<name>__<parameter>``.
 
         Args:
@@ -168,16 +191,9 @@ class CascadeEstimator(BaseEstimator):
         Returns:
             The estimator itself.
         """
-        if "models" in params:  # before what is in them
-            self.models = params.pop("models")
-        named = dict(self.models) if _are_named(self.models) else {}
-        replaced = {name: params.pop(name) for name in named if name in params}
-        if replaced:
-            self.models = [(name, replaced.get(name, model)) for name, model in self.models]
-            named |= replaced
-        for key in [key for key in params if key.partition("__")[0] in named]:
-            name, _, inner = key.partition("__")
-            named[name].set_params(**{inner: params.pop(key)})
+        self.models = params.pop("models", self.models)  # before what is in them
+        if _are_named(self.models) and not params.keys().isdisjoint(dict(self.models)):
+            self.models = [(name, params.pop(name, model)) for name, model in self.models]
         super().set_params(**params)
         return self
 
@@ -189,31 +205,115 @@ class CascadeEstimator(BaseEstimator):
             tags.input_tags.allow_nan = all(tag.allow_nan for tag in inner)
         return tags
 
-    @abstractmethod
-    def _replies(self, name: str, model: Any, rows: Rows) -> Replies:
-        """Return the replies of a model."""
+    def fit(
+        self,
+        X: Table,  # noqa: N803
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        groups: Any = None,
+        certify_on: tuple[Table, Any] | None = None,
+    ) -> Self:
+        """Fit the models, and the policy to their answers on rows kept from them.
 
-    def _judged(
-        self, name: str, replies: Replies, rows: Rows, target: NDArray[Any]
-    ) -> NDArray[np.float64]:
-        """Return the confidences of replies to rows kept from the model; a hook."""
-        del name, rows, target
-        return replies.confidence
+        Args:
+            X: The rows, as the models take them.
+            y: Shape (rows,): the classes, or the target.
+            sample_weight: Shape (rows,): how much each row counts, for the policy and for models
+                that take weights.
+            groups: Shape (rows,): what rows have in common, such as a user; folds split no group.
+            certify_on: Further rows with their classes or target, kept from models and policy:
+                ``ladder_.for_error`` and ``ladder_.for_drop`` are certified on them, and without
+                them refused.
 
-    @abstractmethod
-    def _folds(self, learning: Learning) -> Iterable[tuple[Any, Any]]:
-        """Return the rows to learn from and those to answer, for each fold."""
+        Returns:
+            The estimator itself.
 
-    @abstractmethod
-    def _traced(self, replies: Sequence[Replies], target: NDArray[Any]) -> dict[str, Any]:
-        """Return the columns of a trace of replies: predictions and labels, or losses."""
+        Raises:
+            ArgumentError: A parameter cannot be used.
+            ValueError: The rows cannot be used, or have a single class.
+        """
+        rows, names = self._checked(X, y, reset=True), self._check_parameters()
+        target = self._target(y)
+        if len(target) < 2:
+            raise ValueError("there is 1 sample; cross-fitting needs at least 2 samples")
+        groups = None if groups is None else np.asarray(groups)
+        check_consistent_length(target, groups)
+        learning = self._prepared(Learning(rows, target, groups, _weights(sample_weight, target)))
+        folds = self._folds(learning)
+        order = np.concatenate([answered for _, answered in folds])
+        asked, target, positions = rows_at(rows, order), target[order], np.arange(len(target))
+        replies, self.models_ = [], []
+        for name, model in self.models:
+            answers = self._cross_fitted(name, model, learning, folds)
+            sure = self._judged(name, answers, asked, target)
+            replies.append(answers._replace(confidence=sure))
+            deployed = model if self.prefit else learning.fitted(model, positions)
+            self.models_.append((name, deployed))
+        samples = self._samples(rows) if self.costs == "time" else {}
+        works = {name: partial(self._replies, name, model) for name, model in self.models_}
+        self.timings_ = timed(works, samples)[0] if samples else {}
+        trace = self._trace(replies, target, None if groups is None else groups[order])
+        weight = None if learning.weight is None else learning.weight[order]
+        if weight is not None:  # a fit weighs rows by how seldom they are drawn
+            chance = np.tile((weight.min() / weight)[:, np.newaxis], len(names))
+            trace = dataclasses.replace(trace, chance=chance)
+        losses = np.average(np.asarray(trace.loss), axis=0, weights=weight)
+        self.costs_ = dict(zip(names, trace.costs.mean(axis=0).tolist(), strict=True))
+        self.best_model_ = names[int(np.argmin(losses))]
+        self.trace_ = self.ladder_ = self.policy_ = self._timed_policy = None
+        if len(trace) < MIN_ROWS:
+            return self
+        ladder = fit(trace, **(self.fit_options or {}))
+        if not self.prefit:  # other models than those of the folds will answer
+            ladder = dataclasses.replace(ladder, held=None)
+        if certify_on is not None:
+            held, labels = self._checked(certify_on[0], reset=False), self._target(certify_on[1])
+            answers_ = [self._replies(name, model, held) for name, model in self.models_]
+            ladder = ladder.with_holdout(self._trace(answers_, labels, None))
+        self.trace_, self.ladder_ = trace, ladder
+        self.policy_ = self._operating_point(ladder, trace, target)
+        if samples:
+            self._compare_with_best(samples)
+        return self
 
-    def _choice(self, ladder: FittedLadder, trace: Trace, target: NDArray[Any]) -> FittedPolicy:
-        """Return the operating point where none is asked for; a hook."""
-        del trace, target
-        return ladder.default().expensive
+    def predict(self, X: Table) -> NDArray[Any]:  # noqa: N803
+        """Return the class of each row, or the prediction.
 
-    def _checked(self, rows: Rows, target: Any = None, *, reset: bool) -> Rows:
+        Args:
+            X: The rows, as the models take them.
+
+        Returns:
+            Shape (rows,): the classes, or the predictions.
+        """
+        check_is_fitted(self, "models_")
+        if self._best_is_faster(_count(X)):  # it checks the rows itself
+            return np.ravel(dict(self.models_)[self.best_model_].predict(X))
+        return self._returned(self._decide(X).replies)
+
+    def run_batch(self, X: Table) -> BatchOutcome:  # noqa: N803
+        """Return for each row the answer, the model that gave it, the models asked and the cost.
+
+        Args:
+            X: The rows, as the models take them.
+
+        Returns:
+            The outcome; ``answers`` and ``predictions`` are what ``predict`` returns.
+        """
+        start = time.monotonic()
+        done = self._decide(X)
+        answers = self._returned(done.replies).tolist()
+        return BatchOutcome(
+            answers=answers,
+            predictions=answers,
+            by=[self.models_[node][0] for node in done.by.tolist()],
+            asked=done.asked,
+            cost=done.cost,
+            seconds=time.monotonic() - start,
+            errors={},
+        )
+
+    def _checked(self, rows: Table, target: Any = None, *, reset: bool) -> Table:
         """Return rows that can be taken by position; what models refuse is refused at once.
 
         A policy may not ask the model that would refuse a row, so the checks are made here.
@@ -223,197 +323,54 @@ class CascadeEstimator(BaseEstimator):
                 f"Expected 2D array, got 1D array instead. Reshape your data: {self.n_features_in_}"
                 " features are expected in each row"
             )
-        if reset:
-            validate_data(self, rows, target, skip_check_array=True)
-            check_consistent_length(rows, target)
-        else:
-            validate_data(self, rows, reset=False, skip_check_array=True)
+        labels = target if reset else "no_validation"
+        validate_data(self, rows, labels, reset=reset, skip_check_array=True)
+        check_consistent_length(rows, target)
         if issparse(rows):
             rows = rows.tocsr()
-        elif not (_is_frame(rows) or isinstance(rows, list)):
+        elif not (hasattr(rows, "columns") or isinstance(rows, list)):
             rows = np.asarray(rows)
         if getattr(getattr(rows, "dtype", None), "kind", "") == "f":
             tags = get_tags(self).input_tags
             assert_all_finite(rows, allow_nan=tags.allow_nan, input_name="X")
+        if not _count(rows):
+            raise ValueError("Found array with 0 sample(s): a minimum of 1 is required")
         return rows
-
-    def _fit(self, learning: Learning, certify_on: tuple[Rows, NDArray[Any]] | None) -> None:
-        """Fit the models and the policy."""
-        names, options = self._check_parameters(), dict(self.fit_options or {})
-        folds = self._parts(learning)
-        order = np.concatenate([answered for _, answered in folds])
-        asked, target = rows_at(learning.rows, order), learning.target[order]
-        replies, self.models_ = [], []
-        for name, model in self.models:
-            answers = self._cross_fitted(name, model, learning, folds)
-            sure = self._judged(name, answers, asked, target)
-            replies.append(answers._replace(confidence=sure))
-            self.models_.append((name, model if self.prefit else learning.fitted(model)))
-        sample = [rows_at(learning.rows, np.arange(size) % len(learning.target))
-                  for size in self._sizes]  # fmt: skip
-        self.timings_ = self._timed(sample)
-        trace = self._trace(replies, target, None if learning.groups is None
-                            else learning.groups[order])  # fmt: skip
-        weight = None if learning.weight is None else learning.weight[order]
-        if weight is not None:  # a fit weighs rows by how seldom they are drawn
-            chance = np.tile((weight.min() / weight)[:, np.newaxis], len(names))
-            trace = dataclasses.replace(trace, chance=chance)
-        losses = np.average(np.asarray(trace.loss), axis=0, weights=weight)
-        self.costs_ = dict(zip(names, trace.costs.mean(axis=0).tolist(), strict=True))
-        self.trace_ = self.ladder_ = self.policy_ = self._plain_below = None
-        self.best_model_ = names[int(np.argmin(losses))]
-        if len(trace) < MIN_ROWS:
-            return
-        ladder = fit(trace, **options)
-        if not self.prefit:  # other models than those of the folds will answer
-            ladder = dataclasses.replace(ladder, held=None)
-        if certify_on is not None:
-            rows, labels = certify_on
-            held = [self._replies(name, model, rows) for name, model in self.models_]
-            ladder = ladder.with_holdout(self._trace(held, labels, None))
-        self.trace_, self.ladder_ = trace, ladder
-        self.policy_ = self._operating_point(ladder, trace, target)
-        if self.costs == "time":
-            self._compare_with_plain(sample)
-
-    @property
-    def _sizes(self) -> list[int]:
-        """The sizes of the batches that are timed; the stated one is the last."""
-        return sorted({1, max(1, self.batch // 8), self.batch})
-
-    def _timed(self, sample: Sequence[Rows]) -> dict[str, Timing]:
-        """Return what the replies of each model take, where that is the cost."""
-        if self.costs != "time":
-            return {}
-        works = [lambda rows, name=name, model=model: self._replies(name, model, rows)
-                 for name, model in self.models_]  # fmt: skip
-        timed = timings(works, sample, self._sizes)
-        return dict(zip((name for name, _ in self.models_), timed, strict=True))
-
-    def _trace(
-        self, replies: Sequence[Replies], target: NDArray[Any], groups: NDArray[Any] | None
-    ) -> Trace:
-        """Return the trace of replies; a call's time is shared by the rows of a stated batch."""
-        nodes, booked = [], []
-        for name, _ in self.models_:
-            if self.costs == "time":
-                timing = self.timings_[name]
-                per_call = timing.per_call
-                nodes.append(CascadeNode(name, timing.per_row, cost_per_call=per_call))
-                booked.append(timing.of(self.batch) / self.batch)
-            else:
-                booked.append(float(self.costs[name]))  # type: ignore[index]  # it is a mapping
-                nodes.append(CascadeNode(name, booked[-1]))
-        unit = "µs" if self.costs == "time" else ""
-        columns = self._traced(replies, target)
-        spec = CascadeSpec(tuple(nodes), unit=unit, mistakes=columns.pop("mistakes", {}))
-        if groups is not None:
-            known, codes = np.unique(groups, return_inverse=True)
-            columns |= {"group": codes.astype(np.int32), "groups": tuple(map(str, known))}
-        sure = np.stack([reply.confidence for reply in replies], axis=1)
-        return Trace(spec, sure, cost=np.tile(booked, (len(sure), 1)), **columns)
-
-    def _operating_point(
-        self, ladder: FittedLadder, trace: Trace, target: NDArray[Any]
-    ) -> FittedPolicy:
-        """Return one policy: a mixture of two would answer a row by its place in the batch."""
-        if self.mistake_cost is not None:
-            return ladder.for_mistake_cost(self.mistake_cost)
-        if self.budget is not None:
-            return ladder.for_budget(self.budget).cheap
-        return self._choice(ladder, trace, target)
-
-    def _compare_with_plain(self, sample: Sequence[Rows]) -> None:
-        """Time the cascade beside its best model: below some size of batch that is as fast."""
-        model = dict(self.models_)[self.best_model_]
-        works = [self._answered, model.predict]
-        times = [clock(works, rows) for rows in sample]
-        columns = np.array(times).T.tolist()
-        cascade, plain = (Timing.through(self._sizes, column) for column in columns)
-        self.timings_ |= {"cascade": cascade, f"{self.best_model_} alone": plain}
-        slower = [size for size, (ours, its) in zip(self._sizes, times, strict=True) if ours >= its]
-        if slower:  # beyond the stated size counts what was measured there
-            largest = np.inf if slower[-1] == self.batch else slower[-1]
-            self._plain_below = self.policy_, largest
-
-    def _plain(self, count: int) -> Any:
-        """Return the best model where it answers a batch of this size itself, or ``None``."""
-        known = getattr(self, "_plain_below", None)
-        if self.policy_ is None or (
-            known is not None and known[0] is self.policy_ and count <= known[1]
-        ):
-            return dict(self.models_)[self.best_model_]
-        return None
-
-    def _parts(self, learning: Learning) -> list[tuple[Any, Any]]:
-        """Return the rows to learn from and those to answer, the same for all models.
-
-        A splitter that shuffles gives other folds each time it is asked.
-        """
-        if self.prefit:
-            return [(None, learning.counted(np.arange(len(learning.target))))]
-        if learning.groups is None and (share := _repeated(learning.rows)) > 0.05:
-            warnings.warn(
-                f"{percent(share)} of the rows repeat others, so that models are judged on rows "
-                "they learnt from: leave repetitions out, or give groups= to keep them together",
-                UserWarning,
-                stacklevel=5,
-            )
-        return [(learnt, learning.counted(answered)) for learnt, answered in self._folds(learning)]
-
-    def _cross_fitted(
-        self, name: str, model: Any, learning: Learning, folds: list[tuple[Any, Any]]
-    ) -> Replies:
-        """Return a model's replies to rows that it did not learn from."""
-        parts = [
-            self._replies(
-                name,
-                model if learnt is None else learning.fitted(model, learnt),
-                rows_at(learning.rows, answered),
-            )
-            for learnt, answered in folds
-        ]
-        return Replies(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
     def _check_parameters(self) -> list[str]:
         """Return the names of the models; refuse parameters that cannot be used."""
-        models = self.models
-        if not _are_named(models):
+        if not _are_named(self.models):
             raise ArgumentError(
                 "models must be a list of (name, model), cheapest first, such as "
-                f'[("small", clf1), ("large", clf2)]; got {models!r}',
+                f'[("small", clf1), ("large", clf2)]; got {self.models!r}',
                 param="models",
             )
-        names = [name for name, _ in models]
-        taken = set(super().get_params(deep=False))
+        names = [name for name, _ in self.models]
+        reserved = super().get_params(deep=False)
         bad = [name for name, count in Counter(names).items()
-               if count > 1 or name in taken or "__" in name]  # fmt: skip
+               if count > 1 or name in reserved or "__" in name]  # fmt: skip
         if bad:
             raise ArgumentError(
                 f"the name {bad[0]!r} cannot be used: each model needs one of its own, without "
                 '"__", that is no parameter of the cascade',
                 param="models",
             )
-        if not isinstance(self.costs, Mapping):
-            if self.costs != "time":
-                raise ArgumentError(
-                    f'costs is {self.costs!r}; it must be "time" or a mapping', param="costs"
-                )
-        elif set(self.costs) != set(names):
+        if isinstance(self.costs, Mapping) and set(self.costs) != set(names):
             raise ArgumentError(
                 f"costs has the names {', '.join(map(repr, self.costs))}; they must be those of "
                 f"the models: {', '.join(map(repr, names))}",
                 param="costs",
             )
-        require_whole(self.batch, "batch", least=1)
-        if isinstance(self.cv, int) and self.cv < 2:
+        if not isinstance(self.costs, Mapping) and self.costs != "time":
             raise ArgumentError(
-                f"cv is {self.cv!r}; it must be at least 2, or a splitter of scikit-learn",
-                param="cv",
+                f'costs is {self.costs!r}; it must be "time" or a mapping', param="costs"
             )
+        require_whole(self.batch, "batch", least=1)
+        if isinstance(self.cv, int):
+            require_whole(self.cv, "cv", least=2)
         if self.mistake_cost is not None and self.budget is not None:
             raise ArgumentError("mistake_cost and budget are both given; give one of them")
-        options = dict(self.fit_options or {})
+        options = self.fit_options or {}
         if options.get("hold_out") and not self.prefit:
             raise ArgumentError(
                 "hold_out keeps rows that the models of the folds answered, and others are "
@@ -428,35 +385,124 @@ class CascadeEstimator(BaseEstimator):
             )
         return names
 
-    def _decide(self, rows: Rows) -> Decided:
-        """Ask the models that the policy chooses; an exception of a model is raised as it is."""
+    def _folds(self, learning: Learning) -> list[tuple[Any, Any]]:
+        """Return the rows to learn from and those to answer, the same for all models.
+
+        A splitter that shuffles gives other folds each time it is asked.
+        """
+        target, groups, splitter = learning.target, learning.groups, self.cv
+        if self.prefit:
+            return [(None, learning.counted(np.arange(len(target))))]
+        if groups is None and (share := _repeated(learning.rows)) > 0.05:
+            warnings.warn(
+                f"{percent(share)} of the rows repeat others, so that models are judged on rows "
+                "they learnt from: leave repetitions out, or give groups= to keep them together",
+                UserWarning,
+                stacklevel=3,
+            )
+        if isinstance(splitter, int):
+            target = self._strata(target)
+            # A single rare class must not leave each model half of the rows to learn from.
+            largest = int(np.unique(target, return_counts=True)[1].max())
+            kind = StratifiedKFold if groups is None else StratifiedGroupKFold
+            splitter = kind(max(2, min(splitter, largest)))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The least populated class in y", UserWarning)
+            folds = list(check_cv(splitter, target).split(np.zeros(len(target)), target, groups))
+        return [(learnt, learning.counted(answered)) for learnt, answered in folds]
+
+    def _cross_fitted(
+        self, name: str, model: Any, learning: Learning, folds: list[tuple[Any, Any]]
+    ) -> Replies:
+        """Return a model's replies to rows that it did not learn from."""
+        parts = []
+        for learnt, answered in folds:
+            fitted = model if self.prefit else learning.fitted(model, learnt)
+            parts.append(self._replies(name, fitted, rows_at(learning.rows, answered)))
+        return Replies(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def _trace(
+        self, replies: Sequence[Replies], target: NDArray[Any], groups: NDArray[Any] | None
+    ) -> Trace:
+        """Return the trace of replies; a call's time is shared by the rows of a stated batch."""
+        nodes, booked = [], []
+        for name, _ in self.models_:
+            if isinstance(self.costs, Mapping):
+                booked.append(float(self.costs[name]))
+                nodes.append(CascadeNode(name, booked[-1]))
+            else:
+                timing = self.timings_[name]
+                booked.append(timing.of(self.batch) / self.batch)
+                nodes.append(CascadeNode(name, timing.per_row, cost_per_call=timing.per_call))
+        columns = self._columns(replies, target)
+        unit = "µs" if self.timings_ else ""
+        spec = CascadeSpec(tuple(nodes), unit=unit, mistakes=columns.pop("mistakes", {}))
+        if groups is not None:
+            names, codes = np.unique(groups, return_inverse=True)
+            columns |= {"group": codes.astype(np.int32), "groups": tuple(map(str, names))}
+        sure = np.stack([reply.confidence for reply in replies], axis=1)
+        return Trace(spec, sure, cost=np.tile(booked, (len(sure), 1)), **columns)
+
+    def _operating_point(
+        self, ladder: FittedLadder, trace: Trace, target: NDArray[Any]
+    ) -> FittedPolicy:
+        """Return one policy: a mixture of two would answer a row by its place in the batch."""
+        if self.mistake_cost is not None:
+            return ladder.for_mistake_cost(self.mistake_cost)
+        if self.budget is not None:
+            return ladder.for_budget(self.budget).cheap
+        return self._choice(ladder, trace, target)
+
+    def _samples(self, rows: Table) -> dict[int, list[Table]]:
+        """Return batches to time, by their size: many small ones, for rows ask different models."""
+        total = _count(rows)
+        sizes = sorted({1, max(8, self.batch // 8), self.batch})
+        return {
+            size: [rows_at(rows, (np.arange(size) + start * size) % total)
+                   for start in range(max(1, min(16, 64 // size)))]
+            for size in sizes
+        }  # fmt: skip
+
+    def _compare_with_best(self, samples: Mapping[int, Sequence[Table]]) -> None:
+        """Time the cascade beside its best model, which answers batches where it is as fast."""
+        alone = f"{self.best_model_} alone"
+        works = {"cascade": self._decide, alone: dict(self.models_)[self.best_model_].predict}
+        timings, times = timed(works, samples)
+        self.timings_ |= timings
+        # Less than a twentieth is noise, and the model alone is never slower than itself.
+        self._faster_alone = {size: cascade > 0.95 * best
+                              for size, (cascade, best) in times.items()}  # fmt: skip
+        self._timed_policy = self.policy_
+
+    def _best_is_faster(self, count: int) -> bool:
+        """Return whether the best model answers a batch as fast as the policy that was timed."""
+        if self.policy_ is None or self.policy_ is not self._timed_policy:
+            return False
+        measured = [alone for size, alone in self._faster_alone.items() if size >= count]
+        # Beyond the largest size, what was measured there counts.
+        return measured[0] if measured else [*self._faster_alone.values()][-1]
+
+    def _decide(self, rows: Table) -> Decided:
+        """Ask the models that the policy chooses, for all rows of a round at once.
+
+        An exception of a model is raised as it is.
+        """
         check_is_fitted(self, "models_")
         rows = self._checked(rows, reset=False)
-        count = rows.shape[0] if hasattr(rows, "shape") else len(rows)
-        if (model := self._plain(count)) is not None:
-            names = [name for name, _ in self.models_]
-            return self._alone(names.index(self.best_model_), model, rows, count)
-        return self._answered(rows)
-
-    def _alone(self, node: int, model: Any, rows: Rows, count: int) -> Decided:
-        """Ask one model alone."""
-        asked = np.zeros((count, len(self.models_)), bool)
-        asked[:, node] = True
-        name = self.models_[node][0]
-        cost = np.full(count, self.costs_[name])
-        return Decided(self._replies(name, model, rows), np.full(count, node), asked, cost)
-
-    def _answered(self, rows: Rows) -> Decided:
-        """Decide by the policy, for all rows of a round at once."""
-        assert self.policy_ is not None  # noqa: S101 - else the best model answers alone
-        count = rows.shape[0] if hasattr(rows, "shape") else len(rows)
-        batch = self.policy_.batch(count)
-        if batch is None:  # the policy is one model by itself
-            name = self.policy_.single_node
-            node = [name for name, _ in self.models_].index(name or self.best_model_)
-            return self._alone(node, self.models_[node][1], rows, count)
-        parts: list[list[tuple[NDArray[np.intp], Replies]]] = [[] for _ in self.models_]
+        count = _count(rows)
+        single: str | None = self.best_model_
+        if self.policy_ is not None and not self._best_is_faster(count):
+            single = self.policy_.single_node
+        if single is not None:
+            node = [name for name, _ in self.models_].index(single)
+            asked = np.zeros((count, len(self.models_)), bool)
+            asked[:, node] = True
+            cost = np.full(count, self.costs_[single])
+            replies = self._replies(single, self.models_[node][1], rows)
+            return Decided(replies, np.full(count, node), asked, cost)
+        batch: Any = self.policy_.batch(count)  # type: ignore[union-attr]  # not single: decides
         codes = self._policy_codes()
+        answered: list[tuple[int, NDArray[np.intp], Replies]] = []
         while (waiting := np.flatnonzero(batch.next >= 0)).size:
             nodes = batch.next[waiting]
             for node in np.unique(nodes).tolist():
@@ -465,47 +511,18 @@ class CascadeEstimator(BaseEstimator):
                 replies = self._replies(name, model, rows_at(rows, group))
                 sure = np.where(np.isnan(replies.confidence), -np.inf, replies.confidence)
                 batch.observe_codes(group, sure, codes[replies.code])
-                parts[node].append((group, replies))
-        return self._collected(batch, parts)
-
-    def _policy_codes(self) -> NDArray[np.intp]:
-        """Return the policy's number of each class; the last entry is of no class; a hook."""
-        return np.array([-1], np.intp)
-
-    def _collected(self, batch: Any, parts: Sequence[Sequence[tuple[Any, Replies]]]) -> Decided:
-        """Return the replies that the policy chose."""
-        chosen: list[tuple[Any, Replies]] = []
-        for node, asked in enumerate(parts):
-            for group, replies in asked:
-                its = np.flatnonzero(batch.answer[group] == node)
-                parts_: Any = (part[its] for part in replies)
-                chosen.append((group[its], Replies(*parts_)))
-        if not chosen:
-            raise ValueError("Found array with 0 sample(s): a minimum of 1 is required")
-        order = np.argsort(np.concatenate([group for group, _ in chosen]))
-        columns = zip(*(replies for _, replies in chosen), strict=True)
-        joined: Any = [np.concatenate(column)[order] for column in columns]
-        replies = Replies(*joined)
+                answered.append((node, group, replies))
+        chosen = []
+        for node, group, replies in answered:
+            returned = batch.answer[group] == node
+            chosen.append((group[returned], *(part[returned] for part in replies)))
+        at, *columns = map(np.concatenate, zip(*chosen, strict=True))
+        order = np.argsort(at)
+        replies = Replies(*(column[order] for column in columns))
         return Decided(replies, batch.answer, batch.asked, (batch.asked * batch.costs).sum(axis=1))
 
-    def _outcome(self, rows: Rows, answers: Any) -> BatchOutcome:
-        """Return what a batch did, with the answers that a function makes of its replies."""
-        start = time.monotonic()
-        done = self._decide(rows)
-        made = answers(done.replies).tolist()
-        names = [name for name, _ in self.models_]
-        return BatchOutcome(
-            answers=made,
-            predictions=made,
-            by=[names[node] for node in done.by.tolist()],
-            asked=done.asked,
-            cost=done.cost,
-            seconds=time.monotonic() - start,
-            errors={},
-        )
 
-
-def rows_at(rows: Rows, positions: NDArray[np.intp]) -> Rows:
+def rows_at(rows: Table, positions: NDArray[np.intp]) -> Table:
     """Return some rows: of an array, a matrix, a frame or a list."""
     if hasattr(rows, "iloc"):
         return rows.iloc[positions]
@@ -514,7 +531,26 @@ def rows_at(rows: Rows, positions: NDArray[np.intp]) -> Rows:
     return rows[positions]
 
 
-def _repeated(rows: Rows) -> float:
+def _count(rows: Table) -> int:
+    """Return the number of rows; a sparse matrix has no length."""
+    if hasattr(rows, "shape"):
+        return int(rows.shape[0])
+    return len(rows if hasattr(rows, "__len__") else np.asarray(rows))
+
+
+def _weights(sample_weight: Any, target: NDArray[Any]) -> NDArray[np.float64] | None:
+    """Return weights of rows; refuse others."""
+    if sample_weight is None:
+        return None
+    weight = np.asarray(sample_weight, np.float64)
+    if weight.shape != target.shape or not (weight >= 0).all():
+        raise ValueError("sample_weight must be one number from 0 on for each row")
+    if not weight.any():
+        raise ValueError("sample_weight is zero on every row")
+    return weight
+
+
+def _repeated(rows: Table) -> float:
     """Return the share of rows that repeat another; 0 where that may be chance.
 
     Texts and fractions seldom repeat by chance; whole numbers and categories do.
@@ -529,20 +565,9 @@ def _repeated(rows: Rows) -> float:
     return 1 - len(np.unique(rows, axis=0)) / len(rows)
 
 
-def _is_frame(rows: Rows) -> bool:
-    """Whether rows are a frame, whose columns models may select by name."""
-    return hasattr(rows, "iloc") or (
-        type(rows).__module__.startswith("polars.") and hasattr(rows, "columns")
-    )
-
-
 def _are_named(models: Any) -> bool:
     """Whether these are pairs of a name and a model, at least one."""
-    return (
-        isinstance(models, list | tuple)
-        and len(models) > 0
-        and all(
-            isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
-            for pair in models
-        )
+    pairs = models if isinstance(models, list | tuple) else [None]
+    return len(pairs) > 0 and all(
+        isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs
     )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import get_scorer, recall_score
-from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, check_cv
 from sklearn.utils import assert_all_finite, compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
@@ -20,8 +19,7 @@ from ttamer._checks import percent
 from ttamer.errors import ArgumentError
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.fitting.policy import StepPolicy
-from ttamer.runtime.batching import BatchOutcome
-from ttamer.sklearn.base import CascadeEstimator, Learning, Replies, Rows
+from ttamer.sklearn.base import CascadeEstimator, Learning, Replies, Table
 from ttamer.trace.schema import class_text
 from ttamer.trace.trace import Trace
 
@@ -89,87 +87,50 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         prefit: bool = False,
         fit_options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(
-            models, costs=costs, batch=batch, mistake_cost=mistake_cost, budget=budget, cv=cv,
-            prefit=prefit, fit_options=fit_options,
-        )  # fmt: skip
+        super().__init__(models, costs, batch, mistake_cost, budget, cv, prefit, fit_options)
         self.mistakes = mistakes
         self.class_weight = class_weight
         self.scoring = scoring
 
-    def fit(
-        self,
-        X: Rows,  # noqa: N803
-        y: Any,
-        sample_weight: Any = None,
-        *,
-        groups: Any = None,
-        certify_on: tuple[Rows, Any] | None = None,
-    ) -> CascadeClassifier:
-        """Fit the classifiers, and the policy to their answers on rows kept from them.
-
-        Args:
-            X: The rows, as the classifiers take them.
-            y: Shape (rows,): the classes.
-            sample_weight: Shape (rows,): how much each row counts, for the policy and for models
-                that take weights.
-            groups: Shape (rows,): what rows have in common, such as a user; folds split no group.
-            certify_on: Further rows with their classes, kept from models and policy:
-                ``ladder_.for_error`` and ``ladder_.for_drop`` are certified on them, and without
-                them refused.
-
-        Returns:
-            The estimator itself.
-
-        Raises:
-            ArgumentError: A parameter cannot be used.
-            ValueError: The rows cannot be used, or have a single class.
-        """
-        rows = self._checked(X, y, reset=True)
-        target = column_or_1d(y, warn=True)
-        assert_all_finite(target, input_name="y")
-        check_classification_targets(target)
-        self._check_parameters()
-        if unfitted := [
-            name for name, model in self.models if self.prefit and not hasattr(model, "classes_")
-        ]:
+    def _check_parameters(self) -> list[str]:
+        names = super()._check_parameters()
+        if self.mistakes is not None and self.class_weight is not None:
+            raise ArgumentError("mistakes and class_weight are both given; give one of them")
+        unfitted = [name for name, model in self.models if not hasattr(model, "classes_")]
+        if self.prefit and unfitted:
             raise ArgumentError(
                 f"prefit is True, and {', '.join(map(repr, unfitted))} is not fitted: fit it "
                 "first, or leave prefit out",
                 param="prefit",
             )
-        known = [model.classes_ for _, model in self.models] if self.prefit else []
-        self.classes_ = np.unique(np.concatenate([target, *known]))
+        return names
+
+    def _target(self, y: Any) -> NDArray[Any]:
+        target: NDArray[Any] = column_or_1d(y, warn=True)
+        assert_all_finite(target, input_name="y")
+        check_classification_targets(target)
+        return target
+
+    def _strata(self, target: NDArray[Any]) -> NDArray[Any]:
+        return target
+
+    def _prepared(self, learning: Learning) -> Learning:
+        of_models = [model.classes_ for _, model in self.models] if self.prefit else []
+        self.classes_ = np.unique(np.concatenate([learning.target, *of_models]))
         if len(self.classes_) < 2:
             raise ValueError("y has 1 class; a classifier needs at least 2 classes")
-        if certify_on is not None:
-            certify_on = self._checked(certify_on[0], reset=False), column_or_1d(certify_on[1])
-        learning = Learning.of(rows, target, sample_weight, groups)
-        self._class_costs: dict[Any, float] = {}
-        if self.class_weight is not None:
-            if self.mistakes is not None:
-                raise ArgumentError("mistakes and class_weight are both given; give one of them")
-            y = learning.target
-            worth = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
-            self._class_costs = dict(zip(self.classes_.tolist(), worth.tolist(), strict=True))
-            learning = learning._replace(worth=worth[np.searchsorted(self.classes_, y)])
-        self._fit(learning, certify_on)
-        return self
-
-    def predict(self, X: Rows) -> NDArray[Any]:  # noqa: N803
-        """Return the class of each row.
-
-        Args:
-            X: The rows, as the classifiers take them.
-
-        Returns:
-            Shape (rows,): the classes.
-        """
-        codes = self._decide(X).replies.code
-        return np.asarray(self.classes_[codes])
+        self._class_costs: Mapping[Any, Mapping[Any, float]] = self.mistakes or {}
+        if self.class_weight is None:
+            return learning
+        target, classes = learning.target, self.classes_
+        worth = compute_class_weight(self.class_weight, classes=classes, y=target)
+        self._class_costs = {
+            label: {"*": cost} for label, cost in zip(classes.tolist(), worth.tolist(), strict=True)
+        }
+        return learning._replace(worth=worth[np.searchsorted(classes, target)])
 
     @available_if(_all_have_probabilities)  # type: ignore[untyped-decorator]
-    def predict_proba(self, X: Rows) -> NDArray[np.float64]:  # noqa: N803
+    def predict_proba(self, X: Table) -> NDArray[np.float64]:  # noqa: N803
         """Return the probabilities of the classifier that answers each row.
 
         Args:
@@ -180,18 +141,7 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         """
         return np.asarray(self._decide(X).replies.answer, np.float64)
 
-    def run_batch(self, X: Rows) -> BatchOutcome:  # noqa: N803
-        """Return for each row the class, the model that gave it, the models asked and the cost.
-
-        Args:
-            X: The rows, as the classifiers take them.
-
-        Returns:
-            The outcome; ``answers`` and ``predictions`` are classes.
-        """
-        return self._outcome(X, lambda replies: self.classes_[replies.code])
-
-    def _replies(self, name: str, model: Any, rows: Rows) -> Replies:
+    def _replies(self, name: str, model: Any, rows: Table) -> Replies:
         """Return codes of classes, the confidence in them, and the probabilities where known."""
         if not hasattr(model, "classes_"):
             raise ArgumentError(
@@ -221,29 +171,19 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         code = columns[score.argmax(axis=1)]
         return Replies(code, ranked[:, -1] - ranked[:, -2], code)
 
-    def _folds(self, learning: Learning) -> Iterable[tuple[Any, Any]]:
-        target, splitter = learning.target, self.cv
-        if isinstance(splitter, int):
-            # A single rare class must not leave each model half of the rows to learn from.
-            largest = int(np.unique(target, return_counts=True)[1].max())
-            kind = StratifiedKFold if learning.groups is None else StratifiedGroupKFold
-            splitter = kind(max(2, min(splitter, largest)))
-        folds = check_cv(splitter, target, classifier=True)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The least populated class in y", UserWarning)
-            return list(folds.split(np.zeros(len(target)), target, learning.groups))
-
-    def _traced(self, replies: Sequence[Replies], target: NDArray[Any]) -> dict[str, Any]:
-        costs: Mapping[Any, Mapping[Any, float]] = self.mistakes or {
-            label: {"*": cost} for label, cost in self._class_costs.items()
-        }
+    def _columns(self, replies: Sequence[Replies], target: NDArray[Any]) -> dict[str, Any]:
+        if unknown := set(target.tolist()) - set(self.classes_.tolist()):
+            raise ValueError(f"certify_on has the class {unknown.pop()!r}, which y has not")
         return {
             "prediction": np.stack([reply.code for reply in replies], axis=1).astype(np.int32),
             "label": np.searchsorted(self.classes_, target).astype(np.int32),
             "classes": self._texts,
-            "mistakes": {_text(label): {_text(answer): cost for answer, cost in row.items()}
-                         for label, row in costs.items()},
+            "mistakes": {_text(label): {_text(answer): cost for answer, cost in costs.items()}
+                         for label, costs in self._class_costs.items()},
         }  # fmt: skip
+
+    def _returned(self, replies: Replies) -> NDArray[Any]:
+        return np.asarray(self.classes_[replies.code])
 
     @property
     def _texts(self) -> tuple[str, ...]:
@@ -267,17 +207,15 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
                 codes = trace.prediction[rows, candidate.play(trace).answer]  # type: ignore[index]
                 return float(scorer(_Answered(self.classes_, codes), rows, target))
 
-            scores = {id(candidate): score(candidate) for candidate in (*ladder, *single)}
-            wanted = max(scores[id(candidate)] for candidate in single)
-            good = [candidate for candidate in (*ladder, *single)
-                    if scores[id(candidate)] >= wanted]  # fmt: skip
+            wanted = max(map(score, single))
+            good = [candidate for candidate in (*ladder, *single) if score(candidate) >= wanted]
             policy = min(good, key=lambda candidate: candidate.cost or 0.0)
         answers = trace.prediction[rows, policy.play(trace).answer]
         codes = np.searchsorted(self.classes_, target)
         labels = np.arange(len(self.classes_))
         recall, *by_model = (
-            recall_score(codes, given, labels=labels, average=None, zero_division=1.0)
-            for given in (answers, *trace.prediction.T)
+            recall_score(codes, codes_of, labels=labels, average=None, zero_division=1.0)
+            for codes_of in (answers, *trace.prediction.T)
         )
         best = np.max(by_model, axis=0)
         for k in np.flatnonzero((recall == 0) & (best > 0)):
@@ -287,7 +225,7 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
                 'say what its mistakes cost with mistakes= or class_weight="balanced", or choose '
                 'by scoring="balanced_accuracy"',
                 UserWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
         return policy
 

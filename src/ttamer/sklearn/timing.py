@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +11,10 @@ import numpy as np
 Work = Callable[[Any], object]
 
 
-class Timing(NamedTuple):
+class CallTiming(NamedTuple):
     """The time of a call, in microseconds.
 
-    >>> Timing(100.0, 2.0).of(32)
+    >>> CallTiming(100.0, 2.0).of(32)
     164.0
     """
 
@@ -27,10 +27,10 @@ class Timing(NamedTuple):
         return self.per_call + self.per_row * rows
 
     @classmethod
-    def through(cls, sizes: Sequence[int], times: Sequence[float]) -> Timing:
+    def through(cls, sizes: Sequence[int], times: Sequence[float]) -> CallTiming:
         """Return the line of least relative error through times of calls with some rows.
 
-        >>> [round(number, 3) for number in Timing.through([1, 8, 64], [12.0, 26.0, 138.0])]
+        >>> [round(number, 3) for number in CallTiming.through([1, 8, 64], [12.0, 26.0, 138.0])]
         [10.0, 2.0]
         """
         rows, seconds = np.array(sizes, float), np.array(times, float)
@@ -43,23 +43,29 @@ class Timing(NamedTuple):
         return cls(float(per_call), float(per_row))
 
 
-def clock(works: Sequence[Work], batch: Any) -> list[float]:
-    """Return the least microseconds of each work on a batch, warm; works take turns."""
-    times = np.full(len(works), np.inf)
+def clock(works: Sequence[Work], batches: Sequence[Any]) -> list[float]:
+    """Return the microseconds of each work per batch, warm: the mean of the least of each batch."""
+    times = np.full((len(works), len(batches)), np.inf)
     start, turns = time.perf_counter(), 0
-    # The machine's speed changes: of at least three turns in all, and a tenth of a second, the
-    # fastest is the least disturbed. The first one warms caches up and does not count.
+    # The machine's speed changes: works take turns, and of at least three turns, and a tenth of a
+    # second, the fastest is the least disturbed. The first one warms caches up and does not count.
     while turns < 4 or (time.perf_counter() - start < 0.1 and turns < 50):
-        for number, work in enumerate(works):
-            before = time.perf_counter()
-            work(batch)
-            if turns:
-                times[number] = min(times[number], time.perf_counter() - before)
+        for column, batch in enumerate(batches):
+            for row, work in enumerate(works):
+                before = time.perf_counter()
+                work(batch)
+                if turns:
+                    times[row, column] = min(times[row, column], time.perf_counter() - before)
         turns += 1
-    return [1e6 * seconds for seconds in times.tolist()]
+    return [float(microseconds) for microseconds in 1e6 * times.mean(axis=1)]
 
 
-def timings(works: Sequence[Work], batches: Sequence[Any], sizes: Sequence[int]) -> list[Timing]:
-    """Return the timing of each work, from batches of several sizes."""
-    times = np.array([clock(works, batch) for batch in batches])
-    return [Timing.through(sizes, column.tolist()) for column in times.T]
+def timed(
+    works: Mapping[str, Work], samples: Mapping[int, Sequence[Any]]
+) -> tuple[dict[str, CallTiming], dict[int, list[float]]]:
+    """Return the timing of each work, and what was measured, by the size of batches."""
+    times = {size: clock([*works.values()], batches) for size, batches in samples.items()}
+    columns = zip(*times.values(), strict=True)
+    lines = {name: CallTiming.through([*times], column)
+             for name, column in zip(works, columns, strict=True)}  # fmt: skip
+    return lines, times
