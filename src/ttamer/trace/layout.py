@@ -41,7 +41,7 @@ class Use(NamedTuple):
 class Layout:
     """Which columns of a file are used, for what."""
 
-    place: str
+    where: str
     """The file, as the user named it: every message begins with it."""
     spec: CascadeSpec | None
     """The cascade; none where a log with one line per call is read without one."""
@@ -52,6 +52,11 @@ class Layout:
     def is_long(self) -> bool:
         """Whether a line is about one call."""
         return "id" in self.uses
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the nodes."""
+        return self.spec.names if self.spec else ()
 
     def named(self, kind: str) -> list[str]:
         """Return the columns of one kind."""
@@ -75,7 +80,7 @@ def is_long(columns: Iterable[str]) -> bool:
 
 
 def plan(
-    columns: Sequence[str], spec: CascadeSpec, place: str, notes: Sequence[str] = ()
+    columns: Sequence[str], spec: CascadeSpec, where: str, notes: Sequence[str] = ()
 ) -> Layout:
     """Return which column holds what; refuse missing and unknown ones.
 
@@ -83,7 +88,7 @@ def plan(
     >>> list(layout.uses), layout.notes
     (['a.confidence', 'label'], ("columns not used: 'id'",))
     """
-    check_names(columns, place)
+    check_names(columns, where)
     uses: dict[str, Use] = {}
     strangers, unused = [], []
     for name in columns:
@@ -91,7 +96,7 @@ def plan(
         of_node = dot and column in BY_NAME and BY_NAME[column].by == "node"
         if of_node and node in spec.names:
             uses[name] = Use(BY_NAME[column], spec.names.index(node))
-        elif (use := _use_of_row(name, place)) is not None:
+        elif (use := _use_of_row(name, where)) is not None:
             uses[name] = use
         elif of_node and node:
             strangers.append(name)
@@ -102,22 +107,22 @@ def plan(
     for use in uses.values():
         if use.column and use.node is not None:
             present[use.column.name].add(use.node)
-    _check_strangers(strangers, spec, present, place)
-    _check_missing(columns, unused, spec, present, place)
-    _check_losses(present["loss"], present["score"], place)
+    _check_strangers(strangers, spec, present, where)
+    _check_missing(columns, unused, spec, present, where)
+    _check_losses(present["loss"], present["score"], where)
     more = [f"columns not used: {shown(unused)}"] if unused else []
     lacking = [name for node, name in enumerate(spec.names) if node not in present["cost"]]
     if lacking and present["cost"]:
         more.append(f"no cost column for {shown(lacking)}: the cascade's cost is used on every row")
-    return Layout(place, spec, uses, (*notes, *more))
+    return Layout(where, spec, uses, (*notes, *more))
 
 
-def plan_long(columns: Sequence[str], spec: CascadeSpec | None, place: str) -> Layout:
+def plan_long(columns: Sequence[str], spec: CascadeSpec | None, where: str) -> Layout:
     """Return which column of a log with one line per call holds what."""
-    check_names(columns, place)
+    check_names(columns, where)
     if "confidence" not in columns:
         raise TraceError(
-            f"{place}: the column 'confidence' is missing; a log with one line per call has id, "
+            f"{where}: the column 'confidence' is missing; a log with one line per call has id, "
             f"node and confidence; this one has {shown(columns)}"
         )
     uses = {name: Use(Column(name, "row", "class", "", name, texts=name)) for name in KEYS}
@@ -125,15 +130,15 @@ def plan_long(columns: Sequence[str], spec: CascadeSpec | None, place: str) -> L
     for name in columns:
         if name in BY_NAME and BY_NAME[name].by == "node":
             uses[name] = Use(BY_NAME[name])
-        elif (use := _use_of_row(name, place)) is not None:
+        elif (use := _use_of_row(name, where)) is not None:
             uses[name] = use
         elif name not in KEYS:
             unused.append(name)
-    _check_losses("loss" in columns, "score" in columns, place)
-    return Layout(place, spec, uses, (f"columns not used: {shown(unused)}",) if unused else ())
+    _check_losses("loss" in columns, "score" in columns, where)
+    return Layout(where, spec, uses, (f"columns not used: {shown(unused)}",) if unused else ())
 
 
-def _use_of_row(name: str, place: str) -> Use | None:
+def _use_of_row(name: str, where: str) -> Use | None:
     """Return what a column is for that is about the input; ``None`` for another."""
     if name in BY_NAME and BY_NAME[name].by == "row":
         return Use(BY_NAME[name])
@@ -141,29 +146,29 @@ def _use_of_row(name: str, place: str) -> Use | None:
         return Use(None, input=name.removeprefix(INPUT))
     if name.startswith("signal."):
         raise TraceError(
-            f"{place}: the column {name!r} is named 'input.{name.removeprefix('signal.')}' "
+            f"{where}: the column {name!r} is named 'input.{name.removeprefix('signal.')}' "
             "now: rename it"
         )
     return None
 
 
-def _check_losses(loss: object, score: object, place: str) -> None:
+def _check_losses(loss: object, score: object, where: str) -> None:
     if loss and score:
         raise TraceError(
-            f"{place}: has columns of losses and of scores; a score is one minus a loss: keep one"
+            f"{where}: has columns of losses and of scores; a score is one minus a loss: keep one"
         )
 
 
 def _check_strangers(
-    columns: Sequence[str], spec: CascadeSpec, present: Mapping[str, set[int]], place: str
+    columns: Sequence[str], spec: CascadeSpec, present: Mapping[str, set[int]], where: str
 ) -> None:
     if not columns:
         return
-    where = f"{place}: columns of nodes that are not in the cascade"
+    what = f"{where}: columns of nodes that are not in the cascade"
     if hint := _renames(columns, spec, present):
-        raise TraceError(where + hint)
+        raise TraceError(what + hint)
     raise TraceError(
-        f"{where}: {shown(columns)}; the cascade has {shown(spec.names)}: add a [[node]], or an "
+        f"{what}: {shown(columns)}; the cascade has {shown(spec.names)}: add a [[node]], or an "
         "entry in costs, for each of them, or remove the columns"
     )
 
@@ -173,7 +178,7 @@ def _check_missing(
     unused: Sequence[str],
     spec: CascadeSpec,
     present: Mapping[str, set[int]],
-    place: str,
+    where: str,
 ) -> None:
     """Refuse a node without confidences, and predictions of some nodes only."""
     for name in ("confidence", "prediction"):
@@ -190,7 +195,7 @@ def _check_missing(
             if name == "confidence" and not present[name]:
                 hint += "; where a node gives no confidence, write 0 on every row"
         every = "" if name == "confidence" else f", and {name} is needed for all nodes or none"
-        raise TraceError(f"{place}: the column {lacking[0]!r} is missing{every}{hint}")
+        raise TraceError(f"{where}: the column {lacking[0]!r} is missing{every}{hint}")
 
 
 def _renames(columns: Sequence[str], spec: CascadeSpec, present: Mapping[str, set[int]]) -> str:
@@ -215,24 +220,24 @@ def _renames(columns: Sequence[str], spec: CascadeSpec, present: Mapping[str, se
     return f": rename {listed}{more}" if pairs else ""
 
 
-def check_names(columns: Sequence[str], place: str) -> None:
+def check_names(columns: Sequence[str], where: str) -> None:
     """Refuse columns that are there twice, and a header whose columns were not separated."""
     # Marks that separate columns in other tables; in a CSV file here a comma does.
     if len(columns) == 1 and (marks := [mark for mark in ";\t|" if mark in columns[0]]):
         raise TraceError(
-            f"{place}: has one column, {shown(columns)}: it seems to be separated by {marks[0]!r}; "
+            f"{where}: has one column, {shown(columns)}: it seems to be separated by {marks[0]!r}; "
             "separate the columns by commas"
         )
     repeated = [name for k, name in enumerate(columns) if name in columns[:k]]
     if repeated:
         raise TraceError(
-            f"{place}: the column {repeated[0]!r} appears {list(columns).count(repeated[0])} "
+            f"{where}: the column {repeated[0]!r} appears {list(columns).count(repeated[0])} "
             "times; keep one"
         )
 
 
 def infer_spec(
-    columns: Sequence[str], mean_costs: Mapping[str, float], place: str
+    columns: Sequence[str], mean_costs: Mapping[str, float], where: str
 ) -> tuple[CascadeSpec, str]:
     """Make a cascade from the columns, and a note about it.
 
@@ -240,7 +245,7 @@ def infer_spec(
     >>> spec.costs.tolist(), note
     ([1.0, 1.0], "no cascade was given: the nodes are 'b', 'a', each at cost 1")
     """
-    check_names(columns, place)
+    check_names(columns, where)
     names = [
         name.removesuffix(".confidence")
         for name in columns
@@ -248,12 +253,12 @@ def infer_spec(
     ]
     if not any(names):
         raise TraceError(
-            f"{place}: there is no column <node>.confidence; there are {shown(columns, 12)}"
+            f"{where}: there is no column <node>.confidence; there are {shown(columns, 12)}"
         )
     try:
         spec = CascadeSpec.of({name: mean_costs.get(name, 1.0) for name in names})
     except CascadeError as error:
-        raise TraceError(f"{place}: the columns make no cascade: {error}") from None
+        raise TraceError(f"{where}: the columns make no cascade: {error}") from None
     # A note that ends so is warned about by a fit.
     costs = "each at the mean of its cost column" if mean_costs else "each at cost 1"
     if mean_costs and len(mean_costs) < len(names):

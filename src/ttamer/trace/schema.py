@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,14 +57,6 @@ class Column:
         types: dict[str, type] = {"number": np.float64, "class": np.int32, "flag": np.int8}
         return types.get(self.kind, np.object_)
 
-    def known(self, values: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return where there is a value."""
-        if self.kind == "number":
-            return np.asarray(~np.isnan(values), bool)
-        if self.kind == "text":
-            return np.array([value is not None for value in values.flat], bool)
-        return np.asarray(values >= 0, bool)
-
     def array(self, values: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return values as a read-only array of the right type; refuse what does not fit."""
         if self.kind == "text":
@@ -100,6 +92,55 @@ SCHEMA = (
 SCORE = Column("score", "node", "number", "a grade from 0 to 1; its loss is 1 minus the grade",
                "raw_loss", low=0, high=1, of_answer=True)  # fmt: skip
 BY_NAME = {column.name: column for column in (*SCHEMA, SCORE)}
+CONFIDENCE, COST = BY_NAME["confidence"], BY_NAME["cost"]
+
+
+class Fault(NamedTuple):
+    """Answers of a node with a value that cannot be."""
+
+    column: Column
+    node: int
+    kind: str
+    """ "missing" or infinite; "low" or "high"; "stray": there, although no confidence is."""
+    rows: NDArray[np.bool_]
+
+
+def faults(arrays: Mapping[Column, NDArray[Any]]) -> Iterator[Fault]:
+    """Yield what cannot be in the columns of nodes, which have a confidence at every answer."""
+    answered = is_filled(arrays[CONFIDENCE])
+    is_complete = bool(answered.all())
+    for column, array in arrays.items():
+        for node in range(array.shape[1]) if column.by == "node" else ():
+            values, bad = array[:, node], {}
+            if column.of_answer and not is_complete:
+                bad["stray"] = is_filled(values) & ~answered[:, node]
+            if column.kind == "number":
+                finite = np.isfinite(values)
+                if not finite.all():
+                    bad["missing"] = np.isinf(values)
+                    # A node may lack a column, but for its confidence and its cost.
+                    if column.each_answer and (is_filled(values).any() or column is COST):
+                        bad["missing"] |= answered[:, node] & ~finite
+                if column.low > -math.inf:
+                    bad["low"] = values < column.low
+                if column.high < math.inf:
+                    bad["high"] = values > column.high
+            for kind, rows in bad.items():
+                if rows.any():
+                    yield Fault(column, node, kind, rows)
+
+
+def is_filled(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return where there is a value: no NaN, no code of -1, no ``None``.
+
+    >>> is_filled(np.array([0.5, np.nan])).tolist(), is_filled(np.array(["a", None])).tolist()
+    ([True, False], [True, False])
+    """
+    if values.dtype == object:
+        return np.array([value is not None for value in values.flat], bool)
+    if values.dtype.kind != "f":
+        return np.asarray(values >= 0, bool)
+    return np.asarray(~np.isnan(values), bool)
 
 
 def numbers_of(values: Any, kind: type, shape: tuple[int, ...], what: str) -> NDArray[Any]:

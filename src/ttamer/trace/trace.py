@@ -29,10 +29,12 @@ from ttamer.show.graph import Drawing
 from ttamer.trace.checks import check_classes, require_trace
 from ttamer.trace.losses import losses_of
 from ttamer.trace.schema import (
+    CONFIDENCE,
     INPUT,
     SCHEMA,
     ClassCodes,
     Column,
+    faults,
     input_array,
     numbers_of,
     read_only,
@@ -116,8 +118,7 @@ class Columns:
         for column, values in self.columns():
             put(self, column.field, column.array(values, (rows, count)[: 2 if column.by == "node"
                                                                        else 1]))  # fmt: skip
-        for column, array in self.columns():
-            _check_column(self, column, array)
+        self._check_columns()
         if self.raw_loss is not None:
             _check_max_loss(self.raw_loss, self.spec)
             largest = float(np.nanmax(self.raw_loss, initial=0.0))
@@ -128,6 +129,33 @@ class Columns:
             if not name or INPUT + name in taken:
                 raise TraceError(f"input {name!r}: this name is taken by a node; choose another")
         put(self, "inputs", {k: input_array(v, rows, k) for k, v in self.inputs.items()})
+
+    def _check_columns(self) -> None:
+        """Refuse codes without a text, numbers out of range, and values where no answer is."""
+        columns = dict(self.columns())
+        for column, codes in columns.items():
+            texts = getattr(self, column.texts) if column.texts else ()
+            if column.texts and codes.size and not -1 <= codes.min() <= codes.max() < len(texts):
+                raise TraceError(
+                    f"{column.name}: codes run from -1 (no answer) to {len(texts) - 1}, the last "
+                    f"of the {column.texts}; there are codes from {codes.min()} to {codes.max()}",
+                    param=column.field,
+                )
+        for column, node, kind, bad in faults(columns):
+            name, row = column.name, int(bad.argmax())
+            why = {
+                "missing": "a value is needed at each answer, and it must be finite",
+                "low": f"a {name} is not negative",
+                "high": f"a {name} is at most {column.high:g}",
+                "stray": f"and {name} has a value there: a node that was not asked has none",
+            }[kind]
+            at_fault = CONFIDENCE if kind == "stray" else column
+            raise TraceError(
+                f"{at_fault.name} of {self.names[node]!r}: row {row} (counting from 0) is "
+                f"{columns[at_fault][row, node]}; {why} ({int(bad.sum())} of {len(bad)} rows); "
+                "correct the log, or leave these rows out",
+                param=column.field,
+            )
 
     def __len__(self) -> int:
         return len(self.confidence)
@@ -786,44 +814,6 @@ def graded(
         )
     bound = spec.max_loss if spec.loss_bound is not None else 1.0
     return dataclasses.replace(spec, max_loss=bound), 1 - score
-
-
-def _check_column(trace: Columns, column: Column, array: NDArray[Any]) -> None:
-    """Refuse codes without a text, numbers out of range, and values where no answer is."""
-    name = column.name
-    if column.texts:
-        texts = getattr(trace, column.texts)
-        if array.size and not -1 <= array.min() <= array.max() < len(texts):
-            raise TraceError(
-                f"{name}: codes run from -1 (no answer) to {len(texts) - 1}, the last of the "
-                f"{column.texts}; there are codes from {array.min()} to {array.max()}"
-            )
-    if column.by == "row" or not len(array):
-        return
-    confidences = trace.confidence.T
-    for node, values, confidence in zip(trace.names, array.T, confidences, strict=True):
-        known, answered = column.known(values), ~np.isnan(confidence)
-        what = f"{name} of {node!r}"
-        if column.kind == "number":
-            bad = np.isinf(values)
-            # A node may lack a column, but for its confidence and its cost.
-            if column.each_answer and (known.any() or name in ("confidence", "cost")):
-                bad |= answered & ~known
-            _refuse(bad, values, what, "a value is needed at each answer, and it must be finite")
-            _refuse(values < column.low, values, what, f"a {name} is not negative")
-            _refuse(values > column.high, values, what, f"a {name} is at most {column.high:g}")
-        if column.of_answer and name != "confidence":
-            why = f"and {name} has a value there: a node that was not asked has none"
-            _refuse(known & ~answered, confidence, f"confidence of {node!r}", why)
-
-
-def _refuse(bad: NDArray[np.bool_], values: NDArray[Any], what: str, why: str) -> None:
-    if bad.any():
-        row = int(bad.argmax())
-        raise TraceError(
-            f"{what}: row {row} (counting from 0) is {values[row]}; {why} ({int(bad.sum())} of "
-            f"{len(bad)} rows); correct the log, or leave these rows out"
-        )
 
 
 def _check_max_loss(loss: NDArray[np.float64], spec: CascadeSpec) -> None:
