@@ -2,10 +2,14 @@
 
 import asyncio
 import json
+import time
 
+import numpy as np
 import pytest
 
+import ttamer as tt
 from support.fake_models import uniform
+from support.served import COSTS, fitted_ladder
 from ttamer.cascade import CascadeSpec
 from ttamer.fitting.inputs import hashed_prompt
 from ttamer.serve import audits as auditing
@@ -262,3 +266,71 @@ class TestLog:
         one, two = self.log(tmp_path / "d.jsonl"), self.log(tmp_path / "d.jsonl")
         assert one.digest("x", ()) == two.digest("x", ()) != two.digest("y", ())
         assert uniform("a") != uniform("b")
+
+
+class TestDrift:
+    def rows(self, count, skill, seed):
+        """Rows as the models give them; ``skill`` is that of the small one."""
+        rng = np.random.default_rng(seed)
+        right = rng.random((count, 2)) < [skill, 0.97]
+        high, low = rng.uniform(0.55, 0.99, right.shape), rng.uniform(0.25, 0.75, right.shape)
+        sure = np.where(right, high, low)
+        spec = tt.CascadeSpec.of({name: COSTS[name] for name in ("small", "large")})
+        return right, tt.Trace.from_arrays(spec, sure, correct=right)
+
+    def drifting(self, logged, tmp_path, monkeypatch, token=None):
+        held = self.rows(300, 0.6, 1)[1]
+        held.write(tmp_path / "held.csv")
+        ladder = fitted_ladder(2).with_holdout(held)
+        monkeypatch.setattr("support.served.fitted_ladder", lambda *_: ladder)
+        table = {"error": 0.2, "tradeoff": None, "token_env": token}
+        table["audit"] = {"share": 1.0, "reference": str(tmp_path / "held.csv")}
+        return logged(serve=table)
+
+    def test_the_job_runs_beside_the_server_and_its_policy_serves(
+        self, logged, tmp_path, monkeypatch, caplog
+    ):
+        monkeypatch.setattr(auditing.DriftJob, "pause", 0.2)
+        caplog.set_level("INFO")
+        served = self.drifting(logged, tmp_path, monkeypatch)
+        version = served.service.policies.active.version
+        right, trace = self.rows(160, 0.05, 2)
+        lines = [{"v": 1, "cascade": served.service.settings.spec.to_toml()}]
+        for row in range(160):
+            nodes = {
+                name: {"chance": 1.0, "cost": COSTS[name], "seconds": 0.1, "prediction": "A",
+                       "confidence": 0.95, "score": float(right[row, node])}
+                for node, name in enumerate(trace.names)
+            }  # fmt: skip
+            nodes["small"]["prediction"] = "B"
+            facts = {"request": f"r{row}", "time": 1.0 + row, "policy": version, "drawn": 1.0}
+            lines.append({"v": 1, "by": "large", "cost": 1.0, "nodes": nodes, **facts})
+        served.log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+        async def scenario(client):
+            end = time.monotonic() + 28
+            while served.service.policies.active.version == version and time.monotonic() < end:
+                await asyncio.sleep(0.1)
+            return await client.chat("prompt 1"), await client.metric("ttamer_swaps_total")
+
+        response, swaps = served.run(scenario)
+        assert response.headers["x-ttamer-policy"] != version
+        assert response.headers["x-ttamer-path"] == "large"  # until another policy is certified
+        assert swaps == 1
+        assert "drift: row" in caplog.text
+        assert not served.service.audits._tasks
+
+    def test_what_the_job_cannot_do_is_refused_before_a_port_opens(
+        self, logged, tmp_path, monkeypatch
+    ):
+        monkeypatch.setenv("TOKEN", "secret")
+        served = self.drifting(logged, tmp_path, monkeypatch, "TOKEN")
+        path = tmp_path / "policy.ttamer"
+        tt.save(tt.load(path).at(0.5), path)
+        settings, policies = served.service.settings, served.service.policies
+        policies.active = policies.load()
+        with pytest.raises(tt.CascadeError, match="holds one policy; fit a ladder"):
+            auditing.DriftJob(settings, policies, served.service.metrics)
+        (tmp_path / "policy.ttamer.drift").touch()  # the job put it there
+        job = auditing.DriftJob(settings, policies, served.service.metrics)
+        assert "TOKEN" not in job._environment

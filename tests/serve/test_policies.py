@@ -104,12 +104,3 @@ def test_the_policies_that_requests_choose_are_bounded(serve):
     assert len(active._points) == Active.max_points
     assert active.cascade(None, math.inf).max_cost == math.inf
     assert active.cascade() is active.cascade()
-
-
-def test_a_swap_lasts_until_the_file_changes(serve):
-    served = serve()
-    store = served.service.policies
-    store.swap(other_policy(served), store.active.artefact, "abc+1")
-    assert served.chat().headers["x-ttamer-policy"] == "abc+1"
-    assert asyncio.run(store.reload())
-    assert "+" not in version_of(served)

@@ -95,8 +95,8 @@ def test_no_setting_is_gone_and_there():
         ("incumbent = 'c'", "", "incumbent is 'c'; the nodes are a, b"),
         ("", "[serve.audit]\nbudget = 3", "lacks share"),
         ("", "[serve.audit]\nshare = 0", "share is 0; it must be a number above 0"),
-        ("", "[serve.audit]\nshare = 0.1", "audited rows have no destination"),
-        ("", "[serve.audit]\nshare = 0.1\nreference = 'r'", "set error in .serve."),
+        ("", "[serve.audit]\nshare = 0.1", "audited rows go to the log; set log"),
+        ("log = 'x'", "[serve.audit]\nshare = 0.1\nreference = 'r'", "set error in .serve."),
     ],
 )  # fmt: skip
 def test_a_setting_that_is_wrong_is_one_line_with_what_is_allowed(serve, more, message):

@@ -11,7 +11,6 @@ from ttamer.cli.printing import to_json
 from ttamer.drift import LoopSettings, watch
 from ttamer.drift.audits import forget_rows
 from ttamer.errors import ArgumentError
-from ttamer.trace.trace import Trace
 
 
 @command("drift")
@@ -53,8 +52,7 @@ def drift_command(
         raise ArgumentError("a promise is needed: give --error or --drop")
     at_most, kind = (error, "error") if drop is None else (drop, "drop")
     settings = LoopSettings(at_most, kind=kind, against=against, **options)  # type: ignore[arg-type]
-    rows = None if reference is None else Trace.read(reference)
-    found = watch(log, policy, settings, reference=rows, replace=replace)
+    found = watch(log, policy, settings, reference=reference, replace=replace)
     print(to_json(asdict(found)) if as_json else found)
     return 0 if found.is_current else 1
 
@@ -62,8 +60,8 @@ def drift_command(
 @command("forget")
 @click.argument("log")
 @click.argument("requests", nargs=-1, required=True, metavar="REQUEST...")
-@click.option("--audits", multiple=True, metavar="FILE", help="A file of audited rows too: log of "
-              "[serve.audit], or POLICY.drift; may be repeated.")  # fmt: skip
+@click.option("--audits", multiple=True, metavar="FILE", help="What ttamer drift keeps too: "
+              "POLICY.drift; may be repeated.")  # fmt: skip
 def forget_command(log: str, requests: tuple[str, ...], audits: tuple[str, ...]) -> None:
     """Delete all that a decision LOG keeps of requests, by their ids (x-request-id).
 

@@ -10,17 +10,6 @@
     loop.policy
 """
 
-from ttamer.drift.auditor import (
-    Auditor as Auditor,
-    AuditSampler as AuditSampler,
-    Budget as Budget,
-)
-from ttamer.drift.audits import (
-    AuditLog as AuditLog,
-    AuditRow as AuditRow,
-    NodeAnswer as NodeAnswer,
-    read_log as read_log,
-)
 from ttamer.drift.job import WatchResult as WatchResult, watch as watch
 from ttamer.drift.loop import (
     CertifiedServing as CertifiedServing,
@@ -36,5 +25,5 @@ from ttamer.drift.monitor import (
     Evidence as Evidence,
     Monitor as Monitor,
 )
-from ttamer.drift.refit import RefitProcess as RefitProcess
 from ttamer.drift.replay import ReplayResult as ReplayResult, replay_stream as replay_stream
+from ttamer.drift.sampling import AuditSampler as AuditSampler

@@ -8,8 +8,9 @@ loses nothing, and the tests go on as if they had never stopped.
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -21,12 +22,12 @@ import numpy as np
 from ttamer._checks import counted
 from ttamer._files import atomic_write
 from ttamer.artefact.file import open_artefact, save
-from ttamer.drift.audits import AuditLog, AuditRow, NodeAnswer, trace_of_rows
+from ttamer.drift.audits import AuditedRow, AuditedRows
 from ttamer.drift.loop import CertifiedServing, Event, Loop, LoopSettings, Serving, serving_of
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FittedLadder
-from ttamer.trace.decisions import LoggedDecisions, read_decisions
+from ttamer.trace.decisions import LoggedDecisions, decisions_of, read_decisions
 from ttamer.trace.trace import Trace
 
 
@@ -71,7 +72,7 @@ def watch(
     policy: str | os.PathLike[str],
     settings: LoopSettings,
     *,
-    reference: Trace | None = None,
+    reference: Trace | str | os.PathLike[str] | None = None,
     replace: bool = False,
     state: str | os.PathLike[str] | None = None,
     refit: Callable[[Trace], FittedLadder] = fit,
@@ -86,8 +87,8 @@ def watch(
         log: The decision log of the server.
         policy: The file of the ladder that it serves.
         settings: The promise, and how many rows the loop waits for.
-        reference: Rows that the ladder was not fitted to. By default the first ``refit_rows``
-            audited rows of the log that this policy decided.
+        reference: Rows that the ladder was not fitted to, or their file. By default the first
+            ``refit_rows`` audited rows of the log that this policy decided.
         replace: Whether to write the policy that should serve into the file.
         state: The file of the job; by default the policy's name with ``.drift`` after it. Another
             policy in the file begins anew.
@@ -100,14 +101,17 @@ def watch(
         TTamerError: If a file cannot be read or written, or the policy is no ladder.
     """
     policy, decisions = Path(policy), read_decisions(log)
+    if reference is not None and not isinstance(reference, Trace):
+        reference = Trace.read(reference, decisions.trace.spec)
     content = _content(policy)
-    with AuditLog(state or f"{policy}.drift", decisions.trace.spec) as base:
-        if _digest(content) not in (base.kept("installed"), base.kept("next")):
-            base.clear()  # the first run, or an operator's policy
-            base.keep("first", content)
-            base.keep("installed", _digest(content))
-        job = _Job(base, policy, settings, refit)
-        job.add(decisions)
+    with AuditedRows(state or f"{policy}.drift") as rows:
+        if _digest(content) not in (rows.kept("installed"), rows.kept("next")):
+            _opened(content)  # refused before what is kept of the former one is deleted
+            rows.clear()  # the first run, or an operator's policy
+            rows.keep("first", content)
+            rows.keep("installed", _digest(content))
+        job = _Job(rows, policy, settings, refit, decisions)
+        job.add_new()
         return job.run(reference, replace=replace)
 
 
@@ -118,54 +122,40 @@ class _Job:
 
     def __init__(
         self,
-        base: AuditLog,
+        rows: AuditedRows,
         policy: Path,
         settings: LoopSettings,
         refit: Callable[[Trace], FittedLadder],
+        decisions: LoggedDecisions,
     ) -> None:
-        self._base, self._policy, self._settings, self._fit = base, policy, settings, refit
-        self._first, self._version = _opened(base.kept("first") or b"")
+        self._rows, self._policy, self._settings, self._fit = rows, policy, settings, refit
+        self._decisions, self._spec = decisions, decisions.trace.spec
+        self._first, self._version = _opened(rows.kept("first") or b"")
 
-    def add(self, decisions: LoggedDecisions) -> None:
+    def add_new(self) -> None:
         """Keep the audited rows that are complete, and known to be right or wrong."""
-        trace, former = decisions.trace, self._base.rows_after(-1)
-        decided = [k for k, name in enumerate(decisions.versions) if name == self._version]
-        begin = decided[0] if decided else len(trace)
-        begin = 0 if former else begin  # the log may have been rotated since
-        is_audited = ~np.isnan(decisions.drawn) & trace.answered.all(axis=1)
-        is_audited &= ~np.isnan(trace.loss).any(axis=1)
-        keys = {(row.request, row.time) for row in former}
-        earliest = min((row.time for row in former), default=-1.0)
-        number = max((row.number for row in former), default=-1)
-        loss = 1 - trace.loss
-        for row in (np.flatnonzero(is_audited[begin:]) + begin).tolist():
-            request, time = decisions.requests[row], float(decisions.times[row])
-            if (request, time) in keys or time < earliest:
-                continue
-            number += 1
-            answers = {
-                name: NodeAnswer(
-                    float(trace.confidence[row, node]),
-                    _text(trace, row, node),
-                    float(trace.costs[row, node]),
-                    float(loss[row, node]),
-                )
-                for node, name in enumerate(trace.names)
-            }
-            prompt = None if trace.prompt is None else trace.prompt[row]
-            drawn = float(decisions.drawn[row])
-            self._base.add(AuditRow(number, time, drawn, answers, None, {}, request, prompt))
+        decisions, former = self._decisions, list(self._rows)
+        trace = decisions.trace
+        is_complete = ~np.isnan(decisions.drawn) & trace.answered.all(axis=1)
+        is_complete &= ~np.isnan(trace.loss).any(axis=1)
+        known = {(row.request, row.time) for row in former}
+        earliest = min((row.time for row in former), default=0.0)
+        if not former:  # later the log may have been rotated
+            decided = np.array(decisions.versions) == self._version
+            earliest = decisions.times[decided].min(initial=np.inf)
+        for row in np.flatnonzero(is_complete & (decisions.times >= earliest)).tolist():
+            if (decisions.requests[row], decisions.times[row]) not in known:
+                self._rows.add(decisions.lines[row])
 
     def run(self, reference: Trace | None, *, replace: bool) -> WatchResult:
         """Run the loop over all rows that are kept."""
-        rows, settings, spec = self._base.rows_after(-1), self._settings, self._base.spec
+        rows, settings = list(self._rows), self._settings
         if reference is None:
             count = settings.refit_rows
             if len(rows) < count:
-                return WatchResult(
-                    0, count - len(rows), (), "watching", {}, str(self._first), False, True
-                )
-            reference, rows = trace_of_rows(spec, rows[:count]), rows[count:]
+                missing, first = count - len(rows), str(self._first)
+                return WatchResult(0, missing, (), "watching", {}, first, False, True)
+            reference, rows = self._trace(rows[:count]), rows[count:]
         installs: list[tuple[int, Serving]] = []
         loop = Loop(
             serving_of(self._first, reference, settings),
@@ -179,21 +169,27 @@ class _Job:
             if loop.change is not None:  # labels of rows from before a change may come late
                 batch = [row for row in batch if row.time >= times[loop.change]]
             if batch:
-                numbers = [row.number for row in batch]
-                keys = [row.request or row.number for row in batch]
-                loop.update(trace_of_rows(spec, batch), numbers, keys)
-        reported = int(self._base.kept("events") or b"0")
+                numbers, keys = [row.number for row in batch], [row.request for row in batch]
+                loop.update(self._trace(batch), numbers, keys)
+        reported = int(self._rows.kept("events") or b"0")
         wanted = f"{installs[-1][0]}" if installs else ""
-        is_current = (self._base.kept("serving") or b"").decode() == wanted
+        is_current = (self._rows.kept("serving") or b"").decode() == wanted
         replaced = replace and not is_current
         if replaced:
             self._install(loop.serving, wanted)
-        self._base.keep("events", str(len(loop.events)).encode())
+        self._rows.keep("events", str(len(loop.events)).encode())
         return WatchResult(
             loop.audited, 0, tuple(loop.events)[reported:], loop.state,
             {test.test: test.progress for test in loop.monitor.evidence()},
             str(loop.serving), replaced, is_current or replaced,
         )  # fmt: skip
+
+    def _trace(self, rows: Sequence[AuditedRow]) -> Trace:
+        spec = self._spec
+        is_graded = spec.loss_bound is not None and not spec.mistakes
+        trace = decisions_of([row.line for row in rows], spec, is_graded=is_graded).trace
+        # Every node answered on each of them: no row stands for others.
+        return dataclasses.replace(trace, chance=None)
 
     def _install(self, serving: Serving, name: str) -> None:
         """Put a policy into the file."""
@@ -203,26 +199,20 @@ class _Job:
             policy = serving.policy
         content = _packed(policy)
         # The digest first: where the run is killed next, the file is not taken for an operator's.
-        self._base.keep("next", _digest(content))
+        self._rows.keep("next", _digest(content))
         with atomic_write(self._policy, durable=True) as part:
             part.write_bytes(content)
-        self._base.keep("installed", _digest(content))
-        self._base.keep("serving", name.encode())
+        self._rows.keep("installed", _digest(content))
+        self._rows.keep("serving", name.encode())
 
     def _refit(self, rows: Trace) -> FittedLadder:
         """Fit, or return the fit of a former run to the same rows."""
         name = f"fit {rows.digest}"
-        content = self._base.kept(name)
-        if content is not None:
-            return _opened(content)[0]
-        ladder = self._fit(rows)
-        self._base.keep(name, _packed(ladder))
-        return ladder
-
-
-def _text(trace: Trace, row: int, node: int) -> str | None:
-    code = -1 if trace.prediction is None else int(trace.prediction[row, node])
-    return None if code < 0 else trace.classes[code]
+        content = self._rows.kept(name)
+        if content is None:
+            content = _packed(self._fit(rows))
+            self._rows.keep(name, content)
+        return _opened(content)[0]
 
 
 def _digest(content: bytes) -> bytes:

@@ -22,21 +22,21 @@ fallback policy stays until an operator installs another.
 
 from __future__ import annotations
 
+import traceback
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from threading import RLock
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ttamer._checks import counted, require_kind, require_whole
-from ttamer.drift.audits import failure_text, joined
 from ttamer.drift.monitor import Alarm, Bound, Monitor, decide
-from ttamer.errors import ArgumentError
+from ttamer.errors import ArgumentError, TTamerError
 from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture, shown_error
 from ttamer.fitting.promises import Kind, Promise, check_promise
@@ -47,8 +47,7 @@ LoopState = Literal[
     "watching", "suspected", "refitting", "certifying", "shadowing", "swapped", "fallback"
 ]
 EventKind = Literal[
-    "alarm", "fallback", "refit", "certified", "not certified", "swap", "rejected", "give up",
-    "reset",
+    "alarm", "fallback", "refit", "certified", "not certified", "swap", "rejected", "give up"
 ]  # fmt: skip
 
 
@@ -119,8 +118,6 @@ class Event:
     """The reason, in a sentence."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The numbers behind it, in plain values."""
-    time: float | None = None
-    """The time in seconds since 1970; ``None`` without a clock."""
 
     def __str__(self) -> str:
         return f"row {self.number}: {self.state}: {self.text}"
@@ -219,7 +216,6 @@ class Loop:
         notify: Called with every event. What ``swap`` or ``notify`` raises is raised again once the
             step that called it is complete.
         refit: The function from rows to a ladder.
-        clock: The time in seconds since 1970, for the events.
 
     Raises:
         ArgumentError: Where the reference rows cannot be used.
@@ -237,7 +233,6 @@ class Loop:
         swap: Callable[[Serving], None] = lambda _: None,
         notify: Callable[[Event], None] = lambda _: None,
         refit: Callable[[Trace], FittedLadder] = fit,
-        clock: Callable[[], float] | None = None,
     ) -> None:
         require_kind(
             serving, CertifiedServing, "a loop needs a CertifiedServing", "give that of serving_of"
@@ -257,8 +252,7 @@ class Loop:
         self.audited = 0
         """The number of audited rows taken."""
         self._errors: list[Exception] = []
-        self._lock = RLock()
-        self._swap, self._notify, self._refit, self._clock = swap, notify, refit, clock
+        self._swap, self._notify, self._refit = swap, notify, refit
         names = serving.reference.names
         self._against = settings.against or names[-1]
         self._fallback = FallbackServing(serving.ladder.alone(names[-1]))
@@ -301,62 +295,14 @@ class Loop:
         for what, values in (("numbers", numbers), ("keys", keys)):
             if len(values) != len(rows):
                 raise ArgumentError(f"there are {len(rows)} rows and {len(values)} {what}")
-        with self._lock:
-            if any(b <= a for a, b in pairwise([self.number, *numbers])):
-                raise ArgumentError(
-                    "rows must come in the order of the traffic, each number above the one before "
-                    f"({self.number}); these run from {numbers[0]} to {numbers[-1]}"
-                )
-            if numbers:
-                self._update(rows, numbers, keys)
-            self._raise_errors()
-
-    def reset(
-        self, serving: CertifiedServing, reason: str = "another policy was installed"
-    ) -> None:
-        """Serve and monitor another policy.
-
-        Args:
-            serving: The policy, with its reference rows.
-            reason: The beginning of the event's text.
-        """
-        with self._lock:
-            self.monitor = self._monitor_of(serving)
-            self.candidate = self.change = None
-            self._serve(serving)
-            self.state = "watching"
-            self._record("reset", f"{reason}: {serving} serves")
-            self._raise_errors()
-
-    def status(self) -> dict[str, Any]:
-        """Return the state, the evidence of each test and the last events, as plain values.
-
-        Returns:
-            ``tests`` has the e-value, the threshold, and the ``progress`` of each test from 0 to 1;
-            ``waiting`` how many audited rows there are and what for.
-        """
-        waiting = None
-        if self.state == "suspected" and self.change is not None:
-            rows = self._count_from(self.change)
-            waiting = {"rows": rows, "of": self._needed, "for": "re-fit"}
-        elif self.state == "shadowing":
-            needed = self.settings.shadow_rows
-            waiting = {"rows": len(self._shadow_keys), "of": needed, "for": "swap"}
-        return {
-            "state": self.state,
-            "serving": str(self.serving),
-            "row": self.number,
-            "audited": self.audited,
-            "tests": [
-                {**asdict(test), "progress": test.progress} for test in self.monitor.evidence()
-            ],
-            "waiting": waiting,
-            "events": [asdict(event) for event in list(self.events)[:-21:-1]],
-        }
-
-    def _raise_errors(self) -> None:
-        """Raise what a callback raised, now that the state is whole."""
-        if self._errors:
+        if any(b <= a for a, b in pairwise([self.number, *numbers])):
+            raise ArgumentError(
+                "rows must come in the order of the traffic, each number above the one before "
+                f"({self.number}); these run from {numbers[0]} to {numbers[-1]}"
+            )
+        if numbers:
+            self._update(rows, numbers, keys)
+        if self._errors:  # of callbacks, now that the state is whole
             errors, self._errors = self._errors, []
             raise errors[0]
 
@@ -420,7 +366,7 @@ class Loop:
             level = (1 - settings.confidence) / (self._attempt * (self._attempt + 1))
             candidate = _certified(ladder, held, settings, 1 - level)
         except Exception as error:  # such as a full disk: the loop must not stay in this state
-            text = f"these rows cannot be fitted: {failure_text(error)}"
+            text = f"these rows cannot be fitted: {_failure_text(error)}"
             self._attempt_failed(count, text, {})
             return
         promise = candidate.promise
@@ -531,7 +477,32 @@ class Loop:
 
     def _record(self, kind: EventKind, text: str, facts: dict[str, Any] | None = None) -> None:
         """Keep an event, and notify."""
-        time = None if self._clock is None else self._clock()
-        event = Event(self.number, self.state, kind, text, facts or {}, time)
+        event = Event(self.number, self.state, kind, text, facts or {})
         self.events.append(event)
         self._call(self._notify, event)
+
+
+def joined(parts: Sequence[Trace]) -> Trace:
+    """Return rows one after the other, with the inputs and columns that all parts have.
+
+    Args:
+        parts: At least one trace of the same cascade.
+    """
+    names = [name for name in parts[0].inputs if all(name in part.inputs for part in parts)]
+    optional = ("margin", "entropy", "latency", "chance", "prompt", "group")
+    lacking: dict[str, Any] = {
+        name: None for name in optional if any(getattr(part, name) is None for part in parts)
+    }
+    return Trace.concat([
+        replace(part, inputs={name: part.inputs[name] for name in names}, **lacking)
+        for part in parts
+    ])  # fmt: skip
+
+
+def _failure_text(error: Exception) -> str:
+    """Return the text of an error of this package; of others, which may hold answers, the place."""
+    if isinstance(error, TTamerError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    line = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return type(error).__name__ + line

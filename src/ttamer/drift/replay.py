@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer.drift.auditor import AuditSampler
 from ttamer.drift.loop import CertifiedServing, Event, Loop, LoopSettings
 from ttamer.drift.monitor import Bound, decide
+from ttamer.drift.sampling import AuditSampler
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FittedLadder

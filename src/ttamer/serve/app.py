@@ -226,9 +226,9 @@ class Service:
             )  # fmt: skip
             self.nodes.update(nodes)
             self.upstreams.update(clients)
-            self.decisions.start()
             # Audits write to the log, which is open first and closed last.
-            await self.audits.start()
+            self.decisions.start()
+            self.audits.start()
             watcher = asyncio.create_task(self.policies.watch())
             self.is_ready = True
             try:
@@ -283,15 +283,14 @@ class Service:
                 feedback = msgspec.json.decode(content, type=Feedback)
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 raise refused_body(error) from None
-            request_id, label, score = feedback.request, feedback.label, feedback.score
+            label, score = feedback.label, feedback.score
             if label is None and score is None:
                 raise Refused(400, "invalid_request", "label or score is needed")
-            is_used = False
+            if not self.decisions.path:
+                raise Refused(404, "no_log", "feedback is kept in the log; set log in [serve]")
             if label is not None:
                 label = self.settings.compare.label(label) or label
-                is_used = await asyncio.to_thread(self.audits.label, request_id, label)
-            await self.audits.say(request_id, label, score)
-            return json_response({"audited": is_used})
+            return json_response({"known": await self.audits.say(feedback.request, label, score)})
         raise AssertionError
 
     @asynccontextmanager

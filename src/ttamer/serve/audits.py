@@ -1,35 +1,27 @@
 """Audits: on a share of requests the nodes that were not asked are, once the response has left.
 
-Their rows go to the decision log, and to the audits of :mod:`ttamer.drift` where these are set up:
-its loop watches the policy in service, fits and certifies another where the traffic has changed,
-and puts it into service. Nothing here slows or fails a request: what cannot be done is counted.
+Their rows go to the decision log. Nothing here slows or fails a request: what cannot be done is
+counted. With a reference the job of :mod:`ttamer.drift` runs on the log from time to time, in a
+process of low priority.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
+import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ttamer.artefact.file import save
-from ttamer.drift import (
-    AuditLog,
-    Auditor,
-    AuditSampler,
-    Budget,
-    Loop,
-    LoopSettings,
-    NodeAnswer,
-    RefitProcess,
-    serving_of,
-)
-from ttamer.errors import ArgumentError, CascadeError, TTamerError
-from ttamer.fitting.inputs import hashed_prompt
+import msgspec
+
+from ttamer.drift.sampling import AuditSampler
+from ttamer.errors import ArgumentError, CascadeError
 from ttamer.fitting.ladder import FittedLadder
 from ttamer.llm.client import Deadline, UpstreamFailed
 from ttamer.llm.compare import Comparer
@@ -37,11 +29,10 @@ from ttamer.llm.confidence import Unreadable, question_text
 from ttamer.llm.settings import EnvName
 from ttamer.runtime.reply import NodeCall, Outcome
 from ttamer.serve.answering import ask_others, is_ineligible
-from ttamer.serve.decisions import DecisionLog, digests, stated_numbers
+from ttamer.serve.decisions import DecisionLog, stated_numbers
 from ttamer.serve.policies import PolicyStore
 from ttamer.serve.settings import AuditSettings, Settings
 from ttamer.serve.sinks import Metrics
-from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
     from ttamer.serve.chat import Job  # which asks for audits
@@ -50,11 +41,10 @@ log = logging.getLogger("ttamer")
 
 
 class Audits:
-    """Draws requests for audits, asks the other nodes, and keeps the rows."""
+    """Draws requests for audits, asks the other nodes, and writes the rows."""
 
     at_once = 4
     max_waiting, max_bytes = 200, 64 * 2**20  # audits that wait, and the bytes of their requests
-    close_seconds = 10.0
 
     def __init__(
         self, settings: Settings, policies: PolicyStore, metrics: Metrics, decisions: DecisionLog
@@ -64,54 +54,27 @@ class Audits:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._bytes = 0
         self._slots = asyncio.Semaphore(self.at_once)
-        self._stack = ExitStack()
         self._labels: dict[str, str | None] = {}  # of requests whose audit is under way
-        self._auditor: Auditor | None = None
-        self.drift: Drift | None = None
         self.comparer: Comparer | None = None
         """What compares a label with answers."""
         self.ask_judge: Callable[[str, str], Awaitable[tuple[float, float]]] | None = None
         """From a question and an answer to a verdict and its cost."""
         audit = settings.audit
         self._sampler = None if audit is None else _sampler(audit, settings)
+        self.drift: DriftJob | None = None
         if audit is not None and audit.reference:
-            self.drift = Drift(audit, settings, policies, metrics)  # refused before a port opens
+            self.drift = DriftJob(settings, policies, metrics)  # refused before a port opens
 
-    async def start(self) -> None:
-        """Open the audit log, and start the drift loop."""
-        audit = self._settings.audit
-        if audit is None or not (audit.log or audit.reference):
-            return
-        conceal: Callable[[str], str] | None = None
-        audit_log = AuditLog(audit.log or None, self._settings.spec, max_age=30 * 86_400.0)
-        await asyncio.to_thread(self._stack.enter_context, audit_log)
-        if audit.log and not self._settings.serve.log_texts:
-            digest, policies = digests(audit.log), self._policies
-
-            def conceal(text: str) -> str:
-                return digest(text, policies.active.classes)
-
-        assert self._sampler is not None  # noqa: S101 - as there are settings
-        self._auditor = Auditor(
-            self._settings.spec,
-            self._sampler,
-            audit_log,
-            loop=None if self.drift is None else self.drift.loop,
-            match_label=self._matcher(asyncio.get_running_loop()),
-            conceal=conceal,
-            failed=lambda text: log.warning("audit: %s", text),
-        )
+    def start(self) -> None:
+        """Start the drift job, where there is one."""
+        if self.drift is not None:
+            self._spawn(self.drift.run())
 
     async def close(self) -> None:
-        """Cancel the audits under way, and work off the rows that wait."""
+        """Cancel what is under way."""
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.drift is not None:
-            await asyncio.to_thread(self.drift.stop)
-        if self._auditor is not None:
-            await asyncio.to_thread(self._auditor.close, self.close_seconds)
-        await asyncio.to_thread(self._stack.close)
 
     def consider(self, job: Job, outcome: Outcome) -> None:
         """Keep an answered request; if it is drawn, ask the other nodes first."""
@@ -119,75 +82,53 @@ class Audits:
         if self._sampler is None or job.is_chosen:
             self._write(job, outcome, outcome.asked, 0.0)
             return
-        key = secrets.token_hex(8)  # clients choose the ids of requests
-        if self._auditor is not None:
-            draw, number = self._auditor.draw(job.id, key=key)
-        else:
-            draw, number = self._sampler.draw(key, time.time()), 0
+        # Clients choose the ids of requests, and would choose which are audited.
+        draw = self._sampler.draw(secrets.token_hex(8), time.time())
         if not draw.audited:
             self._write(job, outcome, outcome.asked, draw.chance)
             return
         if len(self._tasks) >= self.max_waiting or self._bytes > self.max_bytes:
-            self._failed(job, 0.0)
+            self._sampler.settle(0.0)
+            self._metrics.audits.labels("failed").inc()
             self._write(job, outcome, outcome.asked, None)
             return
         self._bytes += job.size
         self._labels[job.id] = None
-        self._spawn(self._audit(job, outcome, draw.chance, number))
+        self._spawn(self._audit(job, outcome, draw.chance, self._sampler))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _audit(self, job: Job, outcome: Outcome, chance: float, number: int) -> None:
+    async def _audit(
+        self, job: Job, outcome: Outcome, chance: float, sampler: AuditSampler
+    ) -> None:
         try:
             async with self._slots:
                 job.work.deadline = Deadline.after(self._settings.serve.timeout)
                 calls = await ask_others(job.cascade, job.work, outcome.asked)
-        except BaseException:
-            self._labels.pop(job.id, None)
+            answers = [call for call in calls if call.confidence is not None]
+            missing = set(self._settings.spec.names) - {call.node for call in answers}
+            # A node that cannot take the request would be missing on every such request.
+            scores, judging = ({}, 0.0) if missing else await self._judged(job, answers)
+        except BaseException:  # the server stops: drawn, and not made
+            self._write(job, outcome, outcome.asked, None)
             raise
         finally:
             self._bytes -= job.size
+            label = self._labels.pop(job.id, None)
+        if label is not None:
+            scores = await self._scores(label, [str(call.prediction or "") for call in answers])
         extra = calls[len(outcome.asked) :]
         self._metrics.called(extra)
-        spent = sum(call.cost for call in extra)
-        answers = {call.node: call for call in calls if call.confidence is not None}
-        missing = set(self._settings.spec.names) - answers.keys()
+        sampler.settle(sum(call.cost for call in extra) + judging)
+        self._metrics.audits.labels("failed" if missing else "taken").inc()
         ineligible = {call.node for call in calls if is_ineligible(call)}
-        # A node that cannot take the request would be missing on every such request.
-        scores, judging = ({}, 0.0) if missing else await self._judged(job, answers.values())
-        if (label := self._labels.pop(job.id, None)) is not None:
-            texts = [str(call.prediction or "") for call in answers.values()]
-            scores = await self._scores(label, texts)
-        spent += judging
         self._write(
             job, outcome, calls, chance if missing <= ineligible else None,
             scores=scores, judging=judging, drawn=None if missing else chance,
         )  # fmt: skip
-        if missing:
-            self._failed(job, spent)
-            return
-        if self._auditor is None:
-            assert self._sampler is not None  # noqa: S101 - it drew
-            self._sampler.settle(spent)
-        elif not self._auditor.add(
-            job.id, number, chance,
-            {name: _audited(call, scores) for name, call in answers.items()}, spent=spent,
-            inputs={k: v for k, v in stated_numbers(job.inputs).items() if isinstance(v, float)},
-            prompt=hashed_prompt(question_text(job.work.body)),
-        ):  # fmt: skip
-            self._metrics.audits.labels("lost").inc()
-            return
-        self._metrics.audits.labels("taken").inc()
-
-    def _failed(self, job: Job, spent: float) -> None:
-        self._metrics.audits.labels("failed").inc()
-        if self._auditor is not None:
-            self._auditor.fail(job.id, spent)
-        elif self._sampler is not None:
-            self._sampler.settle(spent)
 
     def _write(
         self, job: Job, outcome: Outcome, calls: Sequence[NodeCall], chance: float | None,
@@ -217,14 +158,15 @@ class Audits:
                 log.warning("audit: the judge: %s", error)
         return scores, spent
 
-    async def say(self, request: str, label: str | None, score: float | None) -> None:
-        """Keep what is right about an earlier request: for every answer, where they are known."""
+    async def say(self, request: str, label: str | None, score: float | None) -> bool:
+        """Keep what is right about an earlier request; return whether its answers are at hand."""
+        is_known = request in self._labels or request in self._decisions.recent
         if label is not None and request in self._labels:
             self._labels[request] = label  # the row waits for the audit
             label = None
         answers = self._decisions.recent.get(request, {})
         scores = None
-        if label is not None and answers:
+        if label is not None and answers:  # compared as texts, which the log may not hold
             verdicts = await self._scores(label, list(answers.values()))
             scores, label = {node: verdicts[text] for node, text in answers.items()}, None
         if not (label is None and score is None and scores is None):
@@ -232,35 +174,13 @@ class Audits:
                 request, label=label, score=score, scores=scores,
                 classes=self._policies.active.classes,
             )  # fmt: skip
+        return is_known
 
     async def _scores(self, label: str, texts: Sequence[str]) -> dict[str, float]:
         """Return by answer whether a label says that it is right."""
         comparer = self.comparer or Comparer(self._settings.compare)
         right = await comparer.right([(text, label) for text in texts])
         return {text: float(is_right) for text, is_right in zip(texts, right, strict=True)}
-
-    def label(self, request: str, label: str) -> bool:
-        """Keep the right answer to an audited request; return whether it is one. In a thread."""
-        return self._auditor is not None and self._auditor.label(request, label)
-
-    def _matcher(
-        self, loop: asyncio.AbstractEventLoop
-    ) -> Callable[[str, Sequence[str | None]], str]:
-        rule = self._settings.compare
-
-        def match(label: str, predictions: Sequence[str | None]) -> str:
-            """Return the prediction that a label states; called in a thread of the auditor."""
-            comparer = self.comparer or Comparer(rule)
-            work = comparer.right_prediction(rule.label(label) or label, predictions)
-            return asyncio.run_coroutine_threadsafe(work, loop).result(30.0)
-
-        return match
-
-
-def _audited(call: NodeCall, scores: Mapping[str, float]) -> NodeAnswer:
-    prediction = None if call.prediction is None else str(call.prediction)
-    score = scores.get(prediction or "")
-    return NodeAnswer(float(call.confidence or 0.0), prediction, call.cost, score)
 
 
 def _sampler(audit: AuditSettings, settings: Settings) -> AuditSampler:
@@ -272,72 +192,82 @@ def _sampler(audit: AuditSettings, settings: Settings) -> AuditSampler:
         if node.verifier:
             cost += settings.nodes[node.verifier].cost
     try:
-        return AuditSampler(audit.share, cost=cost, budget=Budget(audit.budget))
+        return AuditSampler(audit.share, cost=cost, budget=audit.budget)
     except ArgumentError as error:
         raise CascadeError(f"[serve.audit]: {error}") from None
 
 
-class Drift:
-    """Connects the drift loop, which has a thread, with the policy in service."""
+class DriftJob:
+    """Runs ``ttamer drift --replace`` on the decision log, in a process of low priority."""
 
-    def __init__(
-        self, audit: AuditSettings, settings: Settings, policies: PolicyStore, metrics: Metrics
-    ) -> None:
-        self._audit, self._policies, self._metrics = audit, policies, metrics
-        assert settings.serve.error is not None  # noqa: S101 - as checked with the settings
-        self._limits = LoopSettings(settings.serve.error)
-        self._reference = Trace.read(audit.reference, settings.source)
-        serving = self._serving()
-        self._file, self._swaps = policies.active.version, 0
-        self._refit = RefitProcess(hidden=_secrets(settings))
-        self.loop = Loop(
-            serving, self._limits, swap=self._swap, notify=self._notify, refit=self._refit,
-            clock=time.time,
-        )  # fmt: skip
-        policies.swap(serving.policy, serving.ladder, self._file)
-        policies.reloaded = self._reloaded
+    pause = 60.0  # seconds between two runs; more where a run takes long
+    most_busy = 0.05  # of the time
+    niceness = 10  # requests have priority
 
-    def _serving(self) -> Any:
-        artefact = self._policies.active.artefact
-        if not isinstance(artefact, FittedLadder):
+    def __init__(self, settings: Settings, policies: PolicyStore, metrics: Metrics) -> None:
+        assert settings.audit is not None  # noqa: S101 - it has a reference
+        self._log, self._policies, self._metrics = settings.serve.log, policies, metrics
+        policy = Path(policies.path)
+        is_ladder = isinstance(policies.active.artefact, FittedLadder)
+        if not (is_ladder or Path(f"{policy}.drift").exists()):
             raise CascadeError(
                 "[serve.audit]: the loop chooses among the policies of a ladder, and the file "
                 "holds one policy; fit a ladder, or remove reference"
             )
-        return serving_of(artefact, self._reference, self._limits)
+        if not os.access(policy.absolute().parent, os.W_OK):
+            raise CascadeError(
+                f"[serve.audit]: the loop replaces {policy}, and its folder cannot be written; "
+                "allow it, or remove reference"
+            )
+        self._command = [
+            # -P: a module in the working directory must not take the place of ours.
+            sys.executable, "-P", "-m", "ttamer", "drift", self._log, "--policy", policies.path,
+            "--error", repr(settings.serve.error), "--reference", settings.audit.reference,
+            "--replace", "--json",
+        ]  # fmt: skip
+        hidden = _secrets(settings)
+        self._environment = {k: v for k, v in os.environ.items() if k not in hidden}
 
-    def stop(self) -> None:
-        """Stop a re-fit that runs."""
-        self._refit.stop()
+    async def run(self) -> None:
+        """Run the job again and again."""
+        while True:
+            start = time.monotonic()
+            if Path(self._log).exists():
+                try:
+                    await self._run_once()
+                except (OSError, ValueError, LookupError) as error:
+                    log.warning("drift: %s", error)
+            await asyncio.sleep(max(self.pause, (time.monotonic() - start) / self.most_busy))
 
-    def _reloaded(self) -> None:
-        """Begin again with the policy that an operator put into the file; in a thread."""
-        serving = self._serving()
-        self._file = self._policies.active.version
-        self._policies.swap(serving.policy, serving.ladder, self._file)
-        self.loop.reset(serving, "a policy was installed")
-
-    def _swap(self, serving: Any) -> None:
-        """Put a policy of the loop into service; called in the loop's thread."""
-        self._swaps += 1
-        version = f"{self._file}+{self._swaps}"
-        ladder = getattr(serving, "ladder", None)
-        self._policies.swap(serving.policy, ladder, version)
-        self._metrics.swaps.inc()
-        if self._audit.log and ladder is not None:
-            folder = Path(f"{self._audit.log}.policies")
-            try:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                save(ladder, folder / f"{version}.ttamer")
-            except (OSError, TTamerError) as error:
-                log.warning("the policy %s could not be saved: %s", version, error)
-
-    def _notify(self, event: Any) -> None:
-        log.info("drift: %s", event)
+    async def _run_once(self) -> None:
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe,
+            env=self._environment,
+        )  # fmt: skip
+        try:
+            with suppress(AttributeError, OSError):  # where the system has no priorities
+                os.setpriority(os.PRIO_PROCESS, process.pid, self.niceness)
+            output, errors = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode not in (0, 1):
+            # The text of an error that is not ours may hold an answer.
+            text = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            log.warning("%s", text.partition(": unexpected")[0])
+            return
+        facts = msgspec.json.decode(output)
+        for event in facts["events"]:
+            log.info("drift: row %s: %s: %s", event["number"], event["state"], event["text"])
+        if facts["replaced"]:
+            self._metrics.swaps.inc()
+            self._policies.hangup.set()
 
 
 def _secrets(settings: Settings) -> frozenset[str]:
-    """Return the environment variables that hold keys, which a re-fit does not need."""
+    """Return the environment variables that hold keys, which a fit does not need."""
     names = [settings.serve.token_env]
     if settings.embeddings is not None:
         names.append(settings.embeddings.key_env)

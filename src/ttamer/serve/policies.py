@@ -41,7 +41,7 @@ class Active:
     policy: Decider
     """That of the operator's operating point."""
     version: str
-    """The first 16 digits of the file's SHA-256; ``+N`` after the N-th swap by the drift loop."""
+    """The first 16 digits of the file's SHA-256."""
     artefact: FittedLadder | FittedPolicy | None
     nodes: Mapping[str, Ask]
     max_cost: float | None = None
@@ -198,8 +198,6 @@ class PolicyStore:
         """How often a file was refused since the start."""
         self.hangup = asyncio.Event()
         """Set to reload now."""
-        self.reloaded: Callable[[], None] | None = None
-        """Called in a thread after a reload."""
         self._stamp = self._stat()
         self.active = self.load()
 
@@ -227,16 +225,8 @@ class PolicyStore:
             )
         if not self._force:
             self._check(artefact)
-        return self._active(artefact, str(opened.facts["sha256"])[:16])
-
-    def _active(
-        self, artefact: FittedLadder | FittedPolicy | None, version: str,
-        policy: Decider | None = None,
-    ) -> Active:  # fmt: skip
-        serve = self._settings.serve
-        if policy is None:
-            assert artefact is not None  # noqa: S101 - one of them is given
-            policy = policy_at(artefact, serve.operating_point)
+        serve, version = self._settings.serve, str(opened.facts["sha256"])[:16]
+        policy = policy_at(artefact, serve.operating_point)
         active = Active(policy, version, artefact, self._nodes, serve.max_cost)
         active.cascade()  # refused now, if no node can be asked within max_cost
         model = None if self._settings.embeddings is None else self._settings.embeddings.model
@@ -276,12 +266,6 @@ class PolicyStore:
                 "it was fitted for, fit it again with this cascade.toml, or pass --force"
             )
 
-    def swap(
-        self, policy: Decider, artefact: FittedLadder | FittedPolicy | None, version: str
-    ) -> None:
-        """Put another policy into service, until the file changes."""
-        self.active = self._active(artefact, version, policy)
-
     async def reload(self) -> bool:
         """Load the file again, in a thread; where it cannot be served nothing changes."""
         try:
@@ -293,8 +277,6 @@ class PolicyStore:
             return False
         self.active = active
         log.info("policy %s", active.version)
-        if self.reloaded is not None:
-            await asyncio.to_thread(self.reloaded)
         return True
 
     async def watch(self) -> None:

@@ -66,10 +66,11 @@ AUDIT_GONE = {
     "budget_in_all": "write budget, the most that audits may cost in an hour",
     "at_once": "four audits run at once",
     "max_client_share": _PROXY,
+    "log": "write log in [serve]: audited rows are in the decision log",
     "log_answers": "write log_texts in [serve]",
-    "keep_rows": "rows are kept for 30 days",
-    "keep_bytes": "rows are kept for 30 days",
-    "keep_days": "rows are kept for 30 days",
+    "keep_rows": "four files of the decision log are kept",
+    "keep_bytes": "four files of the decision log are kept",
+    "keep_days": "four files of the decision log are kept",
     "error": "write error in [serve]: it is the operating point that the loop guarantees",
     "drop": "write error in [serve]; ttamer drift can guarantee a drop",
     **dict.fromkeys(
@@ -86,12 +87,10 @@ class AuditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Of the requests, while the budget lasts."""
     budget: Above0 = math.inf
     """The most that audits may cost in an hour, in the cascade's units."""
-    log: str = ""
-    """A file for audited rows (SQLite)."""
     judge: str = ""
     """A node that decides whether the answers of audited requests are right."""
     reference: str = ""
-    """A trace of rows that the policy was not fitted to; with it the drift loop runs."""
+    """A trace of rows that the policy was not fitted to; with it the job of drift runs."""
 
 
 class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -225,15 +224,12 @@ class Settings:
                 "[serve.audit]: an audited row has every node's confidence, and with verify_cost "
                 "some are not asked for; remove one of them"
             )
-        if not (audit.log or audit.reference or serve.log):
+        if not serve.log:
+            raise CascadeError("[serve.audit]: audited rows go to the log; set log in [serve]")
+        if audit.reference and (serve.error is None or serve.mode == "shadow"):
             raise CascadeError(
-                "[serve.audit]: audited rows have no destination; set log in [serve], or log or "
-                "reference here"
-            )
-        if audit.reference and serve.error is None:
-            raise CascadeError(
-                "[serve.audit]: the drift loop guarantees an error, and with reference it runs; "
-                "set error in [serve]"
+                "[serve.audit]: with reference the job of drift runs, which keeps a policy within "
+                'an error: set error in [serve], and no mode = "shadow"'
             )
 
     @property

@@ -17,6 +17,7 @@ drawn for an audit, where it was.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class LoggedDecisions:
         drawn: The chance with which each was drawn for an audit; NaN for those that were not.
         audit_cost: Shape (T,): what asking the other nodes cost, and a judge.
         versions: The policy that decided each.
+        lines: Their lines, with what was said about them later.
     """
 
     trace: Trace
@@ -53,6 +55,7 @@ class LoggedDecisions:
     drawn: np.ndarray[Any, np.dtype[np.float64]]
     audit_cost: np.ndarray[Any, np.dtype[np.float64]]
     versions: tuple[str, ...]
+    lines: tuple[Mapping[str, Any], ...]
 
 
 def is_decision_log(columns: Sequence[str]) -> bool:
@@ -108,7 +111,18 @@ def read_decisions(
             row |= {key: line[key] for key in ("label", "score") if line.get(key) is not None}
             for name, score in (line.get("scores") or {}).items():
                 row["nodes"].setdefault(name, {})["score"] = score
-    return _decisions(rows, spec, broken, str(path))
+    strangers = {name for row in rows for name in row["nodes"]} - {*spec.names}
+    if strangers:
+        raise TraceError(
+            f"{path}: has the node {sorted(strangers)[0]!r}, and the cascade "
+            f"{', '.join(spec.names)}"
+        )
+    decisions = decisions_of(rows, spec)
+    trace = dataclasses.replace(
+        decisions.trace, notes=(f"a decision log of {counted(len(rows), 'request', ',')}",),
+        left_out={"lines that are not JSON": broken} if broken else {},
+    )  # fmt: skip
+    return dataclasses.replace(decisions, trace=trace)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
@@ -125,15 +139,18 @@ def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
                 yield None
 
 
-def _decisions(
-    rows: Sequence[Mapping[str, Any]], spec: CascadeSpec, broken: int, place: str
+def decisions_of(
+    rows: Sequence[Mapping[str, Any]], spec: CascadeSpec, *, is_graded: bool | None = None
 ) -> LoggedDecisions:
+    """Return lines of a decision log as a trace.
+
+    Args:
+        rows: The lines of requests, with what was said about them later.
+        spec: The cascade.
+        is_graded: Whether scores are losses; by default where one is neither 0 nor 1. Say so where
+            these are some rows of many.
+    """
     names = spec.names
-    strangers = {name for row in rows for name in row["nodes"]} - {*names}
-    if strangers:
-        raise TraceError(
-            f"{place}: has the node {sorted(strangers)[0]!r}, and the cascade {', '.join(names)}"
-        )
     shape = (len(rows), len(names))
     numbers = {key: np.full(shape, np.nan) for key in ("confidence", "cost", "chance", "seconds")}
     prediction = np.full(shape, None, object)
@@ -147,8 +164,10 @@ def _decisions(
     score, labels = _scores(rows, names, prediction)
     facts: dict[str, Any] = {}
     if not np.isnan(score).all():
-        is_graded = not np.isin(score[~np.isnan(score)], (0, 1)).all()
-        facts = {"score": score} if is_graded else {"correct": score}
+        if is_graded is None:
+            is_graded = not np.isin(score[~np.isnan(score)], (0, 1)).all()
+        right = np.where(np.isnan(score), np.nan, score >= 0.5)
+        facts = {"score": score} if is_graded else {"correct": right}
     if any(label is not None for label in labels):
         facts["label"] = labels
     prompts = np.array([row.get("prompt") for row in rows], object)
@@ -163,13 +182,13 @@ def _decisions(
     spent = np.nansum(numbers["cost"], axis=1)
     for number, row in enumerate(rows):  # what the request cost by itself is no audit
         spent[number] += (row.get("judging") or 0.0) - (row.get("cost") or 0.0)
+    # A fit reads the latency of every node, or of none.
+    latency = np.where(np.isnan(numbers["confidence"]), np.nan, numbers["seconds"])
     trace = Trace.from_arrays(
         spec, numbers["confidence"], prediction=prediction, cost=numbers["cost"],
         chance=numbers["chance"],
-        latency=np.where(np.isnan(numbers["confidence"]), np.nan, numbers["seconds"]),
-        left_out={"lines that are not JSON": broken} if broken else {},
-        inputs=inputs,
-        notes=(f"a decision log of {counted(len(rows), 'request', ',')}",), **facts,
+        latency=None if np.isnan(latency).all(axis=0).any() else latency,
+        inputs=inputs, **facts,
     )  # fmt: skip
     return LoggedDecisions(
         trace,
@@ -178,6 +197,7 @@ def _decisions(
         np.array([row.get("drawn") or np.nan for row in rows], float),
         np.maximum(spent, 0.0),
         tuple(str(row.get("policy")) for row in rows),
+        tuple(rows),
     )
 
 
