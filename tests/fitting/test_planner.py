@@ -75,7 +75,7 @@ def test_offsets_that_are_noise_are_drawn_to_nothing():
 
 def arm(log, **options):
     names = tuple(map(str, range(log.losses.shape[1])))
-    return CrossFit(names, log, "models", None, 0.0, BeliefOptions(), PlanOptions(**options))
+    return CrossFit(names, log, BeliefOptions(), PlanOptions(**options))
 
 
 def best_by_enumeration(log: Log, price: float) -> float:

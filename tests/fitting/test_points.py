@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ttamer.errors import ArgumentError
-from ttamer.fitting.points import Mix, OperatingPoints, caution, neighbours
-from ttamer.fitting.policy import Estimates
+from ttamer.fitting.points import Estimates, Mix, OperatingPoints, caution, neighbours
 
 
 def estimates_of(lost, paid, alone_lost, alone_paid):

@@ -1,6 +1,7 @@
 """The new fit: beliefs of any subset, policies as tables, one arithmetic for rows and sessions."""
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -9,10 +10,10 @@ from hypothesis import given, settings, strategies as st
 
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import CHANCES, GRID, Belief, Seen, chance, chance_of
-from ttamer.fitting.crossfit import fit_steps
+from ttamer.fitting.crossfit import StepFit, fit_steps
 from ttamer.fitting.inputs import FeatureSpec
 from ttamer.fitting.planner import Log, PlanOptions
-from ttamer.fitting.policy import SingleNode, StepFit, play
+from ttamer.fitting.policy import SingleNode, play
 
 
 def simulated(
@@ -74,14 +75,11 @@ KINDS = {
 def fitted(kind: str) -> tuple[StepFit, Log]:
     trace, how = KINDS[kind]
     log = simulated(**trace)
-    if how.get("latency_weight"):
-        log = Log(
-            log.losses, log.cost, log.confidence, log.codes, log.classes, latency=10 * log.cost
-        )
+    log = replace(log, latency=10 * log.cost if "latency_weight" in how else None, **how)
     gate = {"gated": 0} if trace.get("inputs") else {}
     options = PlanOptions(points=12, shortlist=2, **gate)
     names = tuple(f"m{v}" for v in range(log.losses.shape[1]))
-    return fit_steps(names, log, options=options, **how), log
+    return fit_steps(names, log, options=options), log
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -62,10 +62,10 @@ def policies(draw):
     with_classes = {"codes": codes, "classes": tuple(map(str, range(classes)))} if known else {}
     log = Log(
         (codes != label[:, None]).astype(float), np.ones((rows, exits)),
-        confidence.numpy().T.astype(float), **with_classes,
+        confidence.numpy().T.astype(float), kind="exits", **with_classes,
     )  # fmt: skip
     belief = BeliefOptions(memory=draw(st.sampled_from([2, 3, 1])), pooled=True)
-    fit = fit_steps(names, log, kind="exits", belief=belief, options=PlanOptions(points=8))
+    fit = fit_steps(names, log, belief=belief, options=PlanOptions(points=8))
     tables = fit.tables
     if draw(st.integers(0, 3)):
         tables = dataclasses.replace(tables, belief=shaken(tables.belief, generator))
@@ -192,9 +192,9 @@ def test_what_a_network_cannot_run_is_refused():
     names = ("a", "b", "c")
     log = Log(
         (generator.random((200, 3)) < 0.3).astype(float), np.ones((200, 3)),
-        generator.random((200, 3)), generator.integers(0, 2, (200, 3)), ("no", "yes"),
+        generator.random((200, 3)), generator.integers(0, 2, (200, 3)), ("no", "yes"), kind="exits",
     )  # fmt: skip
-    fit = fit_steps(names, log, kind="exits", options=PlanOptions(points=4))
+    fit = fit_steps(names, log, options=PlanOptions(points=4))
     policy = fit.tables.policy(1)
     with pytest.raises(
         ArgumentError, match=r"classes are no, yes .* network's are 0, 1 .*classes="

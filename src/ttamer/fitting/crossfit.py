@@ -13,9 +13,9 @@ belief(k) and prior(k): of rows that nothing was fitted to. So 1 + 5 + 10 belief
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,20 +34,25 @@ from ttamer.fitting.planner import (
     prices_of,
     raked,
 )
-from ttamer.fitting.policy import Estimates, StepFit, StepTables, play
+from ttamer.fitting.points import Estimates
+from ttamer.fitting.policy import StepTables, play
 from ttamer.fitting.regression import BeliefOptions, Curve, fit_belief
 
 Folds = frozenset[int]
 NONE: Folds = frozenset()
 
 
+class StepFit(NamedTuple):
+    """What a fit of deployable policies returns."""
+
+    tables: StepTables
+    estimates: Estimates
+
+
 def fit_steps(
     names: tuple[str, ...],
     log: Log,
     *,
-    kind: str = "models",
-    parents: Sequence[int] | None = None,
-    latency_weight: float = 0.0,
     belief: BeliefOptions | None = None,
     options: PlanOptions | None = None,
 ) -> StepFit:
@@ -56,9 +61,6 @@ def fit_steps(
     Args:
         names: The nodes.
         log: T rows; at least one complete.
-        kind: ``"models"``, or ``"exits"`` of one network, in order.
-        parents: By node: the node that must be asked before it, -1 for none.
-        latency_weight: What a millisecond counts as, in the unit of cost.
         belief: How beliefs are fitted.
         options: How policies are planned.
     """
@@ -66,16 +68,15 @@ def fit_steps(
     log = log.with_common_classes(max(3, options.rows_of_class * len(log) ** 0.5))
     if belief is None:
         belief = BeliefOptions(seed=options.seed)
-        if kind == "exits":  # few rows say little about how far exits agree
+        if log.kind == "exits":  # few rows say little about how far exits agree
             pairs = len(log.classes) <= options.classes_in_pairs
             memory = 2 if len(log.complete) >= 1000 else 1
             belief = replace(belief, memory=memory, pooled=True, pairs=pairs)
-    arm = CrossFit(names, log, kind, parents, latency_weight, belief, options)
+    arm = CrossFit(names, log, belief, options)
     if log.features is not None and len(log.complete) < options.gated:
-        blind = replace(log, features=None)
-        other = CrossFit(names, blind, kind, parents, latency_weight, belief, options)
-        if arm.score() > other.score() * (1 - options.gate):
-            arm = other
+        blind = CrossFit(names, replace(log, features=None), belief, options)
+        if arm.score() > blind.score() * (1 - options.gate):
+            arm = blind
     return arm.fit()
 
 
@@ -110,9 +111,6 @@ class CrossFit:
         self,
         names: tuple[str, ...],
         log: Log,
-        kind: str,
-        parents: Sequence[int] | None,
-        latency_weight: float,
         belief: BeliefOptions,
         options: PlanOptions,
     ) -> None:
@@ -120,20 +118,19 @@ class CrossFit:
         groups = np.arange(len(log)) if log.groups is None else log.groups
         self.fold = folds_of(groups, options.folds, options.seed)
         self.cost = filled(log.cost)
+        self.latency = None if log.latency is None else filled(log.latency)
         self.waiting = np.zeros_like(self.cost)
-        self.latency_weight, self.latency = latency_weight, log.latency
         if self.latency is not None:
-            self.latency = filled(self.latency)
-            self.waiting = self.latency * latency_weight
+            self.waiting = self.latency * log.latency_weight
         self.mean_cost = (self.cost + self.waiting).mean(axis=0)
         self.prices = prices_of(self.mean_cost, options.points)
-        losses = log.losses[log.complete]
-        self.topology = Topology.of(self.mean_cost, losses, parents, kind == "exits", options)
+        self.topology = Topology.of(log, self.mean_cost, options)
         self.weight = row_weights(log)
         self.prior: CrossFittedPrior | None = None
         if log.features is not None:
+            rows = log.complete
             self.prior = CrossFittedPrior(
-                log.features, log.losses, self.cost, log.complete, self.fold, log.near, log.spec
+                log.features, log.losses[rows], self.cost, rows, self.fold, log.spec
             )
         # Each of these is fitted once, when it is first needed.
         self.answers, self.belief = cache(self._answers), cache(self._belief)
@@ -273,8 +270,8 @@ class CrossFit:
     def _kinds(self, lost: Floats, paid: Floats, waited: Floats, weight: Floats) -> Ints:
         """Return the kind of plan of each price: the first, unless one is better beyond noise."""
         objective = lost + self.prices[:, None] * paid
-        if self.latency_weight:
-            objective += self.prices[:, None] * self.latency_weight * waited
+        if self.log.latency_weight:
+            objective += self.prices[:, None] * self.log.latency_weight * waited
         worse = objective - objective[0]
         mean = worse @ weight / weight.sum()
         error = np.sqrt((worse - mean[..., None]) ** 2 @ weight**2) / weight.sum()
@@ -320,5 +317,6 @@ class CrossFit:
             slope=slope,
             columns=np.array([way[3][-2:] for way in ways], float),
             wait=self.waiting.mean(axis=0),
-            kind="exits" if self.topology.exits else "models",
+            kind=self.log.kind,
+            parents=self.log.parents,
         )

@@ -35,8 +35,8 @@ from ttamer.fitting.ladder import (
 )
 from ttamer.fitting.markov import check_markov, fit_states
 from ttamer.fitting.planner import Log, PlanOptions, folds_of
-from ttamer.fitting.points import OperatingPoints
-from ttamer.fitting.policy import Estimates, StepTables
+from ttamer.fitting.points import Estimates, OperatingPoints
+from ttamer.fitting.policy import StepTables
 from ttamer.fitting.promises import CAP
 from ttamer.fitting.replay import alone_paid, full_cost, latency_of, paid
 from ttamer.fitting.states import StateTables
@@ -210,25 +210,18 @@ def _answers(
         codes=trace.prediction.astype(np.intp) if agree and trace.prediction is not None else None,
         classes=trace.classes if agree and trace.prediction is not None else (),
         features=inputs,
-        near=None if features is None else features.near,
         spec=features,
         latency=trace.latency,
+        latency_weight=record.latency_weight,
         groups=None if trace.group is None else groups_of(trace),
         weight=_chance_weights(trace) if record.weighting == "chance" else None,
-    )
-    parents = first_parents(spec)
-    options = PlanOptions(seed=record.seed, most=max_nodes or PlanOptions.most)
-    fitted = fit_steps(
-        spec.names,
-        log,
         kind=spec.kind,
-        parents=parents or None,
-        latency_weight=record.latency_weight,
-        options=options,
+        parents=first_parents(spec),
     )
-    tables = replace(fitted.tables, parents=parents)
+    options = PlanOptions(seed=record.seed, most=max_nodes or PlanOptions.most)
+    tables, estimates = fit_steps(spec.names, log, options=options)
     tables = replace(tables, belief=replace(tables.belief, agree=agree))
-    return tables, 1 / (1 + tables.prices[::-1] * full_cost(spec, trace)), fitted.estimates
+    return tables, 1 / (1 + tables.prices[::-1] * full_cost(spec, trace)), estimates
 
 
 def _equal_answers_lose_alike(trace: Trace) -> bool:

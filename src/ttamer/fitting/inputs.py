@@ -389,23 +389,21 @@ class CrossFittedPrior:
         cost: Floats,
         complete: Ints,
         fold: Ints,
-        near: int | None = None,
         spec: FeatureSpec | None = None,
     ) -> None:
         """Prepare what all folds share.
 
         Args:
             features: Shape (T, D), on the grid of features.
-            losses: Shape (T, n), in [0, 1]; known on complete rows.
+            losses: Shape (R, n), in [0, 1]: of complete rows.
             cost: Shape (T, n).
-            complete: The rows fitted to.
+            complete: Shape (R,): the rows fitted to.
             fold: Shape (T,).
-            near: By how many of the first features inputs are near; all if ``None``.
             spec: How inputs become features.
         """
         self.features, self.complete, self.fold, self.spec = features, complete, fold, spec
-        self.losses, self.mean_cost = on_grid(losses[complete]), cost.mean(axis=0)
-        self.near = near_columns(features, near or features.shape[1])
+        self.losses, self.mean_cost = on_grid(losses), cost.mean(axis=0)
+        self.near = near_columns(features, features.shape[1] if spec is None else spec.near)
         self.nodes, self.folds = losses.shape[1], range(int(fold.max()) + 1)
         shares = cost[complete] / np.maximum(self.mean_cost, 1e-300)
         self._prepare_ridge(np.hstack([self.losses, shares]))

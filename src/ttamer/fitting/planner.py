@@ -79,16 +79,20 @@ class Log:
     classes: tuple[str, ...] = ()
     features: NDArray[np.float32] | None = None
     """Shape (T, D): what is known of each input."""
-    near: int | None = None
-    """By how many of the first features inputs are near; all if ``None``."""
     spec: FeatureSpec | None = None
     """How inputs became features."""
     latency: Floats | None = None
     """Shape (T, n), in ms."""
+    latency_weight: float = 0.0
+    """What a millisecond counts as, in the unit of cost."""
     groups: Ints | None = None
     """Shape (T,): rows of one group are never split by a fold."""
     weight: Floats | None = None
     """Shape (T,): the weight of each row, e.g. one over its chance to be in the log."""
+    kind: str = "models"
+    """``"models"``, or ``"exits"`` of one network, in order."""
+    parents: tuple[int, ...] = ()
+    """By node, one that must be asked before it, -1 for none; empty where none has one."""
 
     def __len__(self) -> int:
         return len(self.losses)
@@ -189,27 +193,12 @@ class Topology:
     exits: bool = False
 
     @classmethod
-    def of(
-        cls,
-        mean_cost: Floats,
-        losses: Floats,
-        parents: Sequence[int] | None,
-        exits: bool,
-        options: PlanOptions,
-    ) -> Topology:
-        """Return what may be asked: of many nodes, those that no cheaper one clearly beats.
-
-        Args:
-            mean_cost: Shape (n,).
-            losses: Shape (R, n): of complete rows.
-            parents: By node: the node that must be asked before it, -1 for none.
-            exits: Whether nodes are exits of one network, in order.
-            options: How many nodes to plan with.
-        """
-        nodes = range(len(mean_cost))
-        if exits:
+    def of(cls, log: Log, mean_cost: Floats, options: PlanOptions) -> Topology:
+        """Return what may be asked: of many nodes, those that no cheaper one clearly beats."""
+        nodes, losses = range(len(mean_cost)), log.losses[log.complete]
+        if log.kind == "exits":
             return cls(mean_cost, (-1, *nodes[:-1]), tuple(nodes), len(nodes), exits=True)
-        parents = tuple(parents or (-1,) * len(nodes))
+        parents = log.parents or (-1,) * len(nodes)
 
         def beaten(node: int) -> float:
             cheaper = [v for v in nodes if v != node and mean_cost[v] <= mean_cost[node]]

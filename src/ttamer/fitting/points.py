@@ -19,15 +19,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ttamer._checks import number
 from ttamer.errors import ArgumentError
-from ttamer.fitting.policy import Estimates
+from ttamer.fitting.belief import Floats, Ints
 from ttamer.stats.bounds import quantile_upper
 from ttamer.stats.envelope import lower_envelope
-
-Floats = NDArray[np.float64]
 
 TOLERANCE = 5e-4  # expected losses per row that a choice may err by
 WORST, FALLS = 0.17, 1.55  # max over theta of theta Phi(-k - theta) is WORST exp(-FALLS k)
@@ -97,6 +94,55 @@ def cheapest(cost: Floats, value: Floats, at_most: float) -> Mix | None:
 
 
 @dataclass(frozen=True, eq=False)
+class Estimates:
+    """What the policy of each price does on rows that were not fitted to, row by row.
+
+    From five folds of the whole fit: ``lost[j, t]`` is by a policy of price j fitted without the
+    fold of row t. Rows are the complete ones of the log: every node answered, every loss is known.
+    """
+
+    rows: Ints
+    """Shape (R,): their numbers in the log."""
+    weight: Floats
+    """Shape (R,): their weights, of mean 1; all 1 where the log has no gaps."""
+    lost: Floats
+    """Shape (P, R): the loss of the answer returned."""
+    paid: Floats
+    """Shape (P, R): what was paid, in the cascade's unit."""
+    waited: Floats | None
+    """Shape (P, R): how long it took, in ms; ``None`` where the log has no latency."""
+    alone_lost: Floats
+    """Shape (R, n): the loss of each node's answer by itself."""
+    alone_paid: Floats
+    """Shape (R, n): what it costs by itself: of exits, all those before it too."""
+    alone_waited: Floats | None = None
+
+    def mean(self, values: Floats) -> Floats:
+        """Return the weighted means over rows, the last axis."""
+        return np.asarray(values @ self.weight / self.weight.sum())
+
+    def standard_error(self, values: Floats, group: Ints | None = None) -> Floats:
+        """Return the standard errors of those means; groups are independent, their rows not."""
+        deviation = (values - self.mean(values)[..., None]) * self.weight
+        if group is not None:
+            number_of = np.unique(group, return_inverse=True)[1]
+            sums = np.zeros((len(values), number_of.max() + 1))
+            np.add.at(sums.T, number_of, deviation.T)
+            deviation = sums
+        return np.asarray(np.sqrt((deviation**2).sum(axis=-1)) / self.weight.sum())
+
+    @property
+    def error(self) -> Floats:
+        """Shape (P,): the mean loss of each price."""
+        return self.mean(self.lost)
+
+    @property
+    def cost(self) -> Floats:
+        """Shape (P,): the mean cost of each price."""
+        return self.mean(self.paid)
+
+
+@dataclass(frozen=True, eq=False)
 class OperatingPoints:
     """Estimates of P policies and n nodes by themselves, by cross-fitting."""
 
@@ -121,7 +167,7 @@ class OperatingPoints:
     that quantile with confidence 0.95."""
 
     @classmethod
-    def of(cls, estimates: Estimates, group: NDArray[np.intp] | None = None) -> OperatingPoints:
+    def of(cls, estimates: Estimates, group: Ints | None = None) -> OperatingPoints:
         """Summarise what policies do row by row, prices rising; a ladder has them falling.
 
         Args:
@@ -139,11 +185,11 @@ class OperatingPoints:
         return cls(
             error=estimates.mean(lost),
             cost=estimates.mean(paid),
-            standard_error=_standard_error(lost, estimates.weight, group),
+            standard_error=estimates.standard_error(lost, group),
             # Neighbours lower the noise; that some of them err less, at more cost, is no reason to
             # believe that this one does.
             excess=np.maximum(estimates.mean(excess), estimates.mean(lost) - alone[best]),
-            excess_error=_standard_error(excess, estimates.weight, group),
+            excess_error=estimates.standard_error(excess, group),
             alone_error=alone,
             alone_cost=estimates.mean(estimates.alone_paid.T),
             rows=len(estimates.rows),
@@ -239,18 +285,6 @@ class OperatingPoints:
                 param="p95",
             )
         return int(min(fast, key=lambda point: (self.errors[point], self.costs[point])))
-
-
-def _standard_error(values: Floats, weight: Floats, group: NDArray[np.intp] | None) -> Floats:
-    """Return the standard errors of weighted means, the last axis; groups are independent."""
-    total = weight.sum()
-    deviation = (values - (values @ weight / total)[..., None]) * weight
-    if group is not None:
-        _, number_of = np.unique(group, return_inverse=True)
-        sums = np.zeros((len(values), number_of.max() + 1))
-        np.add.at(sums.T, number_of, deviation.T)
-        deviation = sums
-    return np.asarray(np.sqrt((deviation**2).sum(axis=-1)) / total)
 
 
 def _latency(wait: Floats) -> tuple[float, float, float]:
