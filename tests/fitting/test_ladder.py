@@ -10,7 +10,8 @@ from ttamer import datasets
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceWarning
 from ttamer.fitting.fits import fit
-from ttamer.fitting.ladder import FitRecord, were_fitted_to
+from ttamer.fitting.fitted import FitRecord
+from ttamer.fitting.holdout import were_fitted_to
 from ttamer.fitting.points import Mix
 from ttamer.fitting.replay import alone_paid, paid
 from ttamer.fitting.stream import fit_batches

@@ -20,22 +20,15 @@ from ttamer.artefact.problem import SOLVED, SolvedRecord, describe_solved, resto
 from ttamer.cascade import CascadeSpec, from_tables, to_tables
 from ttamer.errors import ArtefactDamaged, CascadeError
 from ttamer.fitting.belief import HEAD, MAX_ODDS, PEER, Belief, Cells, Step
+from ttamer.fitting.fitted import FitRecord, Fitted, Tables, first_parents
 from ttamer.fitting.inputs import FeatureSpec, InputFeature, Prior
-from ttamer.fitting.ladder import (
-    FitRecord,
-    Fitted,
-    FittedLadder,
-    FittedPolicy,
-    Mixture,
-    Tables,
-    first_parents,
-    single_costs,
-)
+from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
 from ttamer.fitting.points import OperatingPoints
 from ttamer.fitting.policy import SingleNode, StepPolicy, StepTables
-from ttamer.fitting.promises import Held, Measure, Promise
+from ttamer.fitting.promises import Held, Promise
 from ttamer.fitting.states import StateTables
 from ttamer.policy.base import Ladder
+from ttamer.trace.trace import Measure
 
 Savable = FittedPolicy | FittedLadder | Mixture
 
@@ -330,11 +323,8 @@ def _chosen(chosen: ChosenRecord, fitted: Fitted) -> FittedPolicy:
     listed = [node, *chosen.before, *chosen.backups]
     fits = len({*listed}) == len(listed) and {*listed} <= {*range(nodes)}
     require(fits, "a node by itself, those before it and its backups are nodes, each once")
-    costs = single_costs(fitted.spec, node)
-    before, backups = tuple(chosen.before), tuple(chosen.backups)
-    return FittedPolicy(
-        fitted, SingleNode(fitted.spec.names, costs, node, before, backups), *estimates
-    )
+    single = fitted.single_node(node, tuple(chosen.before), tuple(chosen.backups))
+    return FittedPolicy(fitted, single, *estimates)
 
 
 def _tables(record: FittedRecord, spec: CascadeSpec, stored: Stored) -> Tables:

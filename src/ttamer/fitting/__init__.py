@@ -2,8 +2,8 @@
 
 from ttamer.fitting.belief import RiskModel as RiskModel, Seen as Seen
 from ttamer.fitting.fits import fit as fit
+from ttamer.fitting.fitted import FitRecord as FitRecord
 from ttamer.fitting.ladder import (
-    FitRecord as FitRecord,
     FittedLadder as FittedLadder,
     FittedPolicy as FittedPolicy,
     Mixture as Mixture,

@@ -30,7 +30,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Bools = NDArray[np.bool_]
+Number = TypeVar("Number", float, Floats)
 Step = tuple[int, ...]
 """A set of nodes, in increasing order."""
 
@@ -238,6 +239,16 @@ def by_pattern(came: Bools) -> list[tuple[Step, Ints]]:
     ]
 
 
+def q_odds(
+    first: Sequence[float], later: Sequence[float], size: int, z: Number, bar: Number, x: Number
+) -> Number:
+    """Return the log-odds that a node errs, before it is asked and after ``size`` answers."""
+    if not size:
+        return first[0] + first[1] * z + first[2] * bar
+    odds = later[0] + later[1] * z + later[2] * bar + later[3] * x + later[4] * (x * z)
+    return odds + (later[5] * (size == 2) + later[6] * (size == 3))
+
+
 class View:
     """What a belief says of T inputs."""
 
@@ -340,14 +351,9 @@ class View:
         belief, prior = self.belief, self.seen.prior
         if belief.first is None or belief.later is None or prior is None or self.bar is None:
             return np.zeros(len(self.seen))
-        z = prior[:, node]
-        if not step:
-            v = belief.first[node]
-            return chance(on_grid(v[0] + v[1] * z + v[2] * self.bar, MAX_ODDS))
-        v, x = belief.later[node], self.best(step)[0]
-        size = v[5] * (len(step) == 2) + v[6] * (len(step) == 3)
-        logit = v[0] + v[1] * z + v[2] * self.bar + v[3] * x + v[4] * (x * z) + size
-        return chance(on_grid(logit, MAX_ODDS))
+        x = self.best(step)[0] if step else self.bar
+        weights = belief.first[node], belief.later[node]
+        return chance(on_grid(q_odds(*weights, len(step), prior[:, node], self.bar, x), MAX_ODDS))
 
     @cached_property
     def typical(self) -> Floats:
@@ -450,12 +456,5 @@ class Scorer:
         """Return the chance that a node not asked errs; 0 where inputs are not used."""
         if self.first is None or self.later is None or prior is None:
             return 0.0
-        z = prior[node]
-        if not step:
-            one, w_z, w_bar = self.first[node]
-            logit = one + w_z * z + w_bar * bar
-        else:
-            v = self.later[node]
-            logit = v[0] + v[1] * z + v[2] * bar + v[3] * x + v[4] * (x * z)
-            logit += v[5] * (len(step) == 2) + v[6] * (len(step) == 3)
-        return chance_of(min(max(round(logit * GRID) / GRID, -MAX_ODDS), MAX_ODDS))
+        odds = q_odds(self.first[node], self.later[node], len(step), prior[node], bar, x)
+        return chance_of(min(max(round(odds * GRID) / GRID, -MAX_ODDS), MAX_ODDS))

@@ -22,17 +22,10 @@ from ttamer.cascade import answer_rules
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Bools, Floats, Ints, Seen
 from ttamer.fitting.crossfit import fit_steps
+from ttamer.fitting.fitted import BeliefKind, FitRecord, Fitted, Tables, first_parents
+from ttamer.fitting.holdout import groups_of, rows_split
 from ttamer.fitting.inputs import FeatureSpec
-from ttamer.fitting.ladder import (
-    BeliefKind,
-    FitRecord,
-    Fitted,
-    FittedLadder,
-    Tables,
-    first_parents,
-    groups_of,
-    rows_split,
-)
+from ttamer.fitting.ladder import FittedLadder
 from ttamer.fitting.markov import check_markov, fit_states
 from ttamer.fitting.planner import Log, PlanOptions, folds_of
 from ttamer.fitting.points import Estimates, OperatingPoints

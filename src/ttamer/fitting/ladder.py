@@ -13,198 +13,40 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from math import isfinite, log
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer import __version__
 from ttamer._checks import counted, is_number, number, percent, priced
 from ttamer._extras import require
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
-from ttamer.fitting.belief import Floats, Seen, View
+from ttamer.fitting.fitted import FitRecord, Fitted, PolicyRule
+from ttamer.fitting.holdout import held_of
 from ttamer.fitting.points import Mix, OperatingPoints
-from ttamer.fitting.policy import SingleNode, StepBatch, StepPolicy, StepTables, play
-from ttamer.fitting.promises import Held, Kind, Measure, Promise, make_promise
-from ttamer.fitting.replay import Played, alone_paid, paid
+from ttamer.fitting.policy import SingleNode, StepBatch, StepPolicy
+from ttamer.fitting.promises import Held, Kind, Promise, make_promise
+from ttamer.fitting.replay import Played
 from ttamer.fitting.session import FittedSession
-from ttamer.fitting.states import StatePolicy, StateTables
+from ttamer.fitting.states import StatePolicy
 from ttamer.problem.checks import check_tradeoff
 from ttamer.show import card
 from ttamer.show.curves import draw_curves
 from ttamer.show.graph import Drawing
 from ttamer.show.tables import table
 from ttamer.stats.envelope import lower_envelope
-from ttamer.trace.checks import require_trace
-from ttamer.trace.trace import Trace
-
-Tables = StepTables | StateTables
-PolicyRule = StepPolicy | StatePolicy | SingleNode
-Column = Sequence[Any] | NDArray[Any]
-BeliefKind = Literal["answers", "markov", "threshold"]
-
-GOLDEN_RATIO = (5**0.5 - 1) / 2  # fractional parts of its multiples are spread evenly over [0, 1)
-MAX_NUMBER = 2**32  # larger keys are hashed: their multiples have no fraction left
-MAX_HELD_ROWS = 20_000  # rows that a file keeps for promises: a uniform sample of more
-MAX_SHOWN = 12  # rows of a table in a notebook
-LAST_DROP = 0.01  # the drop that default() allows where the target is the last node's answer
+from ttamer.trace.trace import Measure, Trace
 
 
-class MarkovRecord(msgspec.Struct, frozen=True):
-    """Whether the states that ``belief="markov"`` learnt form a Markov chain, as it assumes."""
-
-    p_value: float
-    """The chance of dependence as strong as in these rows, if they did (permutations)."""
-    cost: float
-    """What assuming it loses and pays more, at ``tradeoff``; costs are shares of the full cost."""
-    standard_error: float
-    tradeoff: float
-
-    def __str__(self) -> str:
-        verdict = "consistent with" if self.p_value > 0.05 else "not those of"
-        return (
-            f"The states of the nodes are {verdict} a Markov chain (p = {self.p_value:.2g}); "
-            f"assuming one costs {self.cost:.2g} +- {self.standard_error:.1g} in the objective at "
-            f"tradeoff {self.tradeoff:.2g}"
-        )
-
-
-class FitRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """How a ladder was fitted. Nothing reads it in order to decide."""
-
-    belief: BeliefKind
-    rows: int
-    """The rows of the log, held-out ones left out."""
-    complete: int
-    """Those on which every node answered and every loss is known."""
-    trace_digest: str
-    seed: int = 0
-    folds: int = 5
-    held_out: int = 0
-    sampled: int | None = None
-    """The rows that policies were found on, where there were more than fit into memory."""
-    weighting: Literal["none", "raked", "chance"] = "none"
-    """How complete rows stand for all rows."""
-    effective: float | None = None
-    """So many rows of equal weight say as much as the weighted complete ones."""
-    latency_weight: float = 0.0
-    without: tuple[str, ...] = ()
-    inputs: tuple[str, ...] = ()
-    """What policies read of an input."""
-    markov: MarkovRecord | None = None
-    """Of ``belief="markov"`` with nodes in one order."""
-    version: str = __version__
-
-
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """What all policies of a ladder share: all that is needed to decide."""
-
-    spec: CascadeSpec
-    tables: Tables
-    tradeoffs: Floats
-    """Shape (P,), rising; of thresholds, the thresholds."""
-    full_cost: float
-    """What the full model costs per input, in the cascade's unit."""
-    record: FitRecord
-    measure: Measure = "error"
-    unit: float = 1.0
-    """What a loss of 1 is in the trace's unit."""
-    thresholds: bool = False
-    """Whether policies are thresholds on the confidence, set before any row was seen."""
-    compare: Mapping[str, str] = field(default_factory=dict)
-    """How answers are compared and where confidences come from: serving by another rule is refused.
-    """
-
-    def rule(self, number: int) -> StepPolicy | StatePolicy:
-        """Return what decides at a place of the ladder; prices of tables rise."""
-        return self.tables.policy(len(self.tables) - 1 - number)
-
-    def read(self, trace: Trace) -> Rows:
-        """Return rows as policies see them."""
-        require_trace(trace, "a replay")
-        if trace.names != self.spec.names:
-            raise ArgumentError(
-                f"the policy was fitted for {', '.join(self.spec.names)}, and the trace has "
-                f"{', '.join(trace.names)}: use the same cascade.toml for both"
-                + (
-                    "; trace.with_verification()"
-                    if any(node.verify_cost is not None for node in trace.spec.nodes)
-                    else ""
-                )
-            )
-        prior, costs = self.of_inputs(trace.prompt, trace.inputs, len(trace))
-        return Rows(self, Seen(trace.confidence, self._codes(trace), prior), costs)
-
-    def of_inputs(
-        self, prompt: Column | None, inputs: Mapping[str, Column], count: int
-    ) -> tuple[Floats | None, Floats | None]:
-        """Return the log-odds of errors and the costs of rows, (T, n) each; ``None`` if not used.
-
-        A row of which nothing is known that policies read has the mean log-odds and costs.
-        """
-        prior = self.tables.prior if isinstance(self.tables, StepTables) else None
-        if prior is None:
-            return None, None
-        odds, costs = (np.tile(mean, (count, 1)) for mean in (prior.base, self.tables.costs))
-        names = () if prior.spec is None else {feature.name for feature in prior.spec.features}
-        columns = dict(inputs) if prompt is None else {**inputs, "prompt": prompt}
-        columns = {name: columns[name] for name in names if name in columns}
-        present = np.zeros(count, bool)
-        for column in columns.values():
-            present |= [not (v is None or (is_number(v) and v != v)) for v in column]
-        rows = np.flatnonzero(present)
-        if prior.spec is not None and rows.size:
-            values = {
-                name: [column[row] for row in rows.tolist()] for name, column in columns.items()
-            }
-            text = values.pop("prompt", None)
-            odds[rows], costs[rows] = prior(prior.spec.rows(text, values))
-        return odds, costs
-
-    def _codes(self, trace: Trace) -> NDArray[np.intp] | None:
-        """Return predictions in the belief's codes; new classes get new ones."""
-        if trace.prediction is None or not isinstance(self.tables, StepTables):
-            return None
-        classes = self.tables.belief.classes  # perhaps none: texts that agree still count
-        code_of = {text: code for code, text in enumerate(classes)}
-        codes = [code_of.get(text, len(classes) + new) for new, text in enumerate(trace.classes)]
-        return np.array([*codes, -1], np.intp)[trace.prediction]
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of a trace as the policies of a fit see them; several policies share the work."""
+class PartOfFit:
+    """What policies, mixtures and ladders say of their fit."""
 
     fitted: Fitted
-    seen: Seen
-    costs: Floats | None = None
-    """Shape (T, n): what inputs predict."""
-
-    def play(self, rule: PolicyRule) -> Played:
-        """Return what a rule does."""
-        if isinstance(rule, StepPolicy):
-            return play(rule, self._view, self.costs)
-        return rule.play(self.seen)
-
-    @cached_property
-    def _view(self) -> View:
-        assert isinstance(self.fitted.tables, StepTables)  # noqa: S101 - its policies are
-        return self.fitted.tables.belief.view(self.seen)
-
-
-class Described:
-    """What a policy and a mixture say of themselves."""
-
-    fitted: Fitted
-    error: float | None
-    cost: float | None
 
     @property
     def spec(self) -> CascadeSpec:
@@ -215,6 +57,13 @@ class Described:
     def record(self) -> FitRecord:
         """How it was fitted."""
         return self.fitted.record
+
+
+class Described(PartOfFit):
+    """What a policy and a mixture say of themselves."""
+
+    error: float | None
+    cost: float | None
 
     @property
     def described(self) -> str:
@@ -310,9 +159,8 @@ class FittedPolicy(Described):
         del key
         if not isinstance(self.rule, StepPolicy):
             return self.rule.session(max_cost=max_cost)
-        prior, costs = self.fitted.of_inputs(
-            [prompt], {name: [value] for name, value in (inputs or {}).items()}, 1
-        )
+        rows = {name: [value] for name, value in (inputs or {}).items()}
+        prior, costs = self.fitted.of_inputs([prompt], rows, 1)
         if prior is None or costs is None:
             return self.rule.session(max_cost=max_cost)
         return self.rule.session(prior[0], costs[0], max_cost)
@@ -403,6 +251,11 @@ class Mixture(Described):
     seed: int = 0
     promise: Promise | None = None
     """What is promised of it, where it was chosen by a promise, and whether that holds."""
+
+    # Fractional parts of multiples of the golden ratio are spread evenly over [0, 1). Larger
+    # numbers are hashed: their multiples have no fraction left.
+    _golden_ratio = (5**0.5 - 1) / 2
+    _max_number = 2**32
 
     def __repr__(self) -> str:
         return f"Mixture({', '.join(self.spec.names)}; {self.described})"
@@ -538,11 +391,11 @@ class Mixture(Described):
         Returns:
             Shape (rows,): true where the expensive policy decides.
         """
-        return np.asarray((self._start + GOLDEN_RATIO * np.arange(rows)) % 1.0 < self.share)
+        return np.asarray((self._start + self._golden_ratio * np.arange(rows)) % 1.0 < self.share)
 
     def _draw(self, key: str | int) -> float:
-        if isinstance(key, int | np.integer) and abs(int(key)) < MAX_NUMBER:
-            return (self._start + GOLDEN_RATIO * int(key)) % 1.0
+        if isinstance(key, int | np.integer) and abs(int(key)) < self._max_number:
+            return (self._start + self._golden_ratio * int(key)) % 1.0
         return _uniform(f"{self.seed}:{key}")
 
     @cached_property
@@ -555,32 +408,12 @@ class Mixture(Described):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FittedLadder:
-    """The policies of a fit, in increasing order of tradeoff.
-
-    >>> from ttamer import datasets, fit
-    >>> ladder = fit(datasets.load("minilm-imdb").take(slice(500)), belief="threshold")
-    >>> len(ladder), ladder.at(0.9) is ladder[ladder.tradeoffs.index(ladder.at(0.9).tradeoff)]
-    (64, True)
-    """
+class PolicyList(PartOfFit):
+    """The policies of a fit, in increasing order of tradeoff, and each node by itself."""
 
     fitted: Fitted
     points: OperatingPoints
     """What each policy, and each node by itself, does on rows it was not fitted to."""
-    held: Held | None = None
-    """What they do on rows held out, on which promises are tested."""
-    promises: tuple[Promise, ...] = ()
-    """The promises made so far: they are saved with the ladder."""
-
-    @property
-    def spec(self) -> CascadeSpec:
-        """The cascade it was fitted for."""
-        return self.fitted.spec
-
-    @property
-    def record(self) -> FitRecord:
-        """How it was fitted."""
-        return self.fitted.record
 
     @property
     def tradeoffs(self) -> tuple[float, ...]:
@@ -610,20 +443,14 @@ class FittedLadder:
         Returns:
             The policy, with its expected error and cost.
         """
-        error = self.fitted.unit * float(self.points.errors[number])
-        cost = float(self.points.costs[number])
-        if number >= len(self):
-            return FittedPolicy(self.fitted, self._alone(number - len(self)), number, error, cost)
-        return FittedPolicy(self.fitted, self.fitted.rule(number), number, error, cost)
-
-    def _alone(self, node: int) -> SingleNode:
-        spec = self.spec
-        required = spec.required[node]
-        first = tuple(v for v in spec.asking_order() if required[v] and v != node)
-        backups = [v for v in spec.asking_order() if not required[v]]
-        if spec.kind == "models" and not any(spec.parents):
-            backups.sort(key=lambda v: float(self.points.alone_error[v]))
-        return SingleNode(spec.names, single_costs(spec, node), node, first, tuple(backups))
+        fitted, points = self.fitted, self.points
+        rule: PolicyRule
+        if number < len(self):
+            rule = fitted.rule(number)
+        else:
+            rule = fitted.alone(number - len(self), points.alone_error)
+        error = fitted.unit * float(points.errors[number])
+        return FittedPolicy(fitted, rule, number, error, float(points.costs[number]))
 
     def alone(self, node: str) -> FittedPolicy:
         """Return the policy that returns the answer of one node, whatever it is.
@@ -650,7 +477,7 @@ class FittedLadder:
         )
 
     def _repr_html_(self) -> str:
-        head, *rows = self._cells(MAX_SHOWN)
+        head, *rows = self._cells(12)
         return card(repr(self), head=head, rows=rows, drawing=self.plot())
 
     def _cells(self, limit: int) -> list[list[str]]:
@@ -729,6 +556,34 @@ class FittedLadder:
         share = self.fitted.measure == "error"
         return draw_curves({"policies": curve}, *labels, marks=marks, y_percent=share).written(path)
 
+    def play_all(self, trace: Trace) -> Iterator[Played]:
+        """Play every policy on a trace, reading it once.
+
+        Args:
+            trace: Rows of the same cascade.
+
+        Returns:
+            What each policy does, in the order of the ladder.
+        """
+        rows = self.fitted.read(trace)
+        return (rows.play(policy.rule) for policy in self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FittedLadder(PolicyList):
+    """The policies of a fit, and choices among them.
+
+    >>> from ttamer import datasets, fit
+    >>> ladder = fit(datasets.load("minilm-imdb").take(slice(500)), belief="threshold")
+    >>> len(ladder), ladder.at(0.9) is ladder[ladder.tradeoffs.index(ladder.at(0.9).tradeoff)]
+    (64, True)
+    """
+
+    held: Held | None = None
+    """What they do on rows held out, on which promises are tested."""
+    promises: tuple[Promise, ...] = ()
+    """The promises made so far: they are saved with the ladder."""
+
     def at(self, tradeoff: float) -> FittedPolicy:
         """Return the policy of the nearest price: ``(1 - t) / t`` losses per full cost.
 
@@ -793,8 +648,15 @@ class FittedLadder:
         Returns:
             A mixture of two policies, or of one, that costs no more than the best node.
         """
-        allowed = LAST_DROP if self.spec.target == "last" else 0.0
-        return self.mixed(self.points.default(allowed=allowed), seed=seed)
+        return self.mixed(self.points.default(allowed=self.allowed_drop), seed=seed)
+
+    @property
+    def allowed_drop(self) -> float:
+        """How much more than the best node, in losses, :meth:`default` may err on the mean.
+
+        0; one point where the last node is right by definition: no other errs as little.
+        """
+        return 0.01 if self.spec.target == "last" else 0.0
 
     def for_budget(
         self,
@@ -828,7 +690,7 @@ class FittedLadder:
         if exceeded_at_most is None:
             return self.mixed(self.points.for_budget(cost), seed=seed)
         return self._promised(
-            "budget", exceeded_at_most, confidence, on, self.points.best, seed, budget=cost
+            "budget", exceeded_at_most, confidence, on, seed, self.points.best, budget=cost
         )
 
     def for_latency(self, *, p95: float) -> FittedPolicy:
@@ -873,7 +735,7 @@ class FittedLadder:
         Raises:
             ArgumentError: There are no rows to test on, or a number is out of range.
         """
-        return self._promised("error", at_most, confidence, on, self.points.best, seed)
+        return self._promised("error", at_most, confidence, on, seed, self.points.best)
 
     def for_drop(
         self,
@@ -903,45 +765,28 @@ class FittedLadder:
         Raises:
             ArgumentError: There are no rows to test on, or a number is out of range.
         """
-        node, chosen = self._node(against), against == "best" and self.fitted.thresholds
-        return self._promised("drop", at_most, confidence, on, node, seed, chosen=chosen)
-
-    def _promised(
-        self,
-        kind: Kind,
-        at_most: float,
-        confidence: float,
-        on: Trace | None,
-        against: int,
-        seed: int,
-        **more: Any,
-    ) -> Mixture:
-        promise = make_promise(
-            self.held_rows(on),
-            self.points,
-            kind,
-            at_most,
-            confidence,
-            against=against,
-            names=self.spec.names,
-            thresholds=self.fitted.thresholds,
-            **more,
-        )
-        return self.mixture_for(promise, seed=seed)
-
-    def _node(self, against: str) -> int:
-        """Return the number of the node to compare with."""
-        names = self.spec.names
+        names, chosen = self.spec.names, False
         if against in names:
-            return names.index(against)
-        if against == "last":
-            return len(names) - 1
-        if against != "best":
+            node = names.index(against)
+        elif against == "last":
+            node = len(names) - 1
+        elif against == "best":
+            node, chosen = self.points.best, self.fitted.thresholds
+        else:
             raise ArgumentError(
                 f"against is {against!r}; it must be 'last', 'best' or one of {', '.join(names)}",
                 param="against",
             )
-        return self.points.best
+        return self._promised("drop", at_most, confidence, on, seed, node, chosen=chosen)
+
+    def _promised(
+        self, kind: Kind, at_most: float, confidence: float, on: Trace | None, seed: int,
+        against: int, **more: Any,
+    ) -> Mixture:  # fmt: skip
+        more |= {"names": self.spec.names, "thresholds": self.fitted.thresholds}
+        held = self.held_rows(on)
+        promise = make_promise(held, self.points, kind, at_most, confidence, against, **more)
+        return self.mixture_for(promise, seed=seed)
 
     def held_rows(self, on: Trace | None = None) -> Held:
         """Return what points do on the rows that promises are tested on.
@@ -956,7 +801,7 @@ class FittedLadder:
             ArgumentError: There are none.
         """
         if on is not None:
-            return held_of(self, on)
+            return held_of(self.fitted, self.points, on)
         if self.held is None:
             raise ArgumentError(
                 "a promise needs rows the ladder was not fitted to: hold some out of the fit "
@@ -978,7 +823,7 @@ class FittedLadder:
         Raises:
             ArgumentError: These are rows fitted to, or no row is evidence.
         """
-        return dataclasses.replace(self, held=held_of(self, trace))
+        return dataclasses.replace(self, held=held_of(self.fitted, self.points, trace))
 
     def with_promise(self, policy: Mixture) -> FittedLadder:
         """Return the ladder with a mixture's promise in it, to be saved and checked again.
@@ -1020,154 +865,9 @@ class FittedLadder:
         """
         return Mixture(self.point(mix.cheap), self.point(mix.expensive), mix.share, seed)
 
-    def play_all(self, trace: Trace) -> Iterator[Played]:
-        """Play every policy on a trace, reading it once.
-
-        Args:
-            trace: Rows of the same cascade.
-
-        Returns:
-            What each policy does, in the order of the ladder.
-        """
-        rows = self.fitted.read(trace)
-        return (rows.play(policy.rule) for policy in self)
-
 
 def _between(low: float | None, high: float | None, share: float) -> float | None:
     return None if low is None or high is None else (1 - share) * low + share * high
-
-
-def first_parents(spec: CascadeSpec) -> tuple[int, ...]:
-    """Return by node one that must have answered before it, -1 for none; empty for exits."""
-    return (
-        tuple(nodes[0] if nodes else -1 for nodes in spec.parents) if spec.kind == "models" else ()
-    )
-
-
-def single_costs(spec: CascadeSpec, node: int) -> Floats:
-    """Return what nodes cost where one answers by itself: an exit costs all that it passes."""
-    costs = np.array(spec.costs, float)
-    if spec.kind == "exits" and not spec.asks_each:
-        costs[node] += spec.reach[:node].sum()
-    return costs
-
-
-def held_of(ladder: FittedLadder, trace: Trace) -> Held:
-    """Play the policies of the frontier on rows that a ladder was not fitted to.
-
-    Rows count that have every answer and every loss; where the log has the chances with which nodes
-    were asked, all rows with a label do, weighted.
-    """
-    require_trace(trace, "a promise")
-    trace = trace.with_verification() if trace.names != ladder.spec.names else trace
-    fitted, points, digest = ladder.fitted, ladder.points, trace.digest
-    refuse_fitted_rows(ladder, trace, "a promise")
-    if trace.measure != fitted.measure:
-        raise ArgumentError(
-            f"these rows are measured by their {trace.measure}, and the ladder was fitted to "
-            f"the {fitted.measure}: give rows with the same losses, or fit again"
-        )
-    if trace.is_graded and trace.spec.loss_bound is None:
-        raise ArgumentError(
-            "a promise about losses needs the largest loss there can be, known beforehand: set "
-            "max_loss in [cascade], or CascadeSpec.of(..., max_loss=...) (for scores it is 1)"
-        )
-    complete = ~np.isnan(trace.loss).any(axis=1)
-    weighted = trace.chance is not None and not complete.all()
-    evidence = ~np.isnan(trace.loss).all(axis=1) if weighted else complete
-    rows = np.flatnonzero(evidence)
-    if not rows.size:
-        raise ArgumentError(
-            "no row is evidence for a promise: it needs rows on which every node answered and "
-            f"every loss is known ({trace.coverage}), or the chances with which nodes were asked "
-            "(columns <node>.chance)"
-        )
-    if len(rows) > MAX_HELD_ROWS:
-        generator = np.random.default_rng([len(rows), 5])
-        rows = np.sort(generator.permutation(rows)[:MAX_HELD_ROWS])
-    trace = trace.take(rows)
-    policies = lower_envelope(points.cost, points.error).tolist()
-    if fitted.thresholds:  # their order is fixed before any row is seen: all are tested
-        policies = list(range(len(ladder)))
-    loss, view = np.nan_to_num(trace.loss), fitted.read(trace)
-    lost, costs, asked = [], [], []
-    for policy in policies:
-        played = view.play(ladder[policy].rule)
-        lost.append(np.where(played.answer < 0, 1.0, loss[np.arange(len(loss)), played.answer]))
-        costs.append(np.nan_to_num(paid(played.asked, trace)))
-        asked.append(played.asked)
-    weight = None
-    if weighted:
-        nodes = trace.spec.required
-        asked += [np.broadcast_to(row, trace.confidence.shape) for row in nodes]
-        weight = np.stack([_weight(sets, trace) for sets in asked])
-    return Held(
-        trace_digest=digest,
-        policies=tuple(policies),
-        lost=np.stack(lost),
-        paid=np.stack(costs),
-        alone_lost=loss,
-        alone_paid=np.nan_to_num(alone_paid(trace)),
-        weight=weight,
-        group=None if trace.group is None else groups_of(trace),
-        unit=fitted.unit,
-        measure=fitted.measure,
-    )
-
-
-def _weight(asked: NDArray[np.bool_], trace: Trace) -> Floats:
-    """Return one over the least chance of the nodes asked; 0 where the log lacks one of them."""
-    assert trace.chance is not None  # noqa: S101 - the caller has looked
-    chance = np.where(np.isnan(trace.chance), 1.0, trace.chance)
-    lowest = np.where(asked, chance, 1.0).min(axis=1)
-    answered = (~asked | ~np.isnan(trace.loss)).all(axis=1) & (lowest > 0)
-    return np.where(answered, 1 / np.where(lowest > 0, lowest, 1.0), 0.0)
-
-
-def groups_of(trace: Trace) -> NDArray[np.intp]:
-    """Return the group of each row, shape (T,); rows without one stand alone."""
-    rows = np.arange(len(trace))
-    if trace.group is None:
-        return rows
-    return np.where(trace.group < 0, trace.group.max() + 1 + rows, trace.group).astype(np.intp)
-
-
-def rows_split(trace: Trace, count: int, seed: int) -> tuple[Trace, Trace]:
-    """Return the rows to fit and about ``count`` rows to hold out; groups are not split."""
-    groups, sizes = np.unique(groups_of(trace), return_counts=True)
-    order = np.random.default_rng([seed, 3]).permutation(len(groups))
-    chosen = groups[order[np.cumsum(sizes[order]) <= max(count, sizes[order[0]])]]
-    held = np.isin(groups_of(trace), chosen)
-    return trace.take(np.flatnonzero(~held)), trace.take(np.flatnonzero(held))
-
-
-def were_fitted_to(record: FitRecord, trace: Trace) -> bool:
-    """Return whether rows are those fitted to, or these and the rows held out of the same log.
-
-    Such a log is recognised by repeating the split of the fit.
-    """
-    if trace.digest == record.trace_digest:
-        return True
-    count = len(trace) - record.rows
-    if count <= 0 or record.held_out != count:
-        return False
-    rows, _ = rows_split(trace, count, record.seed)
-    return rows.digest == record.trace_digest
-
-
-def refuse_fitted_rows(ladder: FittedLadder, trace: Trace, what: str) -> None:
-    """Refuse rows that a ladder was fitted to, or that hold them."""
-    if ladder.fitted.thresholds or not were_fitted_to(ladder.record, trace):
-        return
-    if trace.digest == ladder.record.trace_digest:
-        raise ArgumentError(
-            f"these are the rows the ladder was fitted to: {what} needs others; hold some out of "
-            "the fit (hold_out=0.2; ttamer fit --hold-out 0.2), or give other rows"
-        )
-    raise ArgumentError(
-        f"the ladder was fitted to {ladder.record.rows} of these {len(trace)} rows: {what} needs "
-        "others; leave the trace out to use the rows held out of the fit, or give other rows"
-    )
 
 
 def shown_error(value: float, measure: Measure, *, digits: int = 2) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Floats
-from ttamer.fitting.ladder import MarkovRecord
+from ttamer.fitting.fitted import MarkovRecord
 from ttamer.fitting.states import MAX_STATES, StateTables
 from ttamer.problem.graph import Edge, Node
 from ttamer.problem.problem import Problem

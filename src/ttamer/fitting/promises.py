@@ -49,10 +49,10 @@ from ttamer.stats.bounds import (
 )
 from ttamer.stats.envelope import lower_envelope
 from ttamer.stats.paired import paired_p, paired_upper
+from ttamer.trace.trace import Measure
 
 Floats = NDArray[np.float64]
 Kind = Literal["error", "drop", "budget"]
-Measure = Literal["error", "mean loss"]
 Test = Literal["binomial", "paired", "betting"]
 
 STEPS = 4  # mixes tested between two points
@@ -299,15 +299,17 @@ class Held:
         return np.asarray(np.bincount(number_of, values) / sizes)
 
 
-def sequence(chain: Sequence[int]) -> list[Mix]:
+def sequence(chain: Sequence[int], *, rising: bool = False) -> list[Mix]:
     """Return the mixes of neighbours along a chain of points, in its order.
 
-    The chain leads from what is tested first to what is tested last, with falling costs.
+    The chain leads from what is tested first to what is tested last: with falling costs, or rising.
     """
     mixes = [Mix.of(chain[0])]
-    for expensive, cheap in pairwise(chain):
-        shares = [1 - k / STEPS for k in range(1, STEPS)]
-        mixes += [Mix(cheap, expensive, share) for share in shares] + [Mix.of(cheap)]
+    for point, following in pairwise(chain):
+        for share in (k / STEPS for k in range(1, STEPS)):
+            pair = (point, following, share) if rising else (following, point, 1 - share)
+            mixes.append(Mix(*pair))
+        mixes.append(Mix.of(following))
     return mixes
 
 
@@ -317,8 +319,8 @@ def make_promise(
     kind: Kind,
     at_most: float,
     confidence: float,
-    *,
     against: int,
+    *,
     names: Sequence[str],
     budget: float = math.inf,
     thresholds: bool = False,
@@ -366,7 +368,7 @@ def make_promise(
         return max(sample.p_value(share, alpha, held.seed) for sample in samples)
 
     passed: Mix | None = None
-    for mix in _rising(chain) if kind == "budget" else sequence(chain):
+    for mix in sequence(chain, rising=kind == "budget"):
         is_reference = kind == "drop" and mix == Mix.of(reference)
         if not (is_reference and share >= 0) and tested(mix, peers) > alpha:
             break
@@ -375,23 +377,17 @@ def make_promise(
         passed = None
     mix = safe if passed is None else passed
     alone = kind == "drop" and mix == Mix.of(reference)
-    certified = passed is not None or (alone and share >= 0)
     sample = held.sample(kind, mix, count, against, budget)
     return Promise(
         kind=kind,
         at_most=float(at_most),
         confidence=float(confidence),
         mix=mix,
-        certified=certified,
-        bound=0.0 if alone else held.unit * sample.upper(alpha, held.seed),
-        observed=0.0 if alone else held.unit * sample.observed,
-        rows=held.rows,
-        trace_digest=held.trace_digest,
         against=names[against],
-        rows_needed=None if certified else sample.rows_needed(share, alpha),
         budget=budget if kind == "budget" else None,
         measure=held.measure,
         unit=held.unit,
+        **_evidence(held, sample, share, alpha, passed is not None, alone),
     )
 
 
@@ -406,16 +402,24 @@ def check_promise(promise: Promise, held: Held, count: int, names: Sequence[str]
     share = promise.at_most / held.unit
     alone = promise.kind == "drop" and promise.mix == Mix.of(count + against) and share >= 0
     passed = alone or sample.p_value(share, alpha, held.seed) <= alpha
-    return dataclasses.replace(
-        promise,
-        certified=passed,
-        bound=0.0 if alone else held.unit * sample.upper(alpha, held.seed),
-        observed=0.0 if alone else held.unit * sample.observed,
-        rows=held.rows,
-        trace_digest=held.trace_digest,
-        rows_needed=None if passed else sample.rows_needed(share, alpha),
-        refuted=not alone and sample.refutes(share, alpha, held.seed),
-    )
+    refuted = not alone and sample.refutes(share, alpha, held.seed)
+    facts = _evidence(held, sample, share, alpha, passed, alone)
+    return dataclasses.replace(promise, refuted=refuted, **facts)
+
+
+def _evidence(
+    held: Held, sample: Sample, share: float, alpha: float, passed: bool, alone: bool
+) -> dict[str, Any]:
+    """Return what rows say of a mix; the drop of the reference itself is 0."""
+    certified = passed or (alone and share >= 0)
+    return {
+        "certified": certified,
+        "bound": 0.0 if alone else held.unit * sample.upper(alpha, held.seed),
+        "observed": 0.0 if alone else held.unit * sample.observed,
+        "rows": held.rows,
+        "trace_digest": held.trace_digest,
+        "rows_needed": None if certified else sample.rows_needed(share, alpha),
+    }
 
 
 def _corners(points: OperatingPoints, policies: Sequence[int], limit: float) -> list[int]:
@@ -423,12 +427,3 @@ def _corners(points: OperatingPoints, policies: Sequence[int], limit: float) -> 
     able = [*policies, *range(len(points), len(points.costs))]
     able = [point for point in able if points.costs[point] <= limit]
     return [able[k] for k in lower_envelope(points.costs[able], points.errors[able])]
-
-
-def _rising(chain: Sequence[int]) -> list[Mix]:
-    """Return mixes from the cheapest point to the most expensive."""
-    mixes = [Mix.of(chain[0])]
-    for cheap, expensive in pairwise(chain):
-        shares = [k / STEPS for k in range(1, STEPS)]
-        mixes += [Mix(cheap, expensive, share) for share in shares] + [Mix.of(expensive)]
-    return mixes

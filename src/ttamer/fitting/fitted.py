@@ -1,0 +1,195 @@
+"""What all policies of a fit share: how it was made, and all that is needed to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ttamer import __version__
+from ttamer._checks import is_number
+from ttamer.cascade import CascadeSpec
+from ttamer.errors import ArgumentError
+from ttamer.fitting.belief import Floats, Ints, Seen, Step, View
+from ttamer.fitting.policy import SingleNode, StepPolicy, StepTables, play
+from ttamer.fitting.replay import Played
+from ttamer.fitting.states import StatePolicy, StateTables
+from ttamer.trace.checks import require_trace
+from ttamer.trace.trace import Measure, Trace
+
+Tables = StepTables | StateTables
+PolicyRule = StepPolicy | StatePolicy | SingleNode
+Column = Sequence[Any] | NDArray[Any]
+BeliefKind = Literal["answers", "markov", "threshold"]
+
+
+class MarkovRecord(msgspec.Struct, frozen=True):
+    """Whether the states that ``belief="markov"`` learnt form a Markov chain, as it assumes."""
+
+    p_value: float
+    """The chance of dependence as strong as in these rows, if they did (permutations)."""
+    cost: float
+    """What assuming it loses and pays more, at ``tradeoff``; costs are shares of the full cost."""
+    standard_error: float
+    tradeoff: float
+
+    def __str__(self) -> str:
+        verdict = "consistent with" if self.p_value > 0.05 else "not those of"
+        return (
+            f"The states of the nodes are {verdict} a Markov chain (p = {self.p_value:.2g}); "
+            f"assuming one costs {self.cost:.2g} +- {self.standard_error:.1g} in the objective at "
+            f"tradeoff {self.tradeoff:.2g}"
+        )
+
+
+class FitRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How a ladder was fitted. Nothing reads it in order to decide."""
+
+    belief: BeliefKind
+    rows: int
+    """The rows of the log, held-out ones left out."""
+    complete: int
+    """Those on which every node answered and every loss is known."""
+    trace_digest: str
+    seed: int = 0
+    folds: int = 5
+    held_out: int = 0
+    sampled: int | None = None
+    """The rows that policies were found on, where there were more than fit into memory."""
+    weighting: Literal["none", "raked", "chance"] = "none"
+    """How complete rows stand for all rows."""
+    effective: float | None = None
+    """So many rows of equal weight say as much as the weighted complete ones."""
+    latency_weight: float = 0.0
+    without: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    """What policies read of an input."""
+    markov: MarkovRecord | None = None
+    """Of ``belief="markov"`` with nodes in one order."""
+    version: str = __version__
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """What all policies of a ladder share: all that is needed to decide."""
+
+    spec: CascadeSpec
+    tables: Tables
+    tradeoffs: Floats
+    """Shape (P,), rising; of thresholds, the thresholds."""
+    full_cost: float
+    """What the full model costs per input, in the cascade's unit."""
+    record: FitRecord
+    measure: Measure = "error"
+    unit: float = 1.0
+    """What a loss of 1 is in the trace's unit."""
+    thresholds: bool = False
+    """Whether policies are thresholds on the confidence, set before any row was seen."""
+    compare: Mapping[str, str] = field(default_factory=dict)
+    """How answers are compared and where confidences come from: serving by another rule is refused.
+    """
+
+    def rule(self, number: int) -> StepPolicy | StatePolicy:
+        """Return what decides at a place of the ladder; prices of tables rise."""
+        return self.tables.policy(len(self.tables) - 1 - number)
+
+    def alone(self, node: int, error: Floats) -> SingleNode:
+        """Return what asks one node; where it fails, the others in order of these errors."""
+        spec = self.spec
+        required = spec.required[node]
+        before = tuple(v for v in spec.asking_order() if required[v] and v != node)
+        backups = [v for v in spec.asking_order() if not required[v]]
+        if spec.kind == "models" and not any(spec.parents):
+            backups.sort(key=lambda v: float(error[v]))
+        return self.single_node(node, before, tuple(backups))
+
+    def single_node(self, node: int, before: Step, backups: tuple[int, ...]) -> SingleNode:
+        """Return what asks one node; an exit costs all that it passes."""
+        spec, costs = self.spec, np.array(self.spec.costs, float)
+        if spec.kind == "exits" and not spec.asks_each:
+            costs[node] += spec.reach[:node].sum()
+        return SingleNode(spec.names, costs, node, before, backups)
+
+    def read(self, trace: Trace) -> Rows:
+        """Return rows as policies see them."""
+        require_trace(trace, "a replay")
+        if trace.names != self.spec.names:
+            raise ArgumentError(
+                f"the policy was fitted for {', '.join(self.spec.names)}, and the trace has "
+                f"{', '.join(trace.names)}: use the same cascade.toml for both"
+                + (
+                    "; trace.with_verification()"
+                    if any(node.verify_cost is not None for node in trace.spec.nodes)
+                    else ""
+                )
+            )
+        prior, costs = self.of_inputs(trace.prompt, trace.inputs, len(trace))
+        return Rows(self, Seen(trace.confidence, self._codes(trace), prior), costs)
+
+    def of_inputs(
+        self, prompt: Column | None, inputs: Mapping[str, Column], count: int
+    ) -> tuple[Floats | None, Floats | None]:
+        """Return the log-odds of errors and the costs of rows, (T, n) each; ``None`` if not used.
+
+        A row of which nothing is known that policies read has the mean log-odds and costs.
+        """
+        prior = self.tables.prior if isinstance(self.tables, StepTables) else None
+        if prior is None:
+            return None, None
+        odds, costs = (np.tile(mean, (count, 1)) for mean in (prior.base, self.tables.costs))
+        names = () if prior.spec is None else {feature.name for feature in prior.spec.features}
+        columns = dict(inputs) if prompt is None else {**inputs, "prompt": prompt}
+        columns = {name: columns[name] for name in names if name in columns}
+        present = np.zeros(count, bool)
+        for column in columns.values():
+            present |= [not (v is None or (is_number(v) and v != v)) for v in column]
+        rows = np.flatnonzero(present)
+        if prior.spec is not None and rows.size:
+            values = {
+                name: [column[row] for row in rows.tolist()] for name, column in columns.items()
+            }
+            text = values.pop("prompt", None)
+            odds[rows], costs[rows] = prior(prior.spec.rows(text, values))
+        return odds, costs
+
+    def _codes(self, trace: Trace) -> Ints | None:
+        """Return predictions in the belief's codes; new classes get new ones."""
+        if trace.prediction is None or not isinstance(self.tables, StepTables):
+            return None
+        classes = self.tables.belief.classes  # perhaps none: texts that agree still count
+        code_of = {text: code for code, text in enumerate(classes)}
+        codes = [code_of.get(text, len(classes) + new) for new, text in enumerate(trace.classes)]
+        return np.array([*codes, -1], np.intp)[trace.prediction]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of a trace as the policies of a fit see them; several policies share the work."""
+
+    fitted: Fitted
+    seen: Seen
+    costs: Floats | None = None
+    """Shape (T, n): what inputs predict."""
+
+    def play(self, rule: PolicyRule) -> Played:
+        """Return what a rule does."""
+        if isinstance(rule, StepPolicy):
+            return play(rule, self._view, self.costs)
+        return rule.play(self.seen)
+
+    @cached_property
+    def _view(self) -> View:
+        assert isinstance(self.fitted.tables, StepTables)  # noqa: S101 - its policies are
+        return self.fitted.tables.belief.view(self.seen)
+
+
+def first_parents(spec: CascadeSpec) -> tuple[int, ...]:
+    """Return by node one that must have answered before it, -1 for none; empty for exits."""
+    return (
+        tuple(nodes[0] if nodes else -1 for nodes in spec.parents) if spec.kind == "models" else ()
+    )
