@@ -24,9 +24,6 @@ from ttamer.runtime.reply import Reply, Unusable, error_text, reply_of, rows_of
 
 T = TypeVar("T")
 
-MAX_COLLECTED = 1024
-"""The number of inputs that a collection takes at a time where a batch has no limit."""
-
 ABANDON_SECONDS = 0.1
 """A cancelled call that does not end within this many seconds is abandoned."""
 
@@ -37,11 +34,6 @@ class Batched:
 
     answer: Callable[[Sequence[Any]], Sequence[Any]]
     size: int | None
-
-    @property
-    def limit(self) -> int:
-        """The largest number of inputs that a collection takes at a time."""
-        return self.size or MAX_COLLECTED
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Answer for several inputs."""
@@ -141,9 +133,11 @@ def is_async(function: Callable[[Any], Any]) -> bool:
     return any(map(inspect.iscoroutinefunction, (function, called)))
 
 
-def max_batch(nodes: Mapping[str, object]) -> int:
-    """Return how many inputs a collection takes at a time: the largest batch of a node."""
-    return max((node.limit for node in nodes.values() if isinstance(node, Batched)), default=1)
+def size_of(node: object) -> int:
+    """Return how many inputs a node is asked about at a time."""
+    if not isinstance(node, Batched):
+        return 1
+    return 1024 if node.size is None else node.size  # the inputs of a collection may be endless
 
 
 def require_callables(nodes: Mapping[str, object]) -> None:

@@ -8,10 +8,10 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ttamer._checks import counted, require_kind
 from ttamer.cascade import CascadeNode, CascadeSpec, Kind, Target
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.runtime.calling import Batched, EventLoop, max_batch, require_callables, result_of
+from ttamer.runtime.calling import Batched, EventLoop, require_callables, result_of, size_of
 from ttamer.runtime.reply import Reply, Unusable, reply_of, rows_of
 from ttamer.show import shown
 from ttamer.trace.checks import check_classes
@@ -74,36 +74,75 @@ def collect(
     >>> trace.loss.tolist()
     [[1.0, 0.0], [0.0, 0.0]]
     """
-    require_inputs(inputs)
-    work = Collection.of(
-        nodes,
-        labelled=labels is not None,
-        repeat=repeat,
-        warmup=warmup,
-        costs=costs,
-        kind=kind,
-        target=target,
-        on_error=on_error,
-    )
-    log = work.log()
+    _require_inputs(inputs)
+    spec = _cascade_of(nodes, costs, kind, target or ("last" if labels is None else "label"))
+    if repeat < 1 or warmup < 0:
+        raise ArgumentError(
+            f"repeat is {repeat} and warmup {warmup}; at least 1 and 0 are needed",
+            param="repeat" if repeat < 1 else "warmup",
+        )
+    if on_error not in ("refuse", "skip"):
+        raise ArgumentError(
+            f'on_error is {on_error!r}; it must be "refuse" or "skip"', param="on_error"
+        )
+    is_measured = costs == "measured"
     total = len(inputs) if isinstance(inputs, Sized) else None
+    codes, rows, label, left_out = ClassCodes(), [], [], Counter[str]()
     done = 0
-    with EventLoop() as loop, reporting(progress, total) as report:
-        calls = work.calls(loop)
-        for part in _blocks(with_labels(inputs, labels), work.block):
+    with EventLoop() as loop, _reporting(progress, total) as report:
+        calls = _Calls(loop, on_error, *((repeat, warmup) if is_measured else (1, 0)))
+        block = max((size_of(node) for node in nodes.values()), default=1)
+        pairs = _with_labels(inputs, labels)
+        while part := list(itertools.islice(pairs, block)):
             values = [value for value, _ in part]
-            rows = [calls.ask(name, node, values, done) for name, node in nodes.items()]
-            for row, (_, label) in enumerate(part):
-                log.add([answers[row] for answers in rows], label, done + row)
-            done += len(part)
+            replies = [calls.ask(name, node, values, done) for name, node in nodes.items()]
+            for answers, (_, right) in zip(zip(*replies, strict=True), part, strict=True):
+                if not any(isinstance(answer, _Answer) for answer in answers):
+                    left_out[str(answers[0])] += 1
+                else:
+                    rows.append(answers)
+                    label.append(_coded(codes, right, done))
+                done += 1
             report(done)
     if not done:
-        raise TraceError("there are no inputs to ask about; bring at least one")
-    return log.trace(work.spec, measured=work.measured, done=done)
+        raise TraceError("there are no inputs to ask about; bring at least one", param="inputs")
+    if not rows:
+        raise TraceError(f"every input was left out ({done} in all): {dict(left_out)}")
+    right = None if labels is None else np.array(label, np.int32)
+    return _trace_of(spec, rows, right, codes, left_out, is_measured=is_measured)
+
+
+def _cascade_of(
+    nodes: Mapping[str, Any], costs: str | Mapping[str, float], kind: Kind, target: Target
+) -> CascadeSpec:
+    """Return the cascade of the nodes, at no cost where that is measured."""
+    require_callables(nodes)
+    if isinstance(costs, str):
+        if costs != "measured":
+            raise ArgumentError(
+                f'costs is {costs!r}; it must be "measured" or a cost for each node', param="costs"
+            )
+        costs = dict.fromkeys(nodes, 0.0)
+    remedy = 'write {"small": 1.0, "large": 12.5}, or "measured"'
+    require_kind(costs, Mapping, "costs must be a mapping from names to costs", remedy)
+    if odd := costs.keys() ^ nodes.keys():
+        raise ArgumentError(
+            "costs and nodes must name the same nodes; only one of them has "
+            f"{', '.join(map(repr, odd))}",
+            param="costs",
+        )
+    return CascadeSpec(tuple(CascadeNode(name, costs[name]) for name in nodes), kind, target)
+
+
+def _coded(codes: ClassCodes, label: object, position: int) -> int:
+    try:
+        return codes.code(label)
+    except TraceError as error:
+        raise TraceError(f"label {position} (counting from 0): {error}", param="labels") from None
 
 
 @contextmanager
-def reporting(
+def _reporting(
     progress: Callable[[int, int | None], None] | bool | None, total: int | None
 ) -> Iterator[Callable[[int], None]]:
     """Give what is called with the number of inputs done; ``True`` shows it until the end."""
@@ -118,74 +157,7 @@ def reporting(
         yield report
 
 
-@dataclass(frozen=True)
-class Collection:
-    """The checked options of one collection."""
-
-    spec: CascadeSpec
-    labelled: bool
-    measured: bool
-    repeat: int
-    warmup: int
-    on_error: OnBad
-    block: int
-    """How many inputs are taken at a time: the largest batch of a node."""
-
-    @classmethod
-    def of(
-        cls,
-        nodes: Mapping[str, Any],
-        *,
-        labelled: bool,
-        repeat: int = 1,
-        warmup: int = 1,
-        costs: Literal["measured"] | Mapping[str, float] = "measured",
-        kind: Kind = "models",
-        target: Target | None = None,
-        on_error: OnBad = "refuse",
-    ) -> Collection:
-        """Check the options of :func:`collect`; with costs given, each call is made once."""
-        require_callables(nodes)
-        if repeat < 1 or warmup < 0:
-            raise ArgumentError(
-                f"repeat is {repeat} and warmup {warmup}; at least 1 and 0 are needed"
-            )
-        if on_error not in ("refuse", "skip"):
-            raise ArgumentError(f'on_error is {on_error!r}; it must be "refuse" or "skip"')
-        stated: Mapping[str, float] = {}
-        if not isinstance(costs, str):
-            remedy = 'write {"small": 1.0, "large": 12.5}, or "measured"'
-            require_kind(costs, Mapping, "costs must be a mapping from names to costs", remedy)
-            stated = costs
-            if stated.keys() != nodes.keys():
-                odd = ", ".join(map(repr, stated.keys() ^ nodes.keys()))
-                raise ArgumentError(
-                    f"costs and nodes must name the same nodes; only one of them has {odd}"
-                )
-        elif costs != "measured":
-            raise ArgumentError(
-                f'costs is {costs!r}; it must be "measured" or a cost for each node'
-            )
-        spec = CascadeSpec(
-            tuple(CascadeNode(name, stated.get(name, 0.0)) for name in nodes),
-            kind,
-            target or ("label" if labelled else "last"),
-        )
-        if stated:
-            repeat, warmup = 1, 0
-        return cls(spec, labelled, not stated, repeat, warmup, on_error, max_batch(nodes))
-
-    def calls(self, loop: EventLoop) -> Calls:
-        """Return what calls the nodes."""
-        return Calls(self.repeat, self.warmup, self.on_error, loop)
-
-    def log(self) -> Log:
-        """Return an empty log."""
-        return Log(self.spec.names, ClassCodes(), self.labelled)
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(NamedTuple):
     """A reply, and the seconds its call took."""
 
     reply: Reply
@@ -193,63 +165,47 @@ class _Answer:
 
 
 @dataclass
-class Calls:
+class _Calls:
     """Calls the nodes, times the calls, and reports where one fails."""
 
+    loop: EventLoop
+    on_error: OnBad
     repeat: int
     warmup: int
-    on_error: OnBad
-    loop: EventLoop
     warm: set[str] = field(default_factory=set)
 
     def ask(self, name: str, node: Any, values: list[Any], start: int) -> list[_Answer | str]:
         """Return an answer for each value, or the reason why it has none."""
-        if isinstance(node, Batched):
-            answers: list[_Answer | str] = []
-            for first in range(0, len(values), node.limit):
-                answers += self._batch(
-                    name, node, values[first : first + node.limit], start + first
-                )
-            return answers
-        return [self._one(name, node, value, start + i) for i, value in enumerate(values)]
-
-    def _one(self, name: str, node: Any, value: Any, position: int) -> _Answer | str:
-        try:
-            returned, seconds = self._timed(name, node, value)
-        except Exception as error:  # whatever a user's function raises
-            return self._failed(name, error, f"input {position}")
-        return self._checked(name, returned, seconds, position)
-
-    def _batch(
-        self, name: str, node: Batched, values: list[Any], start: int
-    ) -> list[_Answer | str]:
+        if len(values) > (size := size_of(node)):
+            parts = [(k, values[k : k + size]) for k in range(0, len(values), size)]
+            return [x for k, part in parts for x in self.ask(name, node, part, start + k)]
         end = start + len(values) - 1
         try:
             returned, seconds = self._timed(name, node, values)
-            returned = rows_of(returned, len(values))
+            replies = rows_of(returned, len(values)) if isinstance(node, Batched) else [returned]
         except Exception as error:  # whatever a user's function raises
             where = f"input {start}" if start == end else f"inputs {start} to {end}"
             reason = self._failed(name, error, where)
             if start == end:
                 return [reason]
             # One bad input must not cost the others their rows: call again, one by one.
-            rows = enumerate(values, start=start)
-            return [answer for i, value in rows for answer in self._batch(name, node, [value], i)]
-        share = seconds / len(values)
-        return [self._checked(name, reply, share, start + i) for i, reply in enumerate(returned)]
+            each_row = enumerate(values, start=start)
+            return [x for k, value in each_row for x in self.ask(name, node, [value], k)]
+        answers: list[_Answer | str] = []
+        for position, reply in enumerate(replies, start=start):
+            try:
+                answers.append(_Answer(reply_of(reply), seconds / len(values)))
+            except Unusable as error:
+                answers.append(self._failed(name, error, f"input {position}"))
+        return answers
 
-    def _checked(self, name: str, returned: Any, seconds: float, position: int) -> _Answer | str:
-        try:
-            return _Answer(reply_of(returned), seconds)
-        except Unusable as error:
-            return self._failed(name, error, f"input {position}")
-
-    def _timed(self, name: str, node: Any, value: Any) -> tuple[Any, float]:
-        if name not in self.warm:
-            self.warm.add(name)
-            for _ in range(self.warmup):
-                self._called(node, value)
+    def _timed(self, name: str, node: Any, values: list[Any]) -> tuple[Any, float]:
+        value = values if isinstance(node, Batched) else values[0]
         times = []
+        unmeasured = 0 if name in self.warm else self.warmup
+        self.warm.add(name)
+        for _ in range(unmeasured):
+            self._called(node, value)
         for _ in range(self.repeat):
             start = time.perf_counter()
             returned = self._called(node, value)
@@ -271,88 +227,66 @@ class Calls:
         ) from error
 
 
-@dataclass
-class Log:
-    """The rows collected so far."""
+def _trace_of(
+    spec: CascadeSpec,
+    rows: Sequence[Sequence[_Answer | str]],
+    label: NDArray[np.int32] | None,
+    codes: ClassCodes,
+    left_out: Mapping[str, int],
+    *,
+    is_measured: bool,
+) -> Trace:
+    """Return the trace of answers; a text is the reason of a gap."""
+    answered = np.array([[isinstance(answer, _Answer) for answer in row] for row in rows])
+    if (silent := ~answered.any(axis=0)).any():
+        node = int(silent.argmax())
+        raise TraceError(f"node {spec.names[node]!r} gave no answer: {rows[0][node]}")
 
-    names: tuple[str, ...]
-    codes: ClassCodes
-    labelled: bool
-    rows: list[list[_Answer | str]] = field(default_factory=list)
-    label: list[int] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)
+    def table(of: Callable[[_Answer], Any], kind: Any, gap: Any = math.nan) -> Any:
+        cells = [[gap if isinstance(a, str) else of(a) for a in row] for row in rows]
+        return np.array(cells, kind, order="F")
 
-    def add(self, answers: list[_Answer | str], label: object, position: int) -> None:
-        """Keep a row, or count it if no node has an answer."""
-        if not any(isinstance(answer, _Answer) for answer in answers):
-            self.left_out[str(answers[0])] += 1
-            return
-        self.rows.append(answers)
-        if self.labelled:
-            try:
-                self.label.append(self.codes.code(label))
-            except TraceError as error:
-                raise TraceError(f"label {position} (counting from 0): {error}") from None
-
-    def trace(self, spec: CascadeSpec, *, measured: bool, done: int) -> Trace:
-        """Return everything kept as a trace."""
-        if not self.rows:
-            raise TraceError(f"every input was left out ({done} in all): {dict(self.left_out)}")
-        answered = np.array([[isinstance(a, _Answer) for a in row] for row in self.rows])
-        if (silent := ~answered.any(axis=0)).any():
-            node = int(silent.argmax())
-            raise TraceError(f"node {self.names[node]!r} gave no answer: {self.rows[0][node]}")
-
-        def table(of: Callable[[_Answer], Any], kind: Any, gap: Any = math.nan) -> Any:
-            return np.array(
-                [[gap if isinstance(a, str) else of(a) for a in row] for row in self.rows],
-                kind, order="F",
-            )  # fmt: skip
-
-        failures = Counter(a for row in self.rows for a in row if isinstance(a, str))
-        notes = [f"{counted(count, 'row')} with a gap: {why}" for why, count in failures.items()]
-        confidence = table(lambda answer: answer.reply.confidence, np.float64)
-        for node, name in enumerate(self.names):
-            if count := _make_finite(confidence[:, node], answered[:, node]):
-                notes.append(
-                    f"{count} confidences of {name!r} are NaN or infinite: they count as its "
-                    "lowest, or as its highest where infinite"
-                )
-        cost: Any = None
-        stated = table(lambda answer: answer.reply.cost, np.float64)  # NaN where a reply has none
-        priced = ~np.isnan(stated)
-        if measured or priced.any():
-            unstated = table(lambda answer: answer.seconds, np.float64) if measured else spec.costs
-            cost = np.asfortranarray(np.where(priced, stated, unstated))
-            cost[~answered] = math.nan
-            means = np.nanmean(cost, axis=0)
-            spec = spec.with_costs(dict(zip(self.names, means, strict=True)))
-            if measured and priced.any() and not (priced | ~answered).all():
-                names = ", ".join(
-                    repr(name) for name, column in zip(self.names, priced.T, strict=True)
-                    if column.any()
-                )  # fmt: skip
-                notes.append(
-                    f"costs of {names} are from its replies, and the others are seconds: give "
-                    "costs in one unit"
-                )
-        latency = table(lambda answer: answer.reply.latency, np.float64)
-        # A column is there on every answer of a node, or not at all.
-        latency[:, (np.isnan(latency) & answered).any(axis=0)] = math.nan
-        prediction = table(lambda answer: self.codes.code(answer.reply.prediction), np.int32, -1)
-        trace = Trace(
-            spec,
-            confidence,
-            prediction=prediction,
-            label=np.array(self.label, np.int32) if self.labelled else None,
-            cost=cost,
-            latency=None if np.isnan(latency).all() else latency,
-            classes=self.codes.classes,
-            left_out=self.left_out,
-            notes=tuple(notes),
-        )
-        check_classes(trace, "the replies")
-        return trace
+    failures = Counter(answer for row in rows for answer in row if isinstance(answer, str))
+    notes = [f"{counted(count, 'row')} with a gap: {why}" for why, count in failures.items()]
+    confidence = table(lambda answer: answer.reply.confidence, np.float64)
+    for node, name in enumerate(spec.names):
+        if count := _make_finite(confidence[:, node], answered[:, node]):
+            notes.append(
+                f"{count} confidences of {name!r} are NaN or infinite: they count as its "
+                "lowest, or as its highest where infinite"
+            )
+    cost: Any = None
+    stated = table(lambda answer: answer.reply.cost, np.float64)  # NaN where a reply has none
+    priced = ~np.isnan(stated)
+    if is_measured or priced.any():
+        unstated = table(lambda answer: answer.seconds, np.float64) if is_measured else spec.costs
+        cost = np.asfortranarray(np.where(priced, stated, unstated))
+        cost[~answered] = math.nan
+        means = np.nanmean(cost, axis=0)
+        if is_measured and priced.any() and not (priced | ~answered).all():
+            names = [name for name, column in zip(spec.names, priced.T, strict=True)
+                     if column.any()]  # fmt: skip
+            notes.append(
+                f"costs of {', '.join(map(repr, names))} are from its replies, and the others are "
+                "seconds: give costs in one unit"
+            )
+        spec = spec.with_costs(dict(zip(spec.names, means, strict=True)))
+    latency = table(lambda answer: answer.reply.latency, np.float64)
+    # A column is there on every answer of a node, or not at all.
+    latency[:, (np.isnan(latency) & answered).any(axis=0)] = math.nan
+    trace = Trace(
+        spec,
+        confidence,
+        prediction=table(lambda answer: codes.code(answer.reply.prediction), np.int32, -1),
+        label=label,
+        cost=cost,
+        latency=None if np.isnan(latency).all() else latency,
+        classes=codes.classes,
+        left_out=left_out,
+        notes=tuple(notes),
+    )
+    check_classes(trace, "the replies")
+    return trace
 
 
 def _make_finite(values: NDArray[np.float64], answered: NDArray[np.bool_]) -> int:
@@ -364,7 +298,7 @@ def _make_finite(values: NDArray[np.float64], answered: NDArray[np.bool_]) -> in
     return int(bad.sum())
 
 
-def require_inputs(inputs: object) -> None:
+def _require_inputs(inputs: object) -> None:
     """Refuse what would be iterated over otherwise than input by input."""
     remedy = "read a file into a list first"
     if hasattr(inputs, "columns"):
@@ -374,7 +308,7 @@ def require_inputs(inputs: object) -> None:
     require_kind(inputs, (list, tuple), "collect takes a list of inputs", remedy)
 
 
-def with_labels(
+def _with_labels(
     inputs: Iterable[Any], labels: Iterable[object] | None
 ) -> Iterator[tuple[Any, object]]:
     """Yield every input with its label; refuse more of one than of the other."""
@@ -389,8 +323,3 @@ def with_labels(
                 f"{counted(position, fewer)} and more {more} are given; as many of each are needed"
             )
         yield value, label
-
-
-def _blocks(pairs: Iterator[tuple[Any, object]], size: int) -> Iterator[list[tuple[Any, object]]]:
-    while block := list(itertools.islice(pairs, size)):
-        yield block
