@@ -16,7 +16,7 @@ from support.faulty_upstream import truth
 from ttamer.cli import main
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm import Prompt, collect_prompts, plan_collection
-from ttamer.llm.collecting import MAX_FAILURES
+from ttamer.llm.collecting import _Collection
 from ttamer.llm.judging import Judge
 from ttamer.llm.prompts import read_answers
 
@@ -159,7 +159,7 @@ def test_a_node_that_only_fails_is_soon_left_alone(make_served):
     served.upstreams["small"].mode, served.upstreams["small"].status = "error", 401
     with pytest.raises(TraceError, match=r"status 401.*: 10; small was not called any more: 20"):
         collected(served, on_error="skip")
-    assert served.counts == [MAX_FAILURES, 30]
+    assert served.counts == [_Collection.max_failures, 30]
 
 
 def test_the_failures_of_every_node_are_listed(make_served):
@@ -187,7 +187,7 @@ def test_labels_that_no_answer_equals_are_refused_with_what_was_compared(make_se
 
 def test_a_node_that_answers_now_and_then_is_asked_to_the_end(make_served):
     served = make_served(node={"small": {"max_concurrent": 1}})
-    served.upstreams["small"].plan = ([*["garbage"] * (MAX_FAILURES - 1), "ok"]) * 2
+    served.upstreams["small"].plan = ([*["garbage"] * (_Collection.max_failures - 1), "ok"]) * 2
     assert collected(served, on_error="skip").answered.sum(axis=0).tolist() == [12, 30]
     assert served.counts == [30, 30]
 
@@ -438,7 +438,7 @@ def test_a_judge_that_only_fails_is_soon_left_alone(make_served):
     judged = judging(served.upstreams["large"], lambda _: "<think>Let me")
     with pytest.raises(TraceError, match=r"max_tokens = false.*the judge was not called any more"):
         collected(served, judge=Judge("large"))
-    assert len(judged) == MAX_FAILURES
+    assert len(judged) == _Collection.max_failures
 
 
 def test_scores_of_a_judge_become_losses(served):

@@ -13,13 +13,15 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from functools import cached_property, partial
+from itertools import chain, product
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, cast
 
+import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,39 +30,22 @@ from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.fitting import plan_calls
 from ttamer.fitting.fits import fit
+from ttamer.llm.answered import Answer, Answered, trace_of
 from ttamer.llm.client import Client, UpstreamFailed, open_session
-from ttamer.llm.compare import Comparer, Comparison, compare_answers, label_form
+from ttamer.llm.compare import Comparer, Comparison, label_form
 from ttamer.llm.confidence import Unreadable, question_text
-from ttamer.llm.judging import Judge, score_from, verdict_from
-from ttamer.llm.likeness import LabelAgreement, Likeness, cosines, pairs_of, vectors_from
+from ttamer.llm.judging import Judge
+from ttamer.llm.likeness import Likeness, Vectors, cosines, pairs_of, vectors_from
 from ttamer.llm.node import BYTES_PER_TOKEN, ModelNode, Upstream, Usage, Work, call_cost
 from ttamer.llm.paid import PaidUpstream, Store, key_of
 from ttamer.llm.prompts import AnsweredPrompt, Endpoint, Prompt, write_answers
 from ttamer.llm.settings import NodeSettings, comparison_of, embeddings_of, read_nodes
-from ttamer.runtime.calling import Call, call_async
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import OnBad, Trace
 
-CORE = 100  # prompts of a budget that every node is asked about first, at least
-MAX_FAILURES = 10  # in a row, after which a node is not called any more
-WORKERS = 8  # of a node without max_concurrent
-HALF = 0.5  # the score from which an answer counts as right
-MAX_SHOWN_ALIASES = 6  # of a label that a judge sees: it bounds the length of its prompts
-
 T = TypeVar("T")
-Labels = Sequence[str | None] | None
 Ask = Callable[[NodeSettings], Upstream]
 """From a node's settings to what is asked."""
-
-
-class Answer(NamedTuple):
-    """What a node answered to a prompt."""
-
-    text: str
-    confidence: float
-    cost: float
-    confidence_cost: float = 0.0
-    """The part of the cost that is for the confidence alone."""
 
 
 def collect_prompts(
@@ -113,17 +98,23 @@ def collect_prompts(
         prompts = read_prompts("prompts.jsonl")
         trace = collect_prompts("cascade.toml", prompts, "answers.sqlite")
     """
-    run = _Collection.of(cascade, prompts, paid, endpoint, judge, likeness or Likeness())
-    run.labels(needed=judge is None)  # refused before anything is asked
+    run = _Collection.of(cascade, prompts, paid, endpoint, judge, likeness)
     run.progress = progress
     if budget is not None:
         require_number(budget, "budget")
         run.budget = budget
     with run.paid:
-        try:
-            return asyncio.run(run.all(upstream, on_error, answers))
-        except ExceptionGroup as errors:  # of several workers: report the first
-            raise errors.exceptions[0] from None
+        return _run(run.all(upstream, on_error, answers))
+
+
+def _run(work: Awaitable[T]) -> T:
+    async def awaited() -> T:
+        return await work
+
+    try:
+        return asyncio.run(awaited())
+    except ExceptionGroup as errors:  # of several workers: report the first
+        raise errors.exceptions[0] from None
 
 
 def judge_answers(
@@ -162,20 +153,18 @@ def judge_answers(
         raise TraceError(f"there are {len(trace)} rows, and prompts for {len(rows)}")
     prompts = [Prompt({"prompt": row.prompt, "row": number}, row.reference or None)
                for number, row in enumerate(rows)]  # fmt: skip
-    run = _Collection.of(cascade, prompts, paid, "chat/completions", judge, Likeness())
-    run.answers = {name: {} for name in run.nodes}
-    for prompt, row in zip(prompts, rows, strict=True):
+    run = _Collection.of(cascade, prompts, paid, "chat/completions", judge)
+    for key, row in zip(run.keys, rows, strict=True):
         for name, text in row.answers.items():
             if text is not None:
-                run.answers[name][_key(prompt.body)] = Answer(text, 0.0, 0.0)
+                run.answers[name][key] = Answer(text, 0.0, 0.0)
     with run.paid:
-        scores, note = asyncio.run(run.verdicts_on(range(len(rows)), upstream))
-    correct: Any = np.where(np.isnan(scores), math.nan, scores >= HALF)
-    columns = [run.spec.index_of(name) for name in trace.names]
-    facts: dict[str, Any] = {"correct": correct[:, columns], "raw_loss": None}
+        right, note = _run(run.judged(judge, upstream))
+    columns = right[:, [run.spec.index_of(name) for name in trace.names]]
+    facts: dict[str, Any] = {"correct": columns, "raw_loss": None}
     spec = dataclasses.replace(trace.spec, target="label")
     if judge.graded:
-        facts = {"correct": None, "raw_loss": 1 - scores[:, columns]}
+        facts = {"correct": None, "raw_loss": 1 - columns}
         spec = dataclasses.replace(spec, max_loss=1.0)
     return dataclasses.replace(trace, spec=spec, label=None, notes=(*trace.notes, note), **facts)
 
@@ -212,66 +201,82 @@ def collect_more(
         ArgumentError: If a node is in neither, or the log has no prompts.
         TraceError: As for :func:`collect_prompts`.
     """
-    spec = cascade if isinstance(cascade, CascadeSpec) else CascadeSpec.from_file(cascade)
+    spec = _spec(cascade)
     for name in only:
         spec.index_of(name)
     if lacking := [name for name in spec.names if name not in (*log.names, *only)]:
         raise ArgumentError(f"{lacking[0]!r} is neither in the log nor among those to be asked")
-    prompts = [] if log.prompt is None else log.prompt.tolist()
-    if not prompts or any(text is None or text.startswith("#ttamer-prompt:") for text in prompts):
-        raise ArgumentError("the log has no prompts: they are its column prompt, as text")
-    labels = [None] * len(log) if log.label is None else log.label.tolist()
-    asked = [
-        Prompt(
-            {**(request or {}), "messages": [{"role": "user", "content": text}]},
-            None if label is None or label < 0 else log.classes[label],
-        )
-        for text, label in zip(prompts, labels, strict=True)
-    ]
+    prompts = prompts_of(log, request)
     nodes = tuple(node for node in spec.nodes if node.name in only)
     target = spec.target if log.label is not None else "last"  # nothing to compare with here
     part = dataclasses.replace(spec, nodes=nodes, target=target)
-    new = collect_prompts(part, asked, paid, on_error="skip", **options)
-    return _with_nodes(spec, log, new, prompts)
+    new = collect_prompts(part, prompts, paid, on_error="skip", **options)
+    return _joined(spec, log, new)
 
 
-def _with_nodes(spec: CascadeSpec, log: Trace, new: Trace, prompts: Sequence[str]) -> Trace:
+def prompts_of(log: Trace, request: Mapping[str, Any] | None = None) -> list[Prompt]:
+    """Return the prompts of a log, with its labels.
+
+    Args:
+        log: The rows.
+        request: Fields sent with every prompt.
+
+    Raises:
+        ArgumentError: If the log has no prompts as text.
+    """
+    texts = [] if log.prompt is None else log.prompt.tolist()
+    if not texts or any(text is None or text.startswith("#ttamer-prompt:") for text in texts):
+        raise ArgumentError("the log has no prompts: they are its column prompt, as text")
+    labels = [None] * len(log) if log.label is None else _texts(log, log.label).tolist()
+    return [
+        Prompt({**(request or {}), "messages": [{"role": "user", "content": text}]}, label)
+        for text, label in zip(texts, labels, strict=True)
+    ]
+
+
+def _texts(trace: Trace, codes: NDArray[np.integer]) -> NDArray[np.object_]:
+    """Return the classes of codes, ``None`` for -1."""
+    texts: NDArray[np.object_] = np.array([*trace.classes, None], object)[codes]
+    return texts
+
+
+def _joined(spec: CascadeSpec, log: Trace, new: Trace) -> Trace:
     """Return a log with the columns of further nodes, whose rows are found by their prompts."""
-    assert new.prompt is not None  # noqa: S101 - as it was collected
-    row_of = {text: row for row, text in enumerate(new.prompt.tolist())}
-    rows = [row_of.get(text, -1) for text in prompts]
-    table: dict[str, list[list[Any]]] = {"confidence": [], "cost": [], "prediction": []}
-    correct = np.full((len(log), len(spec)), np.nan)
-    sources = [(new, new.names.index(name), True) if name in new.names
-               else (log, log.names.index(name), False) for name in spec.names]  # fmt: skip
-    for number, row in enumerate(rows):
-        verdicts: dict[object, float] = {}
-        cells: list[tuple[float, float, str | None]] = []
-        for node, (trace, column, is_new) in enumerate(sources):
-            at = row if is_new else number
-            if at < 0:
-                cells.append((math.nan, math.nan, None))
-                continue
-            code = -1 if trace.prediction is None else int(trace.prediction[at, column])
-            text = None if code < 0 else trace.classes[code]
-            cost = float(trace.costs[at, column])
-            cells.append((float(trace.confidence[at, column]), cost, text))
-            if not is_new and log.correct is not None and log.correct[number, column] >= 0:
-                correct[number, node] = verdicts[text] = float(log.correct[number, column])
-        for node, (_, _, text) in enumerate(cells):  # the same answer is as right
-            if np.isnan(correct[number, node]) and text in verdicts:
-                correct[number, node] = verdicts[text]
-        for name, values in zip(table, zip(*cells, strict=True), strict=True):
-            table[name].append(list(values))
+    prompts, answered = cast("Any", log.prompt).tolist(), cast("Any", new.prompt).tolist()
+    row_of = {text: row for row, text in enumerate(answered)}
+    rows = np.array([row_of.get(text, -1) for text in prompts])
+
+    def table(old: Any, asked: Any, missing: Any) -> Any:
+        columns = [np.where(rows < 0, missing, asked[rows, new.names.index(name)])
+                   if name in new.names else old[:, log.names.index(name)]
+                   for name in spec.names]  # fmt: skip
+        return np.column_stack(columns)
+
+    old, asked = (_texts(trace, cast("Any", trace.prediction)) for trace in (log, new))
+    prediction = table(old, asked, None)
     facts: dict[str, Any] = {}
     if log.label is not None:
-        facts["label"] = [None if code < 0 else log.classes[code] for code in log.label.tolist()]
+        facts["label"] = _texts(log, log.label).tolist()
     if log.correct is not None:
+        known = np.where(log.correct < 0, np.nan, log.correct)
+        correct = table(known, np.full(new.confidence.shape, np.nan), np.nan)
+        is_new = np.array([name in new.names for name in spec.names])
+        for node, other in product(np.flatnonzero(is_new), np.flatnonzero(~is_new)):
+            answers = prediction[:, node]  # one that is the same is as right
+            is_same = (answers == prediction[:, other]) & answers.astype(bool)
+            is_known = is_same & ~np.isnan(correct[:, other])
+            correct[is_known, node] = correct[is_known, other]
         facts["correct"] = correct
     return Trace.from_arrays(
-        spec, table["confidence"], prediction=table["prediction"], cost=table["cost"],
-        prompt=np.array(prompts, object), notes=new.notes, inputs=log.inputs, **facts,
-    )  # fmt: skip
+        spec,
+        table(log.confidence, new.confidence, np.nan),
+        prediction=prediction.tolist(),
+        cost=table(log.costs, new.costs, np.nan),
+        prompt=log.prompt,
+        notes=new.notes,
+        inputs=log.inputs,
+        **facts,
+    )
 
 
 @dataclass(frozen=True)
@@ -279,20 +284,28 @@ class CollectionPlan:
     """What a collection would ask, and what that would cost at most."""
 
     calls: Mapping[str, int]
-    """The calls of each node that are not paid for yet; a judge's verdicts are not counted."""
+    """The calls of each node that are not paid for yet."""
     cost: Mapping[str, float]
     """By node, in the cascade's units: prompts as long as their bytes say, answers as long as they
     may be."""
     kept: int
     """The responses that are there."""
+    verdicts: int = 0
+    """The calls of a judge, if all answers differ."""
+    verdict_cost: float = 0.0
 
     def __str__(self) -> str:
         parts = [
             f"{name}: {counted(count, 'call', ',')}, at most {self.cost[name]:g}"
             for name, count in self.calls.items()
         ]
-        total = f"in all at most {sum(self.cost.values()):g}; {self.kept} responses are kept"
-        return "\n".join([*parts, total])
+        if self.verdicts:
+            parts.append(
+                f"verdicts: at most {counted(self.verdicts, 'call', ',')}, at most "
+                f"{self.verdict_cost:g}"
+            )
+        total = sum(self.cost.values()) + self.verdict_cost
+        return "\n".join([*parts, f"in all at most {total:g}; {self.kept} responses are kept"])
 
 
 def plan_collection(
@@ -301,6 +314,8 @@ def plan_collection(
     paid: str | os.PathLike[str],
     *,
     endpoint: Endpoint = "chat/completions",
+    only: Sequence[str] = (),
+    judge: Judge | None = None,
 ) -> CollectionPlan:
     """Return what :func:`collect_prompts` would ask, without asking anything.
 
@@ -309,6 +324,8 @@ def plan_collection(
         prompts: The prompts.
         paid: The file of responses.
         endpoint: The endpoint of the upstreams.
+        only: The nodes to ask; by default all.
+        judge: The node that judges, if one does.
 
     Returns:
         The calls of each node, and their cost at most.
@@ -324,9 +341,15 @@ def plan_collection(
     a: 1 call, at most 2
     in all at most 2; 0 responses are kept
     """
-    run = _Collection.of(cascade, prompts, paid, endpoint, None, Likeness())
+    file = paid if Path(paid).exists() else ":memory:"  # nothing is left behind
+    spec = dataclasses.replace(_spec(cascade), target="last")  # labels may be missing
+    run = _Collection.of(spec, prompts, file, endpoint, judge)
     with run.paid:
-        return asyncio.run(run.plan())
+        return asyncio.run(run.plan(only or [*run.nodes]))
+
+
+def _spec(cascade: CascadeSpec | str | os.PathLike[str]) -> CascadeSpec:
+    return cascade if isinstance(cascade, CascadeSpec) else CascadeSpec.from_file(cascade)
 
 
 @dataclass
@@ -342,18 +365,16 @@ class _Collection:
     judge: Judge | None
     likeness: Likeness
     progress: Callable[[int, int, int], None] | None = None
-    upstreams: dict[str, Upstream] = field(default_factory=dict)
-    vectors: _Vectors | None = None
     budget: float | None = None
-    answers: dict[str, dict[str, Answer]] = field(default_factory=dict)
-    """By node and prompt."""
-    verdicts: dict[str, Answer] = field(default_factory=dict)
-    """By request to the judge; their confidence is the score."""
+    core: ClassVar = 100  # prompts of a budget that every node is asked about first, at least
+    max_failures: ClassVar = 10  # in a row, after which a node is not called any more
+    workers: ClassVar = 8  # of a node without max_concurrent
+    upstreams: dict[str, Upstream] = field(default_factory=dict)
+    vectors: Vectors | None = None
     failed: dict[str, dict[str, str]] = field(default_factory=dict)
     """Why there is no answer, by node and prompt; the judge's are under the empty name."""
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    gaps: tuple[str, ...] = ()
-    """How many answers are missing in the trace, in words."""
+    verdicts: dict[str, Answer] = field(default_factory=dict)
+    """By request to the judge."""
     done: int = 0
     total: int = 0
 
@@ -365,27 +386,60 @@ class _Collection:
         paid: str | os.PathLike[str],
         endpoint: Endpoint,
         judge: Judge | None,
-        likeness: Likeness,
+        likeness: Likeness | None = None,
     ) -> _Collection:
-        """Check what is asked of a collection."""
-        spec = cascade if isinstance(cascade, CascadeSpec) else CascadeSpec.from_file(cascade)
+        """Check what is asked of a collection, before anything is asked."""
+        spec, likeness = _spec(cascade), likeness or Likeness()
         nodes, rule = read_nodes(spec), comparison_of(spec)
-        likeness.check(
-            rule,
-            has_upstream=embeddings_of(spec) is not None,
-            has_agreement=any(node.confidence == "agreement" for node in nodes.values()),
-        )
+        if likeness != Likeness() or rule.kind == "embedding":
+            likeness.check(
+                rule,
+                has_upstream=embeddings_of(spec) is not None,
+                has_agreement=any(node.confidence == "agreement" for node in nodes.values()),
+            )
         if judge is not None and judge.node not in nodes:
             raise ArgumentError(
                 f"the judge is {judge.node!r}, and there is no such node; the nodes are "
                 f"{', '.join(nodes)}"
             )
-        return cls(spec, nodes, rule, prompts, Store(paid), f"/{endpoint}", judge, likeness)
+        store = Store(paid)
+        run = cls(spec, nodes, rule, prompts, store, f"/{endpoint}", judge, likeness)
+        run._check_labels()
+        return run
 
-    @property
-    def bodies(self) -> dict[str, Mapping[str, Any]]:
-        """The different prompts, by key."""
-        return {_key(prompt.body): prompt.body for prompt in self.prompts}
+    def __post_init__(self) -> None:
+        self.keys = [_key(prompt.body) for prompt in self.prompts]
+        self.bodies = dict(zip(self.keys, (prompt.body for prompt in self.prompts), strict=True))
+        self.answers: dict[str, dict[str, Answer]] = {name: {} for name in self.nodes}
+
+    def _check_labels(self) -> None:
+        count = sum(prompt.label is not None for prompt in self.prompts)
+        if self.judge is None and not count and self.spec.target == "label":
+            raise TraceError(
+                "the prompts have no reference answers; give each a label, name a judge (--judge "
+                'NODE), or set target = "last" under [cascade]: then the last node is right, until '
+                "ttamer label is used"
+            )
+        if self.judge is None and 0 < count < len(self.prompts):
+            row = next(row for row, prompt in enumerate(self.prompts) if prompt.label is None)
+            raise TraceError(
+                f"prompt {row} (counting from 0) has no label, and {count} of {len(self.prompts)} "
+                "have one; label all, or name a judge (--judge NODE)"
+            )
+        _ = self.labels
+
+    @cached_property
+    def labels(self) -> list[str | None]:
+        """The reference answers in the form that is compared."""
+        labels: list[str | None] = []
+        for row, prompt in enumerate(self.prompts):
+            try:
+                labels.append(None if prompt.label is None else label_form(prompt.label, self.rule))
+            except TraceError as error:
+                raise TraceError(
+                    f"prompt {row} (counting from 0): {error}; change it, or the comparison"
+                ) from None
+        return labels
 
     # Asking
 
@@ -393,21 +447,18 @@ class _Collection:
         self, upstream: Ask | None, on_error: OnBad, path: str | os.PathLike[str] | None
     ) -> Trace:
         """Ask whatever was not asked before, and return the trace."""
-        async with AsyncExitStack() as stack:
-            if upstream is None or embeddings_of(self.spec) is not None:
-                session = await stack.enter_async_context(open_session())
-                upstream = upstream or partial(_patient, session=session)
-            self.upstreams = {name: upstream(node) for name, node in self.nodes.items()}
+        async with open_session() as session:
+            self._open(upstream, session, self.nodes)
             if self.rule.kind == "embedding":
-                await self._open_vectors(stack)
+                self._open_vectors(session)
             if self.budget is None:
-                await self._ask_nodes(self.bodies, tuple(self.nodes))
+                await self._ask_nodes(self.keys, tuple(self.nodes))
             else:
                 await self._spend(self.budget)
             if self.judge is not None:
                 await self._ask_judge(self.judge)
-            rows = self._complete_rows(on_error)
-            trace = await self._trace(rows)
+            rows = [row for row in range(len(self.prompts)) if any(self._row(row).answers)]
+            trace = await self._trace(rows, *self._gaps(rows, on_error))
             if self.budget is not None:
                 trace = self._with_worth(trace, self.budget)
         if path is not None:
@@ -415,16 +466,27 @@ class _Collection:
                 {
                     "request": dict(self.prompts[row].body),
                     "label": self.prompts[row].label,
-                    "answers": self._texts(row),
+                    "answers": self._answered(row).answers,
                 }
                 for row in rows
             ))  # fmt: skip
         return trace
 
-    async def plan(self) -> CollectionPlan:
+    def _open(
+        self, upstream: Ask | None, session: aiohttp.ClientSession, names: Iterable[str]
+    ) -> None:
+        upstream = upstream or partial(_patient, session=session)
+        self.upstreams = {name: upstream(self.nodes[name]) for name in names}
+
+    async def plan(self, names: Sequence[str]) -> CollectionPlan:
         """Return what would be asked."""
-        calls, cost = dict.fromkeys(self.nodes, 0), dict.fromkeys(self.nodes, 0.0)
-        for name in self.nodes:
+        calls, cost = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
+
+        def add(name: str, request: Mapping[str, Any]) -> None:
+            calls[name] = calls.get(name, 0) + 1
+            cost[name] = cost.get(name, 0.0) + _cost_at_most(self.nodes[name], request)
+
+        for name in names:
             for body in self.bodies.values():
                 node, upstreams = self._node(name)
                 with suppress(UpstreamFailed):
@@ -432,12 +494,18 @@ class _Collection:
                 verifier = node.settings.verifier
                 for asked, upstream in upstreams.items():
                     for request in upstream.missing:
-                        calls[asked] += 1
-                        cost[asked] += _cost_at_most(self.nodes[asked], request)
+                        add(asked, request)
                         if verifier and asked == name:  # its verdict will be asked for
-                            calls[verifier] += 1
-                            cost[verifier] += _cost_at_most(self.nodes[verifier], request)
-        return CollectionPlan(calls, cost, len(self.paid))
+                            add(verifier, request)
+        requests = []
+        if self.judge is not None:
+            longest = [" " * int(BYTES_PER_TOKEN * _tokens(p.body)) for p in self.prompts]
+            requests = [self._request(self.judge, row, text) for row, text in enumerate(longest)]
+        verdict_cost = sum(
+            len(names) * _cost_at_most(self.nodes[self.judge.node], request)
+            for request in requests if self.judge is not None
+        )  # fmt: skip
+        return CollectionPlan(calls, cost, len(self.paid), len(names) * len(requests), verdict_cost)
 
     def _node(self, name: str) -> tuple[ModelNode, dict[str, PaidUpstream]]:
         """Return a node that is asked about one prompt, and what asks for it."""
@@ -455,16 +523,14 @@ class _Collection:
         node = ModelNode(settings, upstreams[name], self.rule, comparer=comparer, verifier=verifier)
         return node, upstreams
 
-    async def _ask_nodes(
-        self, bodies: Mapping[str, Mapping[str, Any]], names: Sequence[str]
-    ) -> None:
+    async def _ask_nodes(self, keys: Iterable[str], names: Sequence[str]) -> None:
+        bodies = {key: self.bodies[key] for key in keys}
         self.total += len(bodies) * len(names)
         self._report()
         async with asyncio.TaskGroup() as group:
             for name in names:
-                answers = self.answers.setdefault(name, {})
                 ask = partial(self._ask, name)
-                self._start_workers(group, self.nodes[name], bodies, ask, answers, name)
+                self._start_workers(group, self.nodes[name], bodies, ask, self.answers[name], name)
 
     async def _spend(self, budget: float) -> None:
         """Ask about prompts in random order, the same in every run, until the budget is spent.
@@ -472,14 +538,15 @@ class _Collection:
         First every node is asked about a core; then what a fit to it says is worth most.
         """
         order = sorted(self.bodies, key=lambda key: key_of("order", key))
-        self.answers = {name: {} for name in self.nodes}
         names = tuple(self.nodes)
-        for count in (CORE // 5, CORE):  # the first ones say what a prompt costs
+        for count in (self.core // 5, self.core):  # the first ones say what a prompt costs
             await self._ask_some(order[:count], names, budget)
         await self._ask_some(order, names, budget / 2)
-        rows = [row for row in range(len(self.prompts)) if any(self._answers(row))]
+        rows = [row for row in range(len(self.prompts)) if any(self._row(row).answers)]
         if not rows or self.spent >= budget:
             return
+        if self.judge is not None:
+            await self._ask_judge(self.judge)
         trace = await self._trace(rows)
         try:
             plan = plan_calls(fit(trace, inputs=False), trace, budget - self.spent)
@@ -499,7 +566,7 @@ class _Collection:
             return
         price = sum(self._expected(name, keys[0]) for name in names)
         keys = keys[: max(0, int((budget - self.spent) / price * (1 + 1e-9)))]
-        await self._ask_nodes({key: self.bodies[key] for key in keys}, names)
+        await self._ask_nodes(keys, names)
 
     def _is_open(self, name: str, key: str) -> bool:
         return key not in self.answers[name] and key not in self.failed.get(name, ())
@@ -567,7 +634,7 @@ class _Collection:
         async def work() -> None:
             nonlocal failures
             for key, question in questions:
-                if failures >= MAX_FAILURES:
+                if failures >= self.max_failures:
                     failed[key] = "was not called any more"
                 else:
                     try:
@@ -579,7 +646,7 @@ class _Collection:
                 self.done += 1
                 self._report()
 
-        for _ in range(min(node.max_concurrent or WORKERS, len(waiting))):
+        for _ in range(min(node.max_concurrent or self.workers, len(waiting))):
             group.create_task(work())
 
     def _report(self) -> None:
@@ -588,138 +655,93 @@ class _Collection:
 
     # Judging
 
-    @property
+    def _request(self, judge: Judge, row: int, text: str) -> dict[str, Any]:
+        """Return the request for a verdict on an answer."""
+        label: Any = self.prompts[row].label
+        if isinstance(label, tuple):
+            label = " or ".join(label[:6])  # it bounds the length of the prompt
+        label = label if self._judge_sees_labels else None
+        return judge.request(question_text(self.prompts[row].body), text, label)
+
+    @cached_property
     def _judge_sees_labels(self) -> bool:
         return all(prompt.label is not None for prompt in self.prompts)
 
-    def _request(self, judge: Judge, row: int, text: str) -> dict[str, Any]:
-        """Return the request for a verdict on an answer."""
-        prompt, label = self.prompts[row], self.prompts[row].label
-        if isinstance(label, tuple):
-            label = " or ".join(label[:MAX_SHOWN_ALIASES])
-        label = label if self._judge_sees_labels else None
-        return judge.request(question_text(prompt.body), text, label)
+    def _requests(self, judge: Judge, row: int) -> dict[str, dict[str, Any]]:
+        """Return the requests for verdicts on the answers to a prompt, by key."""
+        answers = (self.answers[name].get(self.keys[row]) for name in self.nodes)
+        texts = dict.fromkeys(a.text for a in answers if a is not None and a.text.strip())
+        requests = [self._request(judge, row, text) for text in texts]
+        return {_key(request): request for request in requests}
 
     async def _ask_judge(self, judge: Judge) -> None:
         """Ask about each different answer with text; one without is wrong."""
-        node = self.nodes[judge.node]
-        texts = ((row, t) for row in range(len(self.prompts)) for t in self._texts(row).values())
-        requests = (self._request(judge, row, t) for row, t in texts if t is not None and t.strip())
-        waiting = {_key(request): request for request in requests}
-        read = score_from if judge.graded else verdict_from
+        node, upstream = self.nodes[judge.node], self.upstreams[judge.node]
+        waiting: dict[str, dict[str, Any]] = {}
+        for row in range(len(self.prompts)):
+            waiting |= self._requests(judge, row)
 
         async def ask(request: Mapping[str, Any]) -> Answer:
-            upstream = PaidUpstream(node, self.upstreams[judge.node], self.paid)
-            response = await upstream.complete(request)
-            score = float(read(response.body))
-            upstream.keep()
+            paid = PaidUpstream(node, upstream, self.paid)
+            response = await paid.complete(request)
+            right = judge.read(response.body)
+            paid.keep()
             cost = response.cost
             if cost is None:
                 cost = call_cost(node, Usage.of(response.body))
-            return Answer("", score, node.cost if cost is None else cost)
+            return Answer("", math.nan, node.cost if cost is None else cost, right=right)
 
+        waiting = {key: request for key, request in waiting.items() if key not in self.verdicts}
         self.total += len(waiting)
         async with asyncio.TaskGroup() as group:
             self._start_workers(group, node, waiting, ask, self.verdicts, "")
 
-    async def verdicts_on(
-        self, rows: Sequence[int], upstream: Ask | None
-    ) -> tuple[NDArray[np.float64], str]:
-        """Ask the judge about answers that are there; return the scores, and what they cost."""
-        assert self.judge is not None  # noqa: S101 - it is what this is for
-        async with AsyncExitStack() as stack:
-            if upstream is None:
-                session = await stack.enter_async_context(open_session())
-                upstream = partial(_patient, session=session)
-            self.upstreams = {self.judge.node: upstream(self.nodes[self.judge.node])}
-            await self._ask_judge(self.judge)
-            if failed := Counter(self.failed[""].values()):
-                reason, count = failed.most_common(1)[0]
-                raise TraceError(f"{counted(count, 'verdict')} missing: the judge {reason}")
-            labels = self.labels(needed=False)
-            return await self._judged(self.judge, rows, labels, Comparer(self.rule))
+    async def judged(self, judge: Judge, upstream: Ask | None) -> tuple[NDArray[np.float64], str]:
+        """Ask the judge about answers that are there; return how right they are, and a note."""
+        async with open_session() as session:
+            self._open(upstream, session, [judge.node])
+            await self._ask_judge(judge)
+        if failed := Counter(self.failed[""].values()):
+            reason, count = failed.most_common(1)[0]
+            raise TraceError(f"{counted(count, 'verdict')} missing: the judge {reason}")
+        rows = range(len(self.prompts))
+        note = await self._agreement(judge, rows, Comparer(self.rule))
+        table = [[math.nan if answer is None else answer.right for answer in self._row(row).answers]
+                 for row in rows]  # fmt: skip
+        return np.array(table), note
 
-    async def _judged(
-        self, judge: Judge, rows: Sequence[int], labels: Labels, comparer: Comparer
-    ) -> tuple[NDArray[np.float64], str]:
-        """Return the scores, what they cost, and how often they agree with the labels."""
-        scores = np.full((len(rows), len(self.nodes)), math.nan)
-        costs: dict[str, float] = {}
-        judged: list[bool] = []
-        labelled: list[tuple[str, str]] = []
-        for position, row in enumerate(rows):
-            label = None if labels is None else labels[row]
-            for node, text in enumerate(self._texts(row).values()):
-                if text is not None and not text.strip():
-                    scores[position, node] = 0.0
-                if text is None or not text.strip():
-                    continue
-                key = _key(self._request(judge, row, text))
-                if (verdict := self.verdicts.get(key)) is None:
-                    continue
-                scores[position, node], costs[key] = verdict.confidence, verdict.cost
-                if label is not None:
-                    judged.append(verdict.confidence >= HALF)
-                    labelled.append((text, label))
-        agreement = LabelAgreement.of(judged, await comparer.right(labelled))
-        wanted = judge.min_agreement
-        if agreement.answers and agreement.interval[1] < wanted:
-            raise TraceError(
-                f"the judge {judge.node!r} {agreement}, and at least {100 * wanted:g}% is needed; "
-                "change the rubric or the judge, or lower --min-agreement"
-            )
-        unseen = "" if self._judge_sees_labels or not judged else ", which it did not see"
-        return scores, (
+    async def _agreement(self, judge: Judge, rows: Iterable[int], comparer: Comparer) -> str:
+        """Return what the verdicts cost, and how often they agree with the labels."""
+        cells = [(answer.right, answer.text, self.labels[row]) for row in rows
+                 for answer in self._row(row).answers
+                 if answer is not None and answer.text.strip()
+                 and not math.isnan(answer.right)]  # fmt: skip
+        labelled = [(right >= 0.5, (text, label)) for right, text, label in cells if label]
+        by_label = await comparer.right([pair for _, pair in labelled])
+        agreement = judge.agreement([is_right for is_right, _ in labelled], by_label)
+        unseen = "" if self._judge_sees_labels or not labelled else ", which it did not see"
+        costs = [verdict.cost for verdict in self.verdicts.values()]
+        return (
             f"judged by {judge.node!r} in {counted(len(costs), 'call')} that cost "
-            f"{sum(costs.values()):g}; the judge {agreement}{unseen}"
+            f"{sum(costs):g}; the judge {agreement}{unseen}"
         )
 
     # Comparing
 
-    async def _open_vectors(self, stack: AsyncExitStack) -> None:
+    def _open_vectors(self, session: aiohttp.ClientSession) -> None:
         """Set what embeds texts: the function of the user, or the upstream."""
         settings, embed = embeddings_of(self.spec), self.likeness.embed
         if embed is not None:
             name = getattr(embed, "__qualname__", type(embed).__qualname__)
-            self.vectors = _Vectors(self.paid, name, embed)
-            return
-        assert settings is not None  # noqa: S101 - as checked
-        client = Client.of_embeddings(settings, await stack.enter_async_context(open_session()))
+            self.vectors = Vectors(self.paid, name, embed)
+        elif settings is not None:
+            client = Client.of_embeddings(settings, session)
 
-        async def ask(texts: list[str]) -> list[list[float]]:
-            response = await client.complete({"input": texts}, path="/embeddings")
-            return vectors_from(response.body, len(texts))
+            async def ask(texts: list[str]) -> list[list[float]]:
+                response = await client.complete({"input": texts}, path="/embeddings")
+                return vectors_from(response.body, len(texts))
 
-        self.vectors = _Vectors(self.paid, [settings.upstream, settings.model], ask)
-
-    def labels(self, *, needed: bool) -> Labels:
-        """Return the reference answers in the form that is compared; ``None`` for none."""
-        count = sum(prompt.label is not None for prompt in self.prompts)
-        if not count:
-            if self.spec.target == "label" and needed:
-                raise TraceError(
-                    "the prompts have no reference answers; give each a label, name a judge "
-                    '(--judge NODE), or set target = "last" under [cascade]: then the last node is '
-                    "right, until ttamer label is used"
-                )
-            return None
-        labels: list[str | None] = []
-        for row, prompt in enumerate(self.prompts):
-            if prompt.label is None:
-                if needed:
-                    raise TraceError(
-                        f"prompt {row} (counting from 0) has no label, and {count} of "
-                        f"{len(self.prompts)} have one; label all, or name a judge (--judge NODE)"
-                    )
-                labels.append(None)
-                continue
-            try:
-                labels.append(label_form(prompt.label, self.rule))
-            except TraceError as error:
-                raise TraceError(
-                    f"prompt {row} (counting from 0): {error}; change it, or the comparison"
-                ) from None
-        return labels
+            self.vectors = Vectors(self.paid, [settings.upstream, settings.model], ask)
 
     async def _comparer(
         self, rows: Sequence[AnsweredPrompt]
@@ -738,11 +760,31 @@ class _Collection:
 
     # The trace
 
-    def _complete_rows(self, on_error: OnBad) -> list[int]:
-        """Return the prompts of the trace: those with all answers and verdicts, or with some."""
+    def _row(self, row: int) -> Answered:
+        """Return a prompt with its answers, right as far as a judge says so."""
+        answers = [self.answers[name].get(self.keys[row]) for name in self.nodes]
+        label, judge = self.labels[row], self.judge
+        if judge is not None:
+            label = None
+            answers = [None if answer is None else answer._replace(
+                right=self._verdict(judge, row, answer.text)) for answer in answers]  # fmt: skip
+        return Answered(question_text(self.prompts[row].body), label, answers)
+
+    def _verdict(self, judge: Judge, row: int, text: str) -> float:
+        if not text.strip():
+            return 0.0
+        verdict = self.verdicts.get(_key(self._request(judge, row, text)))
+        return math.nan if verdict is None else verdict.right
+
+    def _answered(self, row: int) -> AnsweredPrompt:
+        answered = self._row(row)
+        texts = dict(zip(self.nodes, answered.texts, strict=True))
+        return AnsweredPrompt(answered.prompt or "", self.labels[row], texts)
+
+    def _gaps(self, rows: Sequence[int], on_error: OnBad) -> tuple[Mapping[str, int], list[str]]:
+        """Return why prompts are left out, and how many answers are missing in the others."""
         lacking = [self._lacking(row) for row in range(len(self.prompts))]
         reasons = Counter(chain.from_iterable(lacking))
-        none = {row for row in range(len(lacking)) if not any(self._answers(row))}
         if reasons and (on_error == "refuse" or not all(self.answers.values())):
             lack = sum(map(bool, lacking))
             lacked = "an answer" if self.judge is None else "an answer or a verdict"
@@ -752,130 +794,54 @@ class _Collection:
                 f"{_hint(listed, self.prompts)} and run the same command again, which asks only "
                 "these, or skip them with --skip-bad"
             )
-        reason = "the budget was spent"
-        self.left_out = dict(Counter((lacking[row] or [reason])[0] for row in sorted(none)))
-        gaps = Counter(chain.from_iterable(r for row, r in enumerate(lacking) if row not in none))
-        self.gaps = tuple(
-            f"{counted(count, 'prompt')} with a gap: {reason}" for reason, count in gaps.items()
-        )
-        return [row for row in range(len(self.prompts)) if row not in none]
+        absent = [row for row in range(len(self.prompts)) if row not in {*rows}]
+        left_out = Counter((lacking[row] or ["the budget was spent"])[0] for row in absent)
+        gaps = Counter(chain.from_iterable(lacking[row] for row in rows))
+        notes = [f"{counted(n, 'prompt')} with a gap: {reason}" for reason, n in gaps.items()]
+        return left_out, notes
 
     def _lacking(self, row: int) -> list[str]:
         """Return why a prompt lacks answers or verdicts; nothing where it has all."""
-        key = _key(self.prompts[row].body)
-        reasons = [f"{name} {self.failed[name][key]}" for name in self.nodes
-                   if key in self.failed.get(name, ())]  # fmt: skip
-        for text in self._texts(row).values() if self.judge is not None else ():
-            if self.judge is not None and text is not None and text.strip():
-                verdict = _key(self._request(self.judge, row, text))
-                if verdict in self.failed[""]:
-                    reasons.append(f"the judge {self.failed[''][verdict]}")
+        asked = [(name, name, self.keys[row]) for name in self.nodes]
+        if self.judge is not None:
+            asked += [("the judge", "", key) for key in self._requests(self.judge, row)]
+        reasons = (f"{who} {self.failed[name][key]}" for who, name, key in asked
+                   if key in self.failed.get(name, ()))  # fmt: skip
         return [*dict.fromkeys(reasons)]
 
-    def _answers(self, row: int) -> list[Answer | None]:
-        key = _key(self.prompts[row].body)
-        return [answers.get(key) for answers in self.answers.values()]
-
-    def _texts(self, row: int) -> dict[str, str | None]:
-        answers = zip(self.nodes, self._answers(row), strict=True)
-        return {name: None if answer is None else answer.text for name, answer in answers}
-
-    async def _trace(self, rows: Sequence[int]) -> Trace:
-        labels = self.labels(needed=self.judge is None)
-        table = [self._answers(row) for row in rows]
-        texts = [[*self._texts(row).values()] for row in rows]
-        prompts = [question_text(self.prompts[row].body) for row in rows]
-        answered = [
-            AnsweredPrompt(prompt, None if labels is None else labels[row], self._texts(row))
-            for row, prompt in zip(rows, prompts, strict=True)
-        ]
+    async def _trace(
+        self,
+        rows: Sequence[int],
+        left_out: Mapping[str, int] | None = None,
+        gaps: Sequence[str] = (),
+    ) -> Trace:
         try:
-            comparer, spec, notes = await self._comparer(answered)
+            comparer, spec, notes = await self._comparer([self._answered(row) for row in rows])
         except (UpstreamFailed, Unreadable) as error:
             raise TraceError(f"texts cannot be embedded: {error}") from None
-        right = None
-        if self.judge is None and labels is not None:
-            right = [labels[row] or "" for row in rows]
-        try:
-            compared = await compare_answers(comparer, spec.names, texts, right)
-        except TraceError as error:
-            raise TraceError(
-                f"{error}, or name a judge (--judge NODE); the answers are kept, and are not asked "
-                "for again"
-            ) from None
-        notes += (*self.gaps, *compared.notes)
-        columns = [_numbers(table, field) for field in ("confidence", "cost", "confidence_cost")]
-        confidence, cost, confidence_cost = columns
-        for (name, node), values in zip(self.nodes.items(), confidence.T, strict=True):
-            if node.confidence == "self-report" and not np.nan_to_num(values).any():
+        notes += tuple(gaps)
+        answered = [self._row(row) for row in rows]
+        for number, (name, node) in enumerate(self.nodes.items()):
+            answers = (row.answers[number] for row in answered)
+            if node.confidence == "self-report" and not any(a and a.confidence for a in answers):
                 notes += (
                     f"no self-report of {name!r} holds a number: its confidence is 0 on every row; "
                     "a model that reasons needs params = {max_tokens = false}",
                 )
-        correct: Any = compared.correct
-        score = None
         if self.judge is not None:
-            scores, note = await self._judged(self.judge, rows, labels, comparer)
-            notes += (note,)
-            correct = np.where(np.isnan(scores), math.nan, scores >= HALF)
-            correct, score = (None, scores) if self.judge.graded else (correct, None)
+            notes += (await self._agreement(self.judge, rows, comparer),)
         # A cost of its own for a confidence is that of another node, which the fit makes of it.
-        is_apart = np.array([node.verify_cost is not None for node in spec.nodes])
-        cost -= is_apart * confidence_cost
-        return Trace.from_arrays(
-            spec,
-            confidence,
-            prediction=compared.prediction,
-            label=compared.label,
-            correct=correct,
-            score=score,
-            cost=None if (cost == spec.costs).all() else cost,
-            prompt=np.array(prompts, object),
-            left_out=self.left_out,
-            notes=notes,
-        )
-
-
-@dataclass
-class _Vectors:
-    """Embeds texts, each of them once; the vectors are kept."""
-
-    paid: Store
-    identity: object
-    embed: Callable[[list[str]], Any]
-    batch: int = 64
-    """Texts in one call."""
-    max_text: int = 20_000
-    """Characters at the end of a text that are embedded."""
-
-    async def __call__(self, texts: list[str]) -> list[NDArray[np.float32]]:
-        keys = {text: key_of("embedding", self.identity, text) for text in texts}
-        waiting = [text for text in texts if self.paid.get(keys[text]) is None]
-        for start in range(0, len(waiting), self.batch):
-            chunk = waiting[start : start + self.batch]
-            result = await call_async(
-                Call(self.embed, [text[-self.max_text :] or " " for text in chunk])
-            )
-            if result.error is not None:
-                raise Unreadable(f"embedding raised {result.error!r}") from result.error
-            data = [{"embedding": [float(x) for x in vector]} for vector in result.returned]
-            vectors = vectors_from({"data": data}, len(chunk))
-            self.paid.add({
-                keys[text]: np.array(vector, np.float32).tobytes()
-                for text, vector in zip(chunk, vectors, strict=True)
-            })  # fmt: skip
-        return [np.frombuffer(self.paid.get(keys[text]) or b"", np.float32) for text in texts]
-
-    def comparer(self, rule: Comparison) -> Comparer | None:
-        """Return what compares answers while they are asked for; ``None`` before a threshold."""
-        return None if rule.threshold is None else Comparer(rule, cosines(self))
-
-
-def _numbers(table: Sequence[Sequence[Answer | None]], field: str) -> NDArray[np.float64]:
-    """Return a number of each answer, NaN where there is none."""
-    rows = [[math.nan if answer is None else getattr(answer, field) for answer in row]
-            for row in table]  # fmt: skip
-    return np.array(rows, np.float64)
+        apart = [node.verify_cost is not None for node in spec.nodes]
+        answered = [row._replace(answers=[
+            a._replace(cost=a.cost - a.confidence_cost) if a is not None and is_apart else a
+            for a, is_apart in zip(row.answers, apart, strict=True)
+        ]) for row in answered]  # fmt: skip
+        try:
+            return await trace_of(spec, comparer, answered, left_out=left_out or {}, notes=notes)
+        except TraceError as error:
+            raise TraceError(
+                f"{error}; the answers are kept, and are not asked for again"
+            ) from None
 
 
 def _key(body: Mapping[str, Any]) -> str:
@@ -892,10 +858,12 @@ def _patient(settings: NodeSettings, session: Any) -> Client:
 
 def _cost_at_most(node: NodeSettings, body: Mapping[str, Any]) -> float:
     prompt = len(json.dumps(body)) / BYTES_PER_TOKEN
-    usage = Usage(
-        int(prompt), int(body.get("max_completion_tokens") or body.get("max_tokens") or 0)
-    )
-    return call_cost(node, usage) or 0.0
+    return call_cost(node, Usage(int(prompt), _tokens(body))) or 0.0
+
+
+def _tokens(body: Mapping[str, Any]) -> int:
+    """Return the most tokens that an answer may have."""
+    return int(body.get("max_completion_tokens") or body.get("max_tokens") or 0)
 
 
 def _reason(error: UpstreamFailed | Unreadable, node: NodeSettings) -> str:

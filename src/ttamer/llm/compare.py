@@ -470,7 +470,7 @@ async def compare_answers(
         raise TraceError(
             f'no answer equals any label under compare = "{rule}": the first label is '
             f"{_first(labels)} and the first answer {_first(chain.from_iterable(answers))}; choose "
-            "another compare under [serve]"
+            "another compare under [serve], or name a judge (--judge NODE)"
         )
     return ComparedAnswers(predictions, labels if rule.is_transitive else None, correct, notes)
 

@@ -8,30 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from ttamer.errors import ArgumentError
+from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm.confidence import Unreadable, answer_text, delimited
-
-RUBRIC = (
-    "Judge whether an answer to a question is right. It is right if it means the same as the "
-    "reference answer, in whatever words; without a reference answer, if it is true and answers "
-    "the question."
-)
-"""The default instructions of a judge."""
-GRADING = (
-    "Judge how good an answer to a question is, from 0 (wrong or useless) to 10 (right and "
-    "complete). Where there is a reference answer, an answer that means the same is right."
-)
-"""The default instructions of a judge that grades."""
-TOP_SCORE = 10
-"""The highest score of a judge that grades."""
-MAX_VERDICT_TOKENS = 8
-"""The most tokens of a verdict."""
-_SCORE = re.compile(r"(?<![\w.])(\d{1,2}(?:\.\d+)?)(?![\d.]*\d)")
-_VERDICT = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+from ttamer.llm.likeness import LabelAgreement
 
 
 @dataclass(frozen=True)
@@ -53,6 +36,16 @@ class Judge:
     rubric: str = ""
     graded: bool = False
     min_agreement: float = 0.0
+    max_tokens: ClassVar = 8  # of a verdict
+    default_rubric: ClassVar = (
+        "Judge whether an answer to a question is right. It is right if it means the same as the "
+        "reference answer, in whatever words; without a reference answer, if it is true and "
+        "answers the question."
+    )
+    default_grading: ClassVar = (
+        "Judge how good an answer to a question is, from 0 (wrong or useless) to 10 (right and "
+        "complete). Where there is a reference answer, an answer that means the same is right."
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_agreement <= 1:
@@ -73,16 +66,38 @@ class Judge:
         Returns:
             The body of a request for chat completions.
         """
-        rubric = self.rubric or (GRADING if self.graded else RUBRIC)
-        reply = f"a number from 0 to {TOP_SCORE}" if self.graded else "one word, yes or no"
-        ask = f"How good is the answer? Reply with {reply}."
-        if not self.graded:
-            ask = "Is the answer right? Reply yes or no."
+        rubric = self.rubric or (self.default_grading if self.graded else self.default_rubric)
+        reply, ask = "one word, yes or no", "Is the answer right? Reply yes or no."
+        if self.graded:
+            reply = "a number from 0 to 10"
+            ask = f"How good is the answer? Reply with {reply}."
         return {
             "messages": delimited(question, answer, reference, rubric=rubric, reply=reply, ask=ask),
             "temperature": 0,
-            "max_tokens": MAX_VERDICT_TOKENS,
+            "max_tokens": self.max_tokens,
         }
+
+    def read(self, response: Mapping[str, Any]) -> float:
+        """Return how right a response says the answer is, from 0 to 1.
+
+        Raises:
+            Unreadable: If it says nothing of the kind.
+        """
+        return score_from(response) if self.graded else float(verdict_from(response))
+
+    def agreement(self, judged: Sequence[bool], by_label: Sequence[bool]) -> LabelAgreement:
+        """Return how often verdicts agree with labels.
+
+        Raises:
+            TraceError: If they agree too rarely.
+        """
+        agreement = LabelAgreement.of(judged, by_label)
+        if judged and agreement.interval[1] < self.min_agreement:
+            raise TraceError(
+                f"the judge {self.node!r} {agreement}, and at least {100 * self.min_agreement:g}% "
+                "is needed; change the rubric or the judge, or lower --min-agreement"
+            )
+        return agreement
 
 
 def verdict_from(response: Mapping[str, Any]) -> bool:
@@ -94,7 +109,7 @@ def verdict_from(response: Mapping[str, Any]) -> bool:
     Raises:
         Unreadable: If the reply is neither.
     """
-    match = _VERDICT.search(answer_text(response))
+    match = re.search(r"\b(yes|no)\b", answer_text(response), re.IGNORECASE)
     if match is None:
         raise Unreadable(f"returned neither yes nor no{_cut(response)}")
     return match[1].casefold() == "yes"
@@ -109,11 +124,11 @@ def score_from(response: Mapping[str, Any]) -> float:
     Raises:
         Unreadable: If the reply holds no number from 0 to 10.
     """
-    match = _SCORE.search(answer_text(response))
+    match = re.search(r"(?<![\w.])(\d{1,2}(?:\.\d+)?)(?![\d.]*\d)", answer_text(response))
     score = float(match[1]) if match else math.inf
-    if score > TOP_SCORE:
-        raise Unreadable(f"returned no score from 0 to {TOP_SCORE}{_cut(response)}")
-    return score / TOP_SCORE
+    if score > 10:
+        raise Unreadable(f"returned no score from 0 to 10{_cut(response)}")
+    return score / 10
 
 
 def _cut(response: Mapping[str, Any]) -> str:
@@ -121,6 +136,6 @@ def _cut(response: Mapping[str, Any]) -> str:
     if answer_text(response).strip():
         return ""
     return (
-        f", but an empty text; {MAX_VERDICT_TOKENS} tokens are too few for a model that reasons: "
+        f", but an empty text; {Judge.max_tokens} tokens are too few for a model that reasons: "
         "for such a judge write params = {max_tokens = false}"
     )

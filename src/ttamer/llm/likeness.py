@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.llm.compare import Comparison, ComparisonKind, Pair, PairScore
+from ttamer.llm.compare import Comparer, Comparison, ComparisonKind, Pair, PairScore
 from ttamer.llm.confidence import Unreadable
-from ttamer.llm.paid import Store
+from ttamer.llm.paid import Store, key_of
 from ttamer.llm.prompts import AnsweredPrompt, json_rows, read_text
 from ttamer.runtime.calling import Call, call_async
 from ttamer.stats.bounds import binomial_upper
@@ -191,6 +191,42 @@ def _best(values: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
     is_best = is_cut & (right == right[is_cut].max())
     chosen = int(np.argmax(np.where(is_best, gaps, -1.0)))
     return round(float(np.clip((ends[chosen] + ends[chosen + 1]) / 2, -1.0, 1.0)), 4)
+
+
+@dataclass
+class Vectors:
+    """Embeds texts, each of them once; the vectors are kept."""
+
+    paid: Store
+    identity: object
+    embed: Callable[[list[str]], Any]
+    batch: int = 64
+    """Texts in one call."""
+    max_text: int = 20_000
+    """Characters at the end of a text that are embedded."""
+
+    async def __call__(self, texts: list[str]) -> list[NDArray[np.float32]]:
+        """Return the vector of each text."""
+        keys = {text: key_of("embedding", self.identity, text) for text in texts}
+        waiting = [text for text in texts if self.paid.get(keys[text]) is None]
+        for start in range(0, len(waiting), self.batch):
+            chunk = waiting[start : start + self.batch]
+            result = await call_async(
+                Call(self.embed, [text[-self.max_text :] or " " for text in chunk])
+            )
+            if result.error is not None:
+                raise Unreadable(f"embedding raised {result.error!r}") from result.error
+            data = [{"embedding": [float(x) for x in vector]} for vector in result.returned]
+            vectors = vectors_from({"data": data}, len(chunk))
+            self.paid.add({
+                keys[text]: np.array(vector, np.float32).tobytes()
+                for text, vector in zip(chunk, vectors, strict=True)
+            })  # fmt: skip
+        return [np.frombuffer(self.paid.get(keys[text]) or b"", np.float32) for text in texts]
+
+    def comparer(self, rule: Comparison) -> Comparer | None:
+        """Return what compares answers while they are asked for; ``None`` before a threshold."""
+        return None if rule.threshold is None else Comparer(rule, cosines(self))
 
 
 def vectors_from(body: Mapping[str, Any], count: int) -> list[list[float]]:
