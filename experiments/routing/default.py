@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> None:
         took = round(time.process_time() - begun, 1)
         results["chain"] = by_hand(fit, test, best)
         points = {
-            family: [round(100 * (e - error), 4), round(c / cost, 4)]
+            family: [round(float(100 * (e - error)), 4), round(float(c / cost), 4)]
             for family, (e, c) in results.items()
         }
         print(name, rows, seed, points, f"{took} s", flush=True)

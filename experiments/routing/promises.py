@@ -70,7 +70,7 @@ def run(name: str, args: argparse.Namespace) -> None:
                 )
                 outcomes.setdefault((kind, more), []).append(outcome)
     for (kind, more), results in outcomes.items():
-        broken, certified, share = np.array(results, float).mean(axis=0)
+        broken, certified, share = np.array(results, float).mean(axis=0).tolist()
         line = {"set": name, "kind": kind, "more": more, "draws": args.draws, "broken": broken,
                 "certified": certified, "cost": share}  # fmt: skip
         print(line, flush=True)

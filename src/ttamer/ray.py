@@ -129,6 +129,7 @@ def collect(
     costs: Mapping[str, float] | CascadeSpec,
     column: str = "input",
     label: str | None = None,
+    inputs: Sequence[str] = (),
     workers: int | Mapping[str, int] = 1,
     resources: Mapping[str, Mapping[str, float]] | None = None,
     batch_size: int = 256,
@@ -145,6 +146,8 @@ def collect(
         costs: The cost of each node by name, or the cascade.
         column: The column that the nodes get.
         label: The column of right answers, if there is one.
+        inputs: Further columns of the trace: what policies may read before any node is asked, such
+            as ``prompt``.
         workers: As for :func:`run`.
         resources: As for :func:`run`.
         batch_size: As for :func:`run`.
@@ -160,7 +163,7 @@ def collect(
     spec = costs if isinstance(costs, CascadeSpec) else CascadeSpec.of(costs)
     require_callables(nodes)
     with _pools(nodes, workers, resources or {}) as pools:
-        stage = partial(_collected, pools=pools, column=column, label=label)
+        stage = partial(_collected, pools=pools, column=column, label=label, inputs=inputs)
         answered = _blocks(dataset, stage, pools, batch_size)
     return Trace.from_frame(answered.to_pandas(), spec)
 
@@ -339,7 +342,9 @@ def _outcomes(
     return outcomes
 
 
-def _collected(block: Any, *, pools: Pools, column: str, label: str | None) -> Any:
+def _collected(
+    block: Any, *, pools: Pools, column: str, label: str | None, inputs: Sequence[str]
+) -> Any:
     """Ask every node about the rows of a block."""
     pa = require("pyarrow", "ray")
     values = block.column(column).to_pylist()
@@ -360,6 +365,8 @@ def _collected(block: Any, *, pools: Pools, column: str, label: str | None) -> A
             columns[f"{name}.cost"] = [reply.cost for reply in replies]
     if label is not None:
         columns["label"] = block.column(label).cast(pa.string())
+    for name in inputs:
+        columns[name if name == "prompt" else f"input.{name}"] = block.column(name)
     return pa.table(columns)
 
 

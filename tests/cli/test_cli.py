@@ -467,6 +467,15 @@ def fitted(tmp_path_factory):
     return SimpleNamespace(folder=folder, policy=policy, ladder=tt.load(policy), shown=shown)
 
 
+def test_fit_says_which_drop_the_default_allows(tmp_path, capsys):
+    trace = answering_trace(300, seed=0)
+    spec = dataclasses.replace(trace.spec, target="last")
+    fields = {"prediction": trace.prediction, "classes": trace.classes}
+    tt.Trace(spec, trace.confidence, **fields).write(tmp_path / "t.npz")
+    assert main(["fit", str(tmp_path / "t.npz"), "-o", str(tmp_path / "p.ttamer")]) == 0
+    assert f"At most 1 point worse than {trace.names[-1]}: cost" in capsys.readouterr().out
+
+
 def test_fit_and_evaluate_name_the_best_model_and_show_the_same_policies(fitted, capsys):
     trace = answering_trace(300, seed=0)
     errors = trace.loss.mean(axis=0)

@@ -144,7 +144,9 @@ def test_tables_and_pictures_print(ladders, kind, belief):
     lines = ladder.table().splitlines()
     assert len(lines) == 1 + len(ladder.points.corners)
     assert ladder.plot().startswith("<svg")
-    assert "FittedLadder(" in ladder._repr_html_()
+    page = ladder._repr_html_()
+    assert "FittedLadder(" in page
+    assert ("differ in nothing else is assumed" in page) == (kind == "gaps")
     frame = ladder.to_frame()
     assert len(frame) == len(ladder) + len(ladder.spec)
     assert frame["on_frontier"].sum() == len(ladder.points.corners)

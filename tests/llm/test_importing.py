@@ -225,6 +225,20 @@ def test_columns_that_are_not_read_are_named(written):
     assert "not read: user, small.latency" in trace.notes
 
 
+@pytest.mark.parametrize("name", ["log.jsonl", "log.csv"])
+def test_what_is_known_of_an_input_is_read(written, name):
+    facts = {"prompt": "Capital of France?", "input.turns": 3, "input.user": "free"}
+    path = written(row(**facts), row(**facts | {"input.turns": 4}), name=name)
+    if name == "log.csv":
+        lines = [row(**facts), row(**facts | {"input.turns": 4})]
+        path.write_text("\n".join(",".join(map(str, line)) for line in (
+            lines[0], *(line.values() for line in lines))))  # fmt: skip
+    trace = import_answers(path, spec())
+    assert trace.prompt.tolist() == ["Capital of France?"] * 2
+    assert trace.inputs["turns"].tolist() == [3.0, 4.0]
+    assert trace.inputs["user"].tolist() == ["free"] * 2
+
+
 def test_prompts_are_kept_for_labels(written, tmp_path):
     answers = tmp_path / "answers.jsonl"
     import_answers(written(row(prompt="Capital of France?")), spec(), answers=answers)

@@ -128,7 +128,9 @@ def test_a_trace_collected_there_is_the_one_collected_here(clusters):
     items = [{"text": text, "right": label} for text, label in zip(TEXTS, labels, strict=True)]
     nodes = {"small": ray_models.Small, "large": batched(large_in_batches, 16)}
     data = ray.data.from_items(items, override_num_blocks=4)
-    there = clusters.collect(data, nodes, costs=COSTS, column="text", label="right", batch_size=70)
+    columns = {"column": "text", "label": "right", "inputs": ["text"]}
+    there = clusters.collect(data, nodes, costs=COSTS, batch_size=70, **columns)
+    assert there.inputs["text"].tolist() == TEXTS
     local = {"small": ray_models.Small(), "large": ray_models.Large()}
     trace = tt.collect(TEXTS, local, labels=labels, costs=COSTS)
     np.testing.assert_array_equal(there.confidence, trace.confidence)

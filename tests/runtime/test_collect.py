@@ -291,6 +291,11 @@ def test_progress():
         ({"labels": ["a"]}, TraceError, "1 label and more inputs are given"),
         ({"labels": ["a"] * 3}, TraceError, "2 inputs and more labels are given"),
         ({"labels": ["a", [1]]}, TraceError, "label 1 .* a class must be"),
+        (
+            {"facts": {"prompt": ["a"]}},
+            ArgumentError,
+            r"facts\['prompt'\] has 1 value for 2 inputs",
+        ),
         ({"inputs": []}, TraceError, "no inputs"),
         ({"nodes": {}}, CascadeError, "no nodes"),
     ],
@@ -298,6 +303,18 @@ def test_progress():
 def test_arguments(options, error, says):
     with pytest.raises(error, match=says):
         collect(**{"inputs": ["ab", "cd"], "nodes": NODES, **options})
+
+
+def test_what_is_known_of_an_input_stays_beside_its_row():
+    def node(text):
+        if text == "bad":
+            raise OSError
+        return text, 0.5
+
+    facts = {"prompt": ["A", "B", "C"], "size": [1, 2, 3]}
+    trace = collect(["a", "bad", "c"], {"a": node}, facts=facts, on_error="skip")
+    assert trace.prompt.tolist() == ["A", "C"]
+    assert trace.inputs["size"].tolist() == [1, 3]
 
 
 def test_a_batch_of_none():

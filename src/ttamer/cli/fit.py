@@ -74,6 +74,8 @@ def fit_command(
     chosen: FittedPolicy | Mixture
     if mistake_cost is None:
         chosen, reason = ladder.default(), f"As accurate as {_best(ladder)}"
+        if ladder.allowed_drop:
+            reason = f"At most {100 * ladder.allowed_drop:g} point worse than {_best(ladder)}"
     else:
         chosen = ladder.for_mistake_cost(mistake_cost)
         reason = f"At {mistake_cost:g} per mistake"
@@ -124,15 +126,8 @@ def _show(ladder: FittedLadder, held: int | None) -> None:
     more = f" ({held} more held out)" if held else ""
     nodes = counted(len(ladder.spec), "node")
     print(f"{counted(record.rows, 'row')}{more}, {nodes}: belief {record.belief}\n")
-    if record.weighting != "none":
-        how = {
-            "raked": "weighted to look like all rows; that they differ in nothing else is assumed",
-            "chance": "weighted by the chances in the log",
-        }[record.weighting]
-        print(
-            f"{record.complete} rows are complete: policies are found on them, {how}. They say as "
-            f"much as {record.effective:.0f} rows of equal weight.\n"
-        )
+    if record.on_gaps:
+        print(f"{record.on_gaps}\n")
     if record.markov is not None:
         print(f"{record.markov}.\n")
     if record.inputs:

@@ -231,6 +231,8 @@ def by_pattern(came: Bools) -> list[tuple[Step, Ints]]:
     """Return the sets of nodes that answered, each with its rows."""
     if not len(came):
         return []
+    if came.all():  # the usual case, without a sort of all rows
+        return [(tuple(range(came.shape[1])), np.arange(len(came)))]
     patterns, which = np.unique(came, axis=0, return_inverse=True)
     which = which.reshape(-1)
     return [

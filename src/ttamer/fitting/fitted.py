@@ -73,6 +73,22 @@ class FitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Of ``belief="markov"`` with nodes in one order."""
     version: str = __version__
 
+    @property
+    def on_gaps(self) -> str:
+        """What the fit assumes where rows have gaps, in words; empty where it assumes nothing."""
+        if self.weighting == "none":
+            return ""
+        weights = "weighted by the chances in the log"
+        if self.weighting == "raked":
+            weights = (
+                "weighted to look like all rows; that they differ in nothing else is assumed, also "
+                "where earlier answers decided what was asked"
+            )
+        return (
+            f"{self.complete} rows are complete: policies are found on them, {weights}. They say "
+            f"as much as {self.effective or self.complete:.0f} rows of equal weight."
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Fitted:

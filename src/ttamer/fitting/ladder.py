@@ -478,7 +478,8 @@ class PolicyList(PartOfFit):
 
     def _repr_html_(self) -> str:
         head, *rows = self._cells(12)
-        return card(repr(self), head=head, rows=rows, drawing=self.plot())
+        notes = [*filter(None, [self.record.on_gaps])]
+        return card(repr(self), notes=notes, head=head, rows=rows, drawing=self.plot())
 
     def _cells(self, limit: int) -> list[list[str]]:
         """Return a head, and a row for each policy of the frontier."""

@@ -34,6 +34,7 @@ from ttamer.llm.confidence import (
 )
 from ttamer.llm.prompts import csv_rows, json_rows, label_of, read_text, write_answers
 from ttamer.llm.settings import TokenCost, checked, comparison_of
+from ttamer.trace.schema import INPUT
 from ttamer.trace.trace import OnBad, Trace
 
 Rows = Sequence[tuple[str, Mapping[str, Any]]]
@@ -53,8 +54,9 @@ def import_answers(
     ``messages``, ``label`` (in JSON lines also a list of aliases, or an object),
     ``<node>.confidence``, ``<node>.cost``, or ``<node>.input_tokens`` and ``<node>.output_tokens``.
     What is right may also be stated: ``<node>.correct``, ``<node>.score`` from 0 to 1, or
-    ``<node>.thumbs`` (up or down); it counts more than the label. A node that did not answer a row
-    (null, or an empty cell) has a gap there. A node without confidences gets ``confidence =
+    ``<node>.thumbs`` (up or down); it counts more than the label. ``input.<name>`` is anything else
+    known before any node is asked. A node that did not answer a row (null, or an empty cell) has a
+    gap there. A node without confidences gets ``confidence =
     "none"``. What is not read is named in ``notes``.
 
     Lines of LiteLLM's spend logs and of OpenAI's batches are put together by their prompt and their
@@ -106,6 +108,8 @@ def import_answers(
     notes += [f'no column {name}.confidence: write confidence = "none" for {name!r} in the '
               "cascade.toml that serves it" for name in quiet]  # fmt: skip
     read = {"label", "prompt", "messages", *(c for node in nodes for c in node.columns.values())}
+    inputs = [name for name in columns if name.startswith(INPUT) and name not in read]
+    read |= {*inputs}
     if dropped := [name for name in columns if name not in read]:
         notes.append("not read: " + ", ".join(dropped[:8]) + (", ..." if len(dropped) > 8 else ""))
     labelled = sum(answered.label is not None for _, answered in used)
@@ -120,6 +124,9 @@ def import_answers(
         trace = asyncio.run(
             trace_of(silent, Comparer(rule), answered, left_out=left_out, notes=notes)
         )
+        values = {name.removeprefix(INPUT): [row.get(name) for row, _ in used] for name in inputs}
+        with_inputs = {name: _numbers_or_texts(cells) for name, cells in values.items()}
+        trace = dataclasses.replace(trace, inputs=with_inputs)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
     if answers is not None and all(row.prompt for row in answered):
@@ -129,6 +136,14 @@ def import_answers(
             "answers": dict(zip(spec.names, answered.texts, strict=True)),
         } for row, answered in used))  # fmt: skip
     return trace
+
+
+def _numbers_or_texts(cells: Sequence[Any]) -> Sequence[Any]:
+    """Return the cells of a column as numbers where all of them are: in CSV they are texts."""
+    try:
+        return [float(cell) for cell in cells]
+    except (TypeError, ValueError):
+        return cells
 
 
 def _read(

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ def collect(
     nodes: Mapping[str, Callable[[Any], Any]],
     *,
     labels: Iterable[object] | None = None,
+    facts: Mapping[str, Sequence[Any]] | None = None,
     repeat: int = 1,
     warmup: int = 1,
     costs: Literal["measured"] | Mapping[str, float] = "measured",
@@ -50,6 +51,8 @@ def collect(
         inputs: The inputs, handed to the callables as they are.
         nodes: The callable of each node, by name, in the order of the cascade.
         labels: The right answer for each input.
+        facts: What is known of each input before a node is asked, a sequence by name, for policies
+            that read it; ``"prompt"`` is its text.
         repeat: How often each call is timed; the median counts.
         warmup: Calls of each node that come first and are not timed.
         costs: ``"measured"``: wall time in seconds, for each row, and its mean as the node's cost.
@@ -88,7 +91,7 @@ def collect(
     is_measured = costs == "measured"
     total = len(inputs) if isinstance(inputs, Sized) else None
     codes, rows, label, left_out = ClassCodes(), [], [], Counter[str]()
-    done = 0
+    used, done = list[int](), 0
     with EventLoop() as loop, _reporting(progress, total) as report:
         calls = _Calls(loop, on_error, *((repeat, warmup) if is_measured else (1, 0)))
         block = max((size_of(node) for node in nodes.values()), default=1)
@@ -102,6 +105,7 @@ def collect(
                 else:
                     rows.append(answers)
                     label.append(_coded(codes, right, done))
+                    used.append(done)
                 done += 1
             report(done)
     if not done:
@@ -109,7 +113,16 @@ def collect(
     if not rows:
         raise TraceError(f"every input was left out ({done} in all): {dict(left_out)}")
     right = None if labels is None else np.array(label, np.int32)
-    return _trace_of(spec, rows, right, codes, left_out, is_measured=is_measured)
+    trace = _trace_of(spec, rows, right, codes, left_out, is_measured=is_measured)
+    columns = dict[str, Any]()
+    for name, values in (facts or {}).items():
+        if len(values) != done:
+            raise ArgumentError(
+                f"facts[{name!r}] has {counted(len(values), 'value')} for {counted(done, 'input')}",
+                param="facts",
+            )
+        columns[name] = [values[number] for number in used]
+    return replace(trace, prompt=columns.pop("prompt", None), inputs=columns)
 
 
 def _cascade_of(
