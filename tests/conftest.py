@@ -28,7 +28,7 @@ TIERS = {
 }
 """The fixtures that put a test into a tier."""
 
-LARGE = ("torch", "triton", "ray", "quantecon", "transformers")
+LARGE = ("torch", "triton", "ray", "quantecon")
 """Libraries that the extra [quick] does not install."""
 
 SLOW = ("tests/cli/test_cli.py", "tests/contracts", "tests/drift", "tests/evaluation",

@@ -1,29 +1,14 @@
-"""Exits by the names of blocks: on plain lists, timm-style and transformers models."""
+"""Exits by the names of blocks: on models laid out as timm's, transformers' and PyTorch's own."""
 
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
-    LlamaConfig,
-    LlamaForSequenceClassification,
-    ModernBertConfig,
-    ModernBertForSequenceClassification,
-    T5Config,
-    T5EncoderModel,
-    ViTConfig,
-    ViTForImageClassification,
-    Wav2Vec2Config,
-    Wav2Vec2ForSequenceClassification,
-)
 
 import ttamer as tt
 from ttamer.errors import ArgumentError
@@ -70,13 +55,10 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.Sequential(*(Attention(width) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, CLASSES)
 
-    def forward_features(self, x):
+    def forward(self, x):
         x = self.patch_embed(x).flatten(2).transpose(1, 2)
         x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1) + self.pos_embed
-        return self.norm(self.blocks(x))
-
-    def forward(self, x):
-        return self.head(self.forward_features(x)[:, 0])
+        return self.head(self.norm(self.blocks(x))[:, 0])
 
 
 class ConvNet(nn.Module):
@@ -98,6 +80,58 @@ class ConvNet(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+class TextLayer(nn.Module):
+    """One layer of a text model; it returns as much besides the hidden states as the layout has."""
+
+    def __init__(self, width, layout):
+        super().__init__()
+        self.linear, self.layout = nn.Linear(width, width), layout
+
+    def forward(self, hidden, mask=None, positions=None, bias=None):
+        scores = hidden @ hidden.transpose(1, 2)
+        if positions is not None:
+            scores = scores + positions[0] * positions[1]
+        if self.layout == "t5" and bias is None:  # the first layer computes it for all
+            bias = scores.masked_fill(~mask, -1e9).detach()
+        if bias is not None:
+            scores = scores + bias
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -1e9)
+        hidden = hidden + self.linear(scores.softmax(-1) @ hidden).tanh()
+        return {"bert": (hidden, scores), "t5": (hidden, bias)}.get(self.layout, hidden)
+
+
+class Texts(nn.Module):
+    """Laid out as text classifiers of transformers.
+
+    "bert": layers return a tuple. "llama": they get no mask where nothing is padded, and positions
+    that have no batch. "modernbert": some get another mask than the first. "t5": the first returns
+    a bias that all others get.
+    """
+
+    def __init__(self, layout="bert", width=8):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(40, width), nn.Linear(width, CLASSES)
+        self.layers = nn.ModuleList(TextLayer(width, layout) for _ in range(3))
+        self.layout = layout
+
+    def forward(self, input_ids, attention_mask):
+        hidden, mask, bias = self.embed(input_ids), attention_mask.bool()[:, None], None
+        place = torch.arange(input_ids.shape[1])
+        for k, layer in enumerate(self.layers):
+            if self.layout == "bert":
+                hidden = layer(hidden, mask)[0]
+            elif self.layout == "llama":
+                positions = place[None, :, None] / 9, place[None, None].cos()
+                hidden = layer(hidden, mask=None if mask.all() else mask, positions=positions)
+            elif self.layout == "modernbert":
+                near = (place[:, None] - place).abs() < 2
+                hidden = layer(hidden, mask=mask & near if k % 2 else mask)
+            else:
+                hidden, bias = layer(hidden, mask, bias=bias)
+        return SimpleNamespace(logits=self.head(hidden[:, 0]))
+
+
 def images(rows=5):
     return torch.randn(rows, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 
@@ -112,66 +146,14 @@ def tokens(rows=5, *, padding=True):
     return {"input_ids": ids, "attention_mask": mask}
 
 
-SMALL = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
-
-
-def bert():
-    config = BertConfig(vocab_size=40, intermediate_size=8, num_labels=CLASSES, **SMALL)
-    return BertForSequenceClassification(config)
-
-
-def distilbert():
-    sizes = {"dim": 8, "n_layers": 3, "n_heads": 2, "hidden_dim": 8}
-    config = DistilBertConfig(vocab_size=40, num_labels=CLASSES, **sizes)
-    return DistilBertForSequenceClassification(config)
-
-
-def llama():
-    config = LlamaConfig(
-        vocab_size=40, intermediate_size=8, num_labels=CLASSES, pad_token_id=0, use_cache=False,
-        **SMALL,
-    )  # fmt: skip
-    return LlamaForSequenceClassification(config)
-
-
-def modernbert():
-    """Layers with local attention get another mask and other positions than the first."""
-    config = ModernBertConfig(
-        vocab_size=40, intermediate_size=8, num_labels=CLASSES, pad_token_id=0, local_attention=4,
-        global_attn_every_n_layers=2, **SMALL,
-    )  # fmt: skip
-    return ModernBertForSequenceClassification(config)
-
-
-class T5(nn.Module):
-    """The first block returns a bias that all others get."""
-
-    def __init__(self):
-        super().__init__()
-        sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2, "num_layers": 3}
-        self.t5 = T5EncoderModel(T5Config(vocab_size=40, **sizes))
-        self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, input_ids, attention_mask):
-        return self.head(self.t5(input_ids, attention_mask).last_hidden_state[:, 0])
-
-
-def vit():
-    config = ViTConfig(
-        image_size=16, patch_size=4, intermediate_size=8, num_labels=CLASSES, **SMALL
-    )
-    return ViTForImageClassification(config)
-
-
 MODELS = {
     "timm vit": (VisionTransformer, "blocks", images),
     "timm convnet": (ConvNet, "stages", images),
-    "bert": (bert, "bert.encoder.layer", tokens),
-    "distilbert": (distilbert, "distilbert.transformer.layer", tokens),
-    "llama": (llama, "model.layers", tokens),
-    "modernbert": (modernbert, "model.layers", tokens),
-    "t5": (T5, "t5.encoder.block", tokens),
-    "vit": (vit, None, lambda: {"pixel_values": images()}),
+    "bert": (lambda: Texts("bert"), "layers", tokens),
+    "llama": (lambda: Texts("llama"), "layers", tokens),
+    "modernbert": (lambda: Texts("modernbert"), "layers", tokens),
+    "t5": (lambda: Texts("t5"), "layers", tokens),
+    "vit by name": (VisionTransformer, "blocks", lambda: {"x": images()}),
 }
 
 
@@ -183,8 +165,6 @@ def build(name):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    if points is None:  # wherever this version of transformers has them
-        points = next(n for n, m in model.named_modules() if isinstance(m, nn.ModuleList))
     return model, points, example()
 
 
@@ -425,8 +405,22 @@ def encoder(**options):
 
 
 def test_blocks_must_return_tensors_and_always_run():
-    with pytest.raises(ArgumentError, match=r"encoder returns a BaseModelOutput.*; a block must r"):
-        attach(bert(), ["bert.encoder"], tokens())
+    class Naming(nn.Linear):
+        def forward(self, x):
+            return {"hidden": super().forward(x)}
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.head = Naming(4, 4), nn.Linear(4, CLASSES)
+
+        def forward(self, x):
+            return self.head(self.encoder(x)["hidden"])
+
+    with pytest.raises(
+        ArgumentError, match=r"encoder returns a dict; a block must return a tensor"
+    ):
+        attach(Named(), ["encoder"], torch.randn(3, 4))
 
     class Even(nn.Module):
         def __init__(self):
@@ -525,23 +519,30 @@ def test_ramps_learn_before_a_block_that_changes_its_input(part):
         torch.testing.assert_close(network(inputs)[-1], model(inputs))
 
 
-def test_ramps_read_a_mask_that_is_longer_than_the_tokens():
+class Sounds(nn.Module):
     """As for audio, where many samples become one token."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv1d(1, 8, 8, 8), nn.Linear(8, CLASSES)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, input_values, attention_mask):
+        hidden = self.conv((input_values * attention_mask)[:, None]).transpose(1, 2)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(hidden.mean(1))
+
+
+def test_ramps_read_a_mask_that_is_longer_than_the_tokens():
     torch.manual_seed(0)
-    config = Wav2Vec2Config(
-        intermediate_size=8, num_labels=CLASSES, conv_dim=[4, 4], conv_stride=[4, 2],
-        conv_kernel=[8, 4], num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
-        feat_extract_norm="layer", classifier_proj_size=8, **SMALL,
-    )  # fmt: skip
-    model = Wav2Vec2ForSequenceClassification(config).eval()
-    lengths = torch.tensor([[400], [120]])
-    mask = (torch.arange(400) < lengths).long()
-    sounds = {"input_values": torch.randn(2, 400) * mask, "attention_mask": mask}
+    mask = (torch.arange(400) < torch.tensor([[400], [117]])).long()
+    sounds = {"input_values": torch.randn(2, 400), "attention_mask": mask}
     with torch.no_grad():
-        network = attach(model, "wav2vec2.encoder.layers", sounds)
+        network = attach(Sounds().eval(), "layers", sounds)
         ramp, hidden = next(network.ramps()), network.segments[0](tuple(sounds.values()))[0]
-        assert hidden.shape[1] == 48
-        mean = hidden[1, :15].mean(0)  # of 8 1/3 samples for each token, 120 begin before the end
+        assert hidden.shape[1] == 50
+        mean = hidden[1, :15].mean(0)  # of 8 samples for each token, 117 begin before the end
         torch.testing.assert_close(network(sounds)[0][1], ramp.layers(mean))
 
 
@@ -648,7 +649,7 @@ def test_mappings_are_taken_wherever_inputs_are():
     ids = torch.randint(20, (8, 6), generator=torch.Generator().manual_seed(0))
     tokens = {"input_ids": ids, "attention_mask": (torch.arange(6) < 4).expand(8, 6).long()}
     labels = torch.arange(8) % 2
-    network = attach(bert(), "bert.encoder.layer", tokens)
+    network = attach(Texts(), "layers", tokens)
     tables = threshold_tables(np.array([0.5, 0.5, 0.0]))
     train(network, [{**tokens, "labels": labels}], Recipe("ramps", epochs=1, rate=0.1))
     assert len(trace_of(network, [{**tokens, "labels": labels}])) == 8
@@ -687,10 +688,10 @@ def test_modules_without_lists_are_named():
 
 
 def test_the_only_padding_of_an_example_may_be_in_any_row():
-    texts, model = tokens(), bert().eval()
+    texts, model = tokens(), Texts().eval()
     texts["attention_mask"][:-1] = 1
     texts["attention_mask"][-1, 3:] = 0
-    network = attach(model, "bert.encoder.layer", texts)
+    network = attach(model, "layers", texts)
     with torch.no_grad():
         for some in (tokens(), tokens(padding=False)):
             torch.testing.assert_close(apart(network, some), model(**some).logits)
@@ -749,6 +750,7 @@ def test_numbers_that_blocks_get_must_be_those_of_the_example():
 @pytest.mark.parametrize("compiled", [
     lambda model: torch.compile(model, backend="eager"),
     lambda model: model.compile(backend="eager") or model,
+    lambda model: model.blocks[1].compile(backend="eager") or model,
 ])  # fmt: skip
 def test_a_compiled_model_gets_its_exits_before(compiled):
     model = compiled(VisionTransformer())
@@ -845,7 +847,7 @@ def quantized(module):
 
 def test_linear_layers_may_be_replaced_inside_blocks_and_not_as_blocks():
     texts, labels = tokens(), torch.arange(5) % CLASSES
-    network = attach(bert(), "bert.encoder.layer", texts)
+    network = attach(Texts(), "layers", texts)
     policy = tt.fit(trace_of(network, [(texts, labels)] * 20)).at(tradeoff=0.9)
     answers = Runner(quantized(network), policy)(texts)
     torch.testing.assert_close(answers.logits, Runner(network, policy)(texts).logits)

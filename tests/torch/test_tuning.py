@@ -13,6 +13,7 @@ from ttamer.torch.profiling import Profile
 from ttamer.torch.runner import Runner
 from ttamer.torch.tracing import trace_of
 from ttamer.torch.tuning import Timing, predicted, recommend, search
+from ttamer.trace.losses import complete_losses
 
 
 def made(asking, *, batch=4, segment=1.0):
@@ -109,7 +110,7 @@ def test_policies_are_also_fitted_to_the_answers_of_the_network(trace):
     for each in agreeing:
         played = each.policy.play(full)
         error = full.loss[np.arange(len(full)), played.answer].mean()
-        changed = full.wrong("last")[np.arange(len(full)), played.answer].mean()
+        changed = complete_losses(full, "last")[np.arange(len(full)), played.answer].mean()
         assert each.error == pytest.approx(error + each.policy.error - changed)
     best = min(x.seconds for x in own + agreeing if x.error + 2 * x.spread <= right)
     assert search(trace, measured, 4, max_error=float(right), caution=2)[0].seconds <= best

@@ -547,16 +547,17 @@ def _chain(
     """Record how the blocks are called on the example, and check that they form a chain."""
     modules = dict(model.named_modules())
     blocks = tuple(modules[name] for name in names)
+    compiled = [part for part in modules.values() if _is_compiled(part)]
+    if any(block in part.modules() for part in compiled for block in blocks):
+        raise ArgumentError(
+            f"{type(model).__name__} is compiled, and its blocks cannot be run apart: attach to "
+            "the model before it is compiled, then compile network.segments"
+        )
     calls = _calls(model, blocks, inputs, keys)
     rows = len(inputs[0])
     # One row more, not fewer: of the rest none may have padding, and models leave such masks out.
     more = _calls(model, blocks, tuple(torch.cat([each, each[-1:]]) for each in inputs), keys)
     order = [call.block for call in calls]
-    if not order and any(map(_is_compiled, modules.values())):
-        raise ArgumentError(
-            f"{type(model).__name__} is compiled, and its blocks cannot be run apart: attach to "
-            "the model before it is compiled, then compile network.segments"
-        )
     if order != list(blocks):
         ran = [next(n for n, b in zip(names, blocks, strict=True) if b is block) for block in order]
         raise ArgumentError(
