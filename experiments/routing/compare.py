@@ -45,9 +45,10 @@ COLUMNS = (
 MOST_IN_CHAIN = 10  # the chain tries every subset
 
 
-def families(fit: tt.Trace, test: tt.Trace, seed: int) -> Iterator[tuple[str, Points]]:
+def families(
+    ladder: tt.FittedLadder, fit: tt.Trace, test: tt.Trace, seed: int
+) -> Iterator[tuple[str, Points]]:
     """Measure every family; a generator, so that a caller can time each."""
-    ladder = tt.fit(fit, embedders=EMBEDDER if fit.inputs else None)
     played = [*ladder.play_all(test)]
     yield "fit", [point(test, p.asked, p.answer) for p in played]
     # The control: the same decisions on other rows, at equal cost on the mean.
@@ -57,6 +58,23 @@ def families(fit: tt.Trace, test: tt.Trace, seed: int) -> Iterator[tuple[str, Po
     yield "pairs", pairs(fit, test)
     if fit.prompt is not None:
         yield from routers(fit, test)
+
+
+def surprise(ladder: tt.FittedLadder, test: tt.Trace) -> tuple[float, float]:
+    """Return by how much more policies lose on new rows than estimated: in points, and in SE.
+
+    What a policy loses is its error and its price times its cost: folds choose other policies at a
+    price, of other costs.
+    """
+    estimated, differences, errors = ladder.points, [], []
+    for k, (policy, played) in enumerate(zip(ladder, ladder.play_all(test), strict=True)):
+        lost = test.loss[np.arange(len(test)), played.answer]
+        lost = lost + policy.rule.price * (played.asked * test.costs).sum(axis=1)
+        expected = estimated.error[k] + policy.rule.price * estimated.cost[k]
+        differences.append(lost.mean() - expected)
+        errors.append(np.hypot(estimated.standard_error[k], lost.std() / len(test) ** 0.5))
+    shares = np.array(differences) / np.maximum(errors, 1e-9)
+    return round(float(100 * np.mean(differences)), 3), round(float(shares.mean()), 3)
 
 
 def chain(fit: tt.Trace, test: tt.Trace) -> Points:
@@ -82,7 +100,9 @@ def run(args: argparse.Namespace) -> None:
                 fit, test = split(load(name, args.data), seed, rows)
                 area, cost, cpu = {}, {}, {}
                 begun = time.process_time()
-                for family, points in families(fit, test, seed):
+                ladder = tt.fit(fit, embedders=EMBEDDER if fit.inputs else None)
+                ladder.default()
+                for family, points in families(ladder, fit, test, seed):
                     cpu[family] = round(time.process_time() - begun, 1)
                     reached = score(points, fit, test)
                     area[family], cost[family] = round(reached.area, 4), round(reached.cost, 4)
@@ -91,17 +111,23 @@ def run(args: argparse.Namespace) -> None:
                 print(
                     name, rows, seed, f"fit {area['fit']} {cpu['fit']} s, least {best}", flush=True
                 )
-                write_line(path, set=name, rows=rows, seed=seed, area=area, cost=cost, cpu=cpu)
+                write_line(
+                    path, set=name, rows=rows, seed=seed, area=area, cost=cost, cpu=cpu,
+                    surprise=surprise(ladder, test),
+                )  # fmt: skip
 
 
 def show(folder: Path) -> None:
     """Print a table for each number of rows."""
     areas: dict[tuple[str, int, int, str], float] = {}
     costs = dict(areas)
+    surprises: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for line in [*read_lines(folder / "compare.jsonl"), *read_lines(folder / "old-fit.jsonl")]:
         key = line["set"], line["rows"], line["seed"]
         areas |= {(*key, family): area for family, area in line["area"].items()}
         costs |= {(*key, family): cost for family, cost in line["cost"].items()}
+        if "surprise" in line:
+            surprises.setdefault((line["set"], line["rows"]), []).append(line["surprise"])
     for rows in sorted({rows for _, rows, _, family in areas if family == "fit"}):
         seeds = {
             name: sorted(s for n, r, s, f in areas if (n, r, f) == (name, rows, "fit"))
@@ -144,6 +170,14 @@ def show(folder: Path) -> None:
                 old_mean = [fmean(of_old[name]) for name in names if name in of_old]
                 end = f"{fmean(old_mean):.3f}" if len(old_mean) == len(names) else "-"
                 print(f"| *mean, {title}* |{' |' * (len(COLUMNS) + 2)} {best_mean:.3f} | {end} | |")
+    print("\n| new rows lose more than estimated by | points | standard errors |\n|---|---|---|")
+    for (name, rows), values in sorted(surprises.items(), key=lambda item: item[0][::-1]):
+        points, errors = zip(*values, strict=True)
+        form = "{:+.2f} ± {:.2f}".format
+        print(
+            f"| {name}, {rows or 'halves'} ({len(values)}) | {form(*mean_and_error(points))} | "
+            f"{form(*mean_and_error(errors))} |"
+        )
 
 
 def main() -> None:
