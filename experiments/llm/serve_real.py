@@ -138,9 +138,8 @@ def collected(args: argparse.Namespace, prompts: Sequence[str], output: str, *mo
     file = folder / f"{output}.jsonl"
     file.write_text("".join(prompts), "utf-8")
     (folder / "cascade.toml").write_text(cascade_toml(), "utf-8")
-    command = ["collect", folder / "cascade.toml", "--prompts", file, "--endpoint", "completions",
-               "--max-tokens", "16", "--cache", folder / "cache",
-               "-o", folder / f"{output}.parquet", *more]  # fmt: skip
+    command = ["collect", folder / "cascade.toml", "--prompts", file, "--max-tokens", "16",
+               "--cache", folder / "cache", "-o", folder / f"{output}.parquet", *more]  # fmt: skip
     with served(args.models, args.nice):
         if ttamer([str(each) for each in command]):
             raise SystemExit(1)

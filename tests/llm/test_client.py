@@ -118,6 +118,36 @@ def test_the_cost_that_a_litellm_proxy_states_is_taken():
 
 
 @pytest.mark.parametrize(
+    ("data", "vectors"),
+    [
+        ([{"embedding": [1, 2]}, {"embedding": [0.5, 0]}], [[1.0, 2.0], [0.5, 0.0]]),
+        ([{"index": 1, "embedding": [2]}, {"index": 0, "embedding": [1]}], [[1.0], [2.0]]),
+        ([{"embedding": [1.0]}], None),
+        ([{"embedding": []}, {"embedding": [1.0]}], None),
+        ([{"embedding": ["x"]}, {"embedding": [1.0]}], None),
+        (None, None),
+    ],
+)
+def test_an_embedding_is_a_vector_for_each_text_in_their_order(data, vectors):
+    async def answer(request, number):
+        del request, number
+        return web.json_response({"data": data})
+
+    async def run():
+        async with served(answer) as (client, seen):
+            try:
+                result = await client.embed(["x" * 100_000 + "end", ""])
+            except UpstreamFailed as error:
+                result = error.kind
+            return result, seen[0][1]["input"]
+
+    result, texts = asyncio.run(run())
+    assert result == (vectors or "garbage")
+    assert [len(text) for text in texts] == [Client.max_text, 1]
+    assert texts[0].endswith("end")
+
+
+@pytest.mark.parametrize(
     ("status", "kind", "paid", "calls"),
     [
         (500, "error", False, 3), (503, "busy", False, 3), (429, "busy", False, 3),

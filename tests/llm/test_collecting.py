@@ -16,7 +16,7 @@ from support.faulty_upstream import truth
 from ttamer.cli import main
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm import Prompt, collect_prompts, plan_collection
-from ttamer.llm.collecting import _Collection
+from ttamer.llm.asking import Asked
 from ttamer.llm.judging import Judge
 from ttamer.llm.prompts import read_answers
 
@@ -97,7 +97,7 @@ def test_other_prices_ask_nothing_again(make_served):
     assert served.counts == [30, 60]
 
 
-def test_answers_without_usage_are_asked_again_where_tokens_get_a_price(make_served):
+def test_answers_without_usage_cannot_be_priced_by_tokens(make_served):
     served = make_served()
     small = served.upstreams["small"]
     small.states_usage = False
@@ -106,7 +106,9 @@ def test_answers_without_usage_are_asked_again_where_tokens_get_a_price(make_ser
     with pytest.raises(TraceError, match=r"small returned no usage, .*: give the node a cost"):
         collected(served)
     small.states_usage = True
-    assert collected(served).costs[:, 0].tolist() == [2.0] * 30
+    paid = served.cascade.with_name("again")  # a file of responses that have it
+    trace = collect_prompts(served.cascade, LABELLED, paid, upstream=served.upstream)
+    assert trace.costs[:, 0].tolist() == [2.0] * 30
 
 
 def test_another_confidence_of_the_same_tokens_asks_nothing_again(make_served):
@@ -159,7 +161,7 @@ def test_a_node_that_only_fails_is_soon_left_alone(make_served):
     served.upstreams["small"].mode, served.upstreams["small"].status = "error", 401
     with pytest.raises(TraceError, match=r"status 401.*: 10; small was not called any more: 20"):
         collected(served, on_error="skip")
-    assert served.counts == [_Collection.max_failures, 30]
+    assert served.counts == [Asked.max_failures, 30]
 
 
 def test_the_failures_of_every_node_are_listed(make_served):
@@ -187,7 +189,7 @@ def test_labels_that_no_answer_equals_are_refused_with_what_was_compared(make_se
 
 def test_a_node_that_answers_now_and_then_is_asked_to_the_end(make_served):
     served = make_served(node={"small": {"max_concurrent": 1}})
-    served.upstreams["small"].plan = ([*["garbage"] * (_Collection.max_failures - 1), "ok"]) * 2
+    served.upstreams["small"].plan = ([*["garbage"] * (Asked.max_failures - 1), "ok"]) * 2
     assert collected(served, on_error="skip").answered.sum(axis=0).tolist() == [12, 30]
     assert served.counts == [30, 30]
 
@@ -438,7 +440,7 @@ def test_a_judge_that_only_fails_is_soon_left_alone(make_served):
     judged = judging(served.upstreams["large"], lambda _: "<think>Let me")
     with pytest.raises(TraceError, match=r"max_tokens = false.*the judge was not called any more"):
         collected(served, judge=Judge("large"))
-    assert len(judged) == _Collection.max_failures
+    assert len(judged) == Asked.max_failures
 
 
 def test_scores_of_a_judge_become_losses(served):

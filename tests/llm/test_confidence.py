@@ -41,12 +41,10 @@ def chat(*tokens, text="x", top=()):
 )
 def test_reasoning_is_no_part_of_an_answer(text, answer):
     assert answer_text({"choices": [{"message": {"content": text}}]}) == answer
-    assert answer_text({"choices": [{"text": text}]}) == answer
 
 
 def test_the_answer_is_the_text_of_the_first_choice():
     assert answer_text(chat(text="Paris")) == "Paris"
-    assert answer_text({"choices": [{"text": "Paris"}]}) == "Paris"
 
 
 def test_a_call_of_tools_is_an_answer_whatever_the_order_of_its_keys():
@@ -123,13 +121,6 @@ def test_the_end_of_the_answer_is_no_token_of_it():
     assert probability_of_answer(chat(("B", 0.5), ("", 0.001))) == pytest.approx(0.5)
 
 
-def test_completions_in_the_older_shape_are_read():
-    logprobs = {"tokens": ["a", "b", "c"], "token_logprobs": [None, math.log(0.5), math.log(0.125)]}
-    assert probability_of_answer({"choices": [{"logprobs": logprobs}]}) == pytest.approx(0.25)
-    del logprobs["tokens"]
-    assert probability_of_answer({"choices": [{"logprobs": logprobs}]}) == pytest.approx(0.25)
-
-
 def test_rounding_above_one_is_one():
     assert (
         probability_of_answer({"choices": [{"logprobs": {"content": [{"logprob": 1e-9}]}}]}) == 1.0
@@ -140,7 +131,7 @@ def test_rounding_above_one_is_one():
     "logprobs",
     [None, {}, {"content": None}, {"content": [3]}, {"content": [{"token": "a"}]},
      {"content": [{"token": "a", "logprob": "x"}]}, {"content": [{"token": "a", "logprob": True}]},
-     {"content": [{"token": "a", "logprob": math.nan}]}, {"token_logprobs": ["x"]}],
+     {"content": [{"token": "a", "logprob": math.nan}]}],
 )  # fmt: skip
 def test_no_log_probabilities_are_unreadable(logprobs):
     with pytest.raises(Unreadable, match="log-probabilit"):
@@ -248,8 +239,6 @@ LOGPROBS = either(
         {},
         optional={
             "content": either(st.lists(ENTRY, max_size=3)),
-            "tokens": ODD,
-            "token_logprobs": either(st.lists(ODD, max_size=2)),
         },
     )
 )

@@ -7,13 +7,10 @@ import json
 
 import pytest
 
-from llm.conftest import COSTS
 from support.faulty_upstream import FaultyUpstream
 from ttamer.cli import main
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.llm import Likeness, Prompt, collect_prompts
-from ttamer.llm.paid import Store
-from ttamer.llm.prompts import AnsweredPrompt
+from ttamer.llm import Prompt, collect_prompts
 
 LABEL = "alpha beta gamma"
 RIGHT, WRONG = "alpha beta gamma zeta", "alpha delta epsilon"  # cosines 0.87 and 0.33
@@ -26,28 +23,27 @@ def is_right(name, prompt):
 
 
 @pytest.fixture
-def served(make_served):
-    """A cascade whose answers are compared by embeddings; ``served(compare)``."""
-
+def make_embedded(make_served):
+    """A cascade whose answers are compared by embeddings: ``make_embedded(compare)``."""
     with contextlib.ExitStack() as stack:
 
-        def make(compare="embedding", *, sockets=False):
+        def make(compare="embedding", *, sockets=False, **serve):
             embeddings = stack.enter_context(FaultyUpstream("embeddings"))
-            table = {"upstream": embeddings.url}
-            found = make_served(serve={"compare": compare, "embeddings": table}, sockets=sockets)
-            for name, each in found.upstreams.items():
-                each.answer = lambda prompt, _, name=name: (
+            serve = {"compare": compare, "embeddings": {"upstream": embeddings.url}} | serve
+            served = make_served(serve=serve, sockets=sockets)
+            for name, model in served.upstreams.items():
+                model.answer = lambda prompt, _, name=name: (
                     RIGHT if is_right(name, prompt) else WRONG, 0.9 if name == "large" else 0.3
                 )  # fmt: skip
-            found.upstreams["embeddings"] = embeddings
-            return found
+            served.upstreams["embeddings"] = embeddings
+            return served
 
         yield make
 
 
-def collected(served, **options):
+def collected(served, prompts=PROMPTS, **options):
     paid = served.cascade.with_name("paid")
-    return collect_prompts(served.cascade, PROMPTS, paid, upstream=served.upstream, **options)
+    return collect_prompts(served.cascade, prompts, paid, upstream=served.upstream, **options)
 
 
 def check(trace):
@@ -58,9 +54,9 @@ def check(trace):
     assert equal.tolist() == [row[0] for row in expected]
 
 
-def test_a_threshold_is_fitted_to_another_rule_on_the_labels(served):
-    found = served()
-    trace = collected(found, likeness=Likeness(like="contains"))
+def test_a_threshold_is_fitted_to_answers_that_contain_their_label(make_embedded):
+    served = make_embedded()
+    trace = collected(served)
     check(trace)
     compare = trace.spec.serve["compare"]
     assert compare == {"kind": "embedding", "threshold": pytest.approx(0.6, abs=0.01)}
@@ -69,99 +65,79 @@ def test_a_threshold_is_fitted_to_another_rule_on_the_labels(served):
         in (trace.notes[0])
     )
     assert "threshold = " in trace.notes[1]
-    assert found.counts == [16, 16, 1]
+    assert served.counts == [16, 16, 1]
     # Another threshold needs no further call of any upstream.
-    text = found.cascade.read_text()
-    found.cascade.write_text(text.replace('"embedding"', "{kind = 'embedding', threshold = 0.95}"))
+    served.change('"embedding"', "{kind = 'embedding', threshold = 0.95}")
     with pytest.raises(TraceError, match="no answer equals any label"):
-        collected(found)
-    assert found.counts == [16, 16, 1]
+        collected(served)
+    assert served.counts == [16, 16, 1]
 
 
-def test_a_threshold_is_fitted_to_given_pairs_and_must_agree(served, tmp_path):
-    found, file = served(), tmp_path / "pairs.jsonl"
+def test_a_threshold_is_fitted_to_given_pairs(make_embedded, tmp_path):
+    served, file = make_embedded(), tmp_path / "pairs.jsonl"
     pairs = [(LABEL, RIGHT, True), (LABEL, WRONG, False)] * 12
     lines = [json.dumps({"one": a, "two": b, "equal": equal}) for a, b, equal in pairs]
     file.write_text("\n".join(lines))
-    check(collected(found, likeness=Likeness(pairs=file)))
-    lines = [line.replace("true", "false" if n % 4 else "true") for n, line in enumerate(lines)]
-    file.write_text("\n".join([*lines, *lines[:1]]))
-    with pytest.raises(TraceError, match=r"threshold .* and at least 99% is needed"):
-        collected(found, likeness=Likeness(pairs=file, min_agreement=0.99))
-    file.write_text("{}")
-    with pytest.raises(TraceError, match="line 1 is not a labelled pair"):
-        collected(found, likeness=Likeness(pairs=file))
-    file.write_text(json.dumps({"one": "a", "two": "b", "equal": True}))
-    with pytest.raises(TraceError, match="at least 20 labelled pairs"):
-        collected(found, likeness=Likeness(pairs=file))
+    check(collected(served, pairs=file))
+    for text, message in (
+        ("{}", "line 1 is not a labelled pair"),
+        (lines[0], "at least 20 labelled pairs"),
+    ):
+        file.write_text(text)
+        with pytest.raises(TraceError, match=message):
+            collected(served, pairs=file)
 
 
-def test_a_threshold_is_fitted_to_the_labels_of_a_person(served, tmp_path):
-    found = served()
-    with Store(tmp_path / "labels") as labels:
-        for n in range(16):
-            texts = {name: RIGHT if is_right(name, f"{n}?") else WRONG for name in COSTS}
-            right = [name for name in texts if is_right(name, f"{n}?")]
-            labels.add({AnsweredPrompt(f"{n}?", LABEL, texts).key: json.dumps(right).encode()})
-        labels.add({"other": b"[]", AnsweredPrompt("skipped", None, {}).key: b"null"})
-    likeness = Likeness(pairs=tmp_path / "labels", like="contains")  # 16 pairs are too few
-    trace = collected(found, likeness=likeness)
+def test_a_threshold_that_is_given_is_measured_with_pairs(make_embedded, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"one": LABEL, "two": RIGHT, "equal": True}))
+    trace = collected(make_embedded(THRESHOLD), pairs=file)
     check(trace)
-    assert "40 of 40 pairs" in trace.notes[0]
+    assert "1 of 1 pairs" in trace.notes[0]
+    assert trace.notes[0].endswith("as it is written; 1 of them are equal")
 
 
-def test_of_several_aliases_the_nearest_one_counts(served):
-    found = served(THRESHOLD)
-    prompts = [Prompt(each.body, (LABEL, "omega psi")) for each in PROMPTS]
-    trace = collect_prompts(
-        found.cascade, prompts, found.cascade.with_name("paid"),
-        likeness=Likeness(like="contains"), upstream=found.upstream,
-    )  # fmt: skip
+def test_of_several_aliases_the_nearest_one_counts(make_embedded):
+    prompts = [Prompt(prompt.body, (LABEL, "omega psi")) for prompt in PROMPTS]
+    trace = collected(make_embedded(), prompts)
     check(trace)
     assert "24 of 24 pairs" in trace.notes[0]  # one for each answer, not for each alias
 
 
-def test_a_threshold_that_is_given_is_measured(served):
-    trace = collected(served(THRESHOLD), likeness=Likeness(like="contains"))
-    assert trace.notes[0].endswith("as it is written; 16 of them are equal")
-    assert "24 of 24" in trace.notes[0]
+def test_what_is_missing_is_refused_before_anything_is_asked(make_embedded, make_served):
+    bare = [Prompt(prompt.body) for prompt in PROMPTS]
+    for make, prompts, options, message in (
+        (make_embedded, bare, {}, "has no threshold: write"),
+        (lambda: make_embedded("normalised"), PROMPTS, {"pairs": "x"}, "pairs are for compare"),
+        (lambda: make_served(serve={"compare": "embedding"}), PROMPTS, {}, "needs the table"),
+    ):
+        served = make()
+        with pytest.raises(ArgumentError, match=message):
+            collected(served, prompts, **options)
+        assert not any(served.counts)
+    served = make_embedded()
+    served.change("cost = 1.0", 'cost = 1.0\nconfidence = "agreement"')
+    with pytest.raises(ArgumentError, match="has no threshold yet; write one"):
+        collected(served)
 
 
-def test_a_local_model_embeds_texts(served):
-    found = served()
-    asked = []
-
-    def embed(texts):
-        asked.extend(texts)
-        return [[float(text.count("m")), float(text.count("d")), 1e-3] for text in texts]
-
-    trace = collected(found, likeness=Likeness(like="contains", embed=embed))
-    check(trace)
-    assert sorted(asked) == sorted([LABEL, RIGHT, WRONG])
-    assert found.counts[2] == 0
-    with pytest.raises(TraceError, match="raised"):
-        collected(found, likeness=Likeness(like="contains", embed=lambda texts: 1 / 0))
+def test_an_upstream_that_fails_leaves_the_answers_paid_for(make_embedded):
+    served = make_embedded()
+    served.upstreams["embeddings"].mode = "garbage"
+    with pytest.raises(TraceError, match="texts cannot be embedded"):
+        collected(served)
+    served.upstreams["embeddings"].mode = "ok"
+    check(collected(served))
+    assert served.counts[:2] == [16, 16]
 
 
-def test_what_is_missing_is_refused_before_anything_is_asked(served):
-    found = served()
-    with pytest.raises(ArgumentError, match="has no threshold"):
-        collected(found)
-    with pytest.raises(ArgumentError, match="another rule"):
-        Likeness(like="embedding")
-    plain = served("normalised")
-    with pytest.raises(ArgumentError, match="are for compare"):
-        collected(plain, likeness=Likeness(like="contains"))
-    assert plain.counts == [0, 0, 0]
-
-
-def test_the_command_prints_the_threshold(served, tmp_path, capsys):
-    found = served(sockets=True)
+def test_the_command_prints_the_threshold(make_embedded, tmp_path, capsys):
+    served = make_embedded(sockets=True)
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"prompt": f"{n}?", "label": LABEL} for n in range(16)]
     prompts.write_text("\n".join(map(json.dumps, lines)))
-    command = ["collect", str(found.cascade), "--prompts", str(prompts), "--like", "contains",
+    command = ["collect", str(served.cascade), "--prompts", str(prompts),
                "-o", str(tmp_path / "trace.parquet")]  # fmt: skip
-    assert main([*command, "--min-agreement", "0.5"]) == 0
+    assert main(command) == 0
     assert "24 of 24 pairs" in capsys.readouterr().out
     assert "threshold = 0." in (tmp_path / "trace.toml").read_text()

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from ttamer.errors import ArgumentError, TraceError
+from ttamer.errors import TraceError
+from ttamer.llm.confidence import question_text
 from ttamer.llm.prompts import Prompt, read_prompts
 
 
@@ -26,8 +27,7 @@ def test_prompts_in_every_form(tmp_path):
     (tmp_path / "p.csv").write_text("prompt, label\nOne?,B,,\n", "utf-8")
     assert [prompt.label for prompt in read_prompts(tmp_path / "p.csv")] == ["B"]
     (tmp_path / "p.txt").write_text("One?\n\nTwo?\n", "utf-8")
-    assert [p.body for p in read_prompts(tmp_path / "p.txt", endpoint="completions")] == [
-        {"prompt": "One?"}, {"prompt": "Two?"}]  # fmt: skip
+    assert [question_text(p.body) for p in read_prompts(tmp_path / "p.txt")] == ["One?", "Two?"]
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_only_line_feeds_end_a_line_and_a_byte_order_mark_is_no_text(tmp_path, n
         "p.txt": texts,
     }[name]
     (tmp_path / name).write_text(mark + "\n".join(lines), "utf-8")
-    found = read_prompts(tmp_path / name, endpoint="completions")
-    assert [prompt.body["prompt"] for prompt in found] == texts
+    prompts = read_prompts(tmp_path / name)
+    assert [question_text(prompt.body) for prompt in prompts] == texts
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,6 @@ def test_prompts_that_cannot_be_read(tmp_path):
     (tmp_path / "p.txt").write_bytes(b"\xff")
     with pytest.raises(TraceError, match="UTF-8"):
         read_prompts(tmp_path / "p.txt")
-    with pytest.raises(ArgumentError, match="endpoint"):
-        read_prompts(tmp_path / "p.txt", endpoint="../admin")
-    (tmp_path / "p.jsonl").write_text('{"messages": [{}]}', "utf-8")
-    with pytest.raises(TraceError, match="takes a prompt"):
-        read_prompts(tmp_path / "p.jsonl", endpoint="completions")
 
 
 def test_aliases_are_read_from_json_lines(tmp_path):

@@ -11,7 +11,7 @@ import ttamer as tt
 from support.served import COSTS
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArtefactError
-from ttamer.llm.client import Client, Response, UpstreamFailed
+from ttamer.llm.client import Client, UpstreamFailed
 from ttamer.serve.inputs import Inputs
 from ttamer.serve.policies import PolicyStore
 
@@ -44,14 +44,12 @@ class Embedder:
     def __init__(self):
         self.error, self.texts, self.width = None, [], 3
 
-    async def complete(self, body, deadline=None, *, path="", headers=None):
-        del deadline, headers
-        assert path == "/embeddings"
-        self.texts += body["input"]
+    async def embed(self, texts, deadline=None):
+        del deadline
+        self.texts += texts
         if self.error is not None:
             raise self.error
-        vectors = [(HARD if "hard" in text else EASY)[: self.width] for text in body["input"]]
-        return Response({"data": [{"embedding": vector} for vector in vectors]})
+        return [(HARD if "hard" in text else EASY)[: self.width] for text in texts]
 
 
 @pytest.fixture
@@ -85,13 +83,10 @@ def first_of(response):
     return response.headers["x-ttamer-path"].split(",")[0]
 
 
-def test_vectors_of_prompts_decide_who_is_asked_and_texts_are_bounded(reading):
+def test_vectors_of_prompts_decide_who_is_asked(reading):
     served, embedder = reading(embeddings=UPSTREAM)
-    easy, hard, long = served.chat(
-        {"content": "easy"}, {"content": "hard"}, {"content": "x" * 100_000 + "hard"}
-    )
-    assert [first_of(response) for response in (easy, hard, long)] == ["small", "large", "large"]
-    assert max(map(len, embedder.texts)) == Inputs.max_text
+    responses = served.chat({"content": "easy"}, {"content": "hard"})
+    assert [first_of(response) for response in responses] == ["small", "large"]
 
 
 def test_an_embedder_that_fails_leaves_the_input_unknown(reading):

@@ -4,6 +4,7 @@ Language models are imported where they are asked: callables and logs by call ne
 """
 
 import asyncio
+import dataclasses
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,8 +37,8 @@ from ttamer.trace.trace import OnBad, Trace
 
 # Options that only callables have, and only upstreams.
 CALLABLES = ("inputs", "labels", "repeat")
-UPSTREAMS = ("prompts", "prompts_from", "only", "budget", "label", "endpoint", "max_tokens",
-             "cache", "dry_run", "judge", "rubric", "graded", "pairs", "like", "min_agreement",
+UPSTREAMS = ("prompts", "prompts_from", "only", "budget", "label", "max_tokens",
+             "cache", "dry_run", "judge", "rubric", "graded", "pairs", "min_agreement",
              "forget")  # fmt: skip
 
 
@@ -57,8 +58,6 @@ UPSTREAMS = ("prompts", "prompts_from", "only", "budget", "label", "endpoint", "
               "cost, in the cascade's units; a random part of the prompts is asked.")  # fmt: skip
 @click.option("--label", default="label", metavar="FIELD",
               help="Upstreams: the field of the reference answer (default label).")  # fmt: skip
-@click.option("--endpoint", type=click.Choice(["chat/completions", "completions"]),
-              default="chat/completions", help="Upstreams: the endpoint to call.")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), default=256, metavar="N",
               help="Upstreams: the longest answer, in tokens (default 256).")  # fmt: skip
 @click.option("--cache", metavar="FILE", help="Upstreams: where responses are kept, so that none "
@@ -71,12 +70,10 @@ UPSTREAMS = ("prompts", "prompts_from", "only", "budget", "label", "endpoint", "
               help="With --judge: a text that defines what is right.")  # fmt: skip
 @click.option("--graded", is_flag=True,
               help="With --judge: ask for scores, which become losses.")  # fmt: skip
-@click.option("--pairs", metavar="FILE", help='With compare = "embedding": labelled pairs, or the '
-              "labels of ttamer label, to which the threshold is fitted.")  # fmt: skip
-@click.option("--like", metavar="RULE", help='With compare = "embedding": another rule; the '
-              "threshold is fitted to its verdicts on the labels.")  # fmt: skip
-@click.option("--min-agreement", type=float, default=0.0, metavar="SHARE", help="Refuse a judge, "
-              "or a threshold of embeddings, that agrees with fewer labels.")  # fmt: skip
+@click.option("--pairs", metavar="FILE", help='With compare = "embedding": labelled pairs, to '
+              "which the threshold is fitted in place of labels.")  # fmt: skip
+@click.option("--min-agreement", type=float, default=0.0, metavar="SHARE",
+              help="With --judge: refuse one that agrees with fewer labels.")  # fmt: skip
 @click.option("--forget", is_flag=True, help="Upstreams: delete prompts and answers (the cache "
               "and OUTPUT.answers.jsonl) once the trace is written.")  # fmt: skip
 @click.option("--inputs", metavar="FILE", help="Callables: text, one input per line.")
@@ -154,8 +151,7 @@ class _Prompts:
                 options["judge"], rubric, options["graded"], options["min_agreement"]
             )
         else:
-            alone = options["pairs"] is None and options["like"] is None
-            for name in ("rubric", "graded", *(["min_agreement"] if alone else [])):
+            for name in ("rubric", "graded", "min_agreement"):
                 if options[name]:
                     flag = f"--{name.replace('_', '-')}"
                     raise ArgumentError(f"{flag} is for a judge: give --judge NODE")
@@ -173,10 +169,7 @@ class _Prompts:
         if options["prompts"] is None:
             return
         self.prompts = read_prompts(
-            options["prompts"],
-            label=options["label"],
-            endpoint=options["endpoint"],
-            request=self.request,
+            options["prompts"], label=options["label"], request=self.request
         )
         if options["label"] != "label" and all(p.label is None for p in self.prompts):
             raise ArgumentError(
@@ -190,19 +183,12 @@ class _Prompts:
         if self.options["prompts"] is None:
             raise ArgumentError("--dry-run is for --prompts: with --prompts-from give a --budget")
 
-        endpoint = self.options["endpoint"]
-        plan = plan_collection(self.spec, self.prompts, self.paid, endpoint=endpoint)
-        if as_json:
-            print(to_json({"calls": plan.calls, "cost": plan.cost, "kept": plan.kept}))
-            return
-        print(plan)
-        if self.judge is not None:
-            print(f"and up to one call of {self.judge.node} for each different answer")
+        plan = plan_collection(self.spec, self.prompts, self.paid, judge=self.judge)
+        print(to_json(dataclasses.asdict(plan)) if as_json else plan)
 
     def collect(self, on_error: OnBad, progress: Callable[[str], None]) -> Trace:
         """Ask, and return the trace."""
         from ttamer.llm.collecting import collect_more, collect_prompts
-        from ttamer.llm.likeness import Likeness
 
         options = self.options
         asked = "answers" if self.judge is None else "answers and verdicts"
@@ -210,7 +196,7 @@ class _Prompts:
         def report(done: int, total: int, failed: int) -> None:
             progress(f"{done} of {total} {asked}" + (f", {failed} failed" if failed else ""))
 
-        more = {"progress": report, "budget": options["budget"], "endpoint": options["endpoint"]}
+        more = {"progress": report, "budget": options["budget"]}
         try:
             if options["only"]:
                 log = Trace.read(options["prompts_from"])
@@ -223,7 +209,7 @@ class _Prompts:
                 self.paid,
                 answers=None if options["forget"] else self.answers,
                 judge=self.judge,
-                likeness=Likeness(options["pairs"], options["like"], options["min_agreement"]),
+                pairs=options["pairs"],
                 on_error=on_error,
                 **more,
             )
@@ -325,8 +311,7 @@ def label_command(
     Rows on which nodes differ come first. Labels are saved one by one: the same command continues
     where it stopped. The labelled trace is for ttamer fit.
     """
-    from ttamer.llm.collecting import judge_answers
-    from ttamer.llm.judging import Judge
+    from ttamer.llm.judging import Judge, judge_answers
     from ttamer.llm.labelling import Labelling, LabelPlan
     from ttamer.llm.prompts import read_answers
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ttamer.cascade import CascadeSpec
-from ttamer.llm.compare import Comparer, compare_answers
+from ttamer.errors import TraceError
+from ttamer.llm.compare import Comparer, Comparison, quoted
 from ttamer.trace.trace import Trace
 
 
@@ -52,6 +54,12 @@ async def trace_of(
 
     What is said of an answer (:attr:`Answer.right`) counts more than its label.
 
+    >>> import asyncio
+    >>> spec = CascadeSpec.of({"small": 1.0, "large": 9.0})
+    >>> row = Answered("Yes or no?", "yes", [Answer("Yes.", 0.7, 1.0), None])
+    >>> asyncio.run(trace_of(spec, Comparer(Comparison()), [row], left_out={})).loss.tolist()
+    [[0.0, nan]]
+
     Args:
         spec: The cascade.
         comparer: How answers are compared with one another and with labels.
@@ -65,32 +73,42 @@ async def trace_of(
     Raises:
         TraceError: If no answer equals any label.
     """
-    right = _numbers(rows, "right")
+    rule, right, facts = comparer.rule, _numbers(rows, "right"), {}
+    texts, labels = [row.texts for row in rows], [row.label for row in rows]
+    predictions = [[None if t is None else rule.prediction(t) for t in row] for row in texts]
+    notes = [*notes, *_without_content(rule, spec.names, texts, predictions)]
     is_stated = not np.isnan(right).all()
-    labels = [row.label for row in rows] if any(row.label for row in rows) else None
-    compared = await compare_answers(
-        comparer, spec.names, [row.texts for row in rows], None if is_stated else labels
-    )
-    facts: dict[str, Any] = {"label": compared.label, "correct": compared.correct}
-    if is_stated:
-        cells = [(t, node, answer.text, row.label) for t, row in enumerate(rows) if row.label
-                 for node, answer in enumerate(row.answers)
-                 if answer is not None and math.isnan(answer.right)]  # fmt: skip
-        verdicts = await comparer.right([(text, label) for *_, text, label in cells])
-        for (t, node, *_), verdict in zip(cells, verdicts, strict=True):
+    if rule.is_transitive and not is_stated:
+        facts["label"] = labels if any(labels) else None
+        is_any_right = not {*labels}.isdisjoint({*chain.from_iterable(predictions)} - {None})
+    else:  # labels are compared one by one
+        unsaid = [(t, node, text, labels[t]) for t, row in enumerate(texts) if labels[t]
+                  for node, text in enumerate(row)
+                  if text is not None and math.isnan(right[t, node])]  # fmt: skip
+        verdicts = await comparer.right([(text, label or "") for *_, text, label in unsaid])
+        for (t, node, *_), verdict in zip(unsaid, verdicts, strict=True):
             right[t, node] = verdict
         is_graded = not np.isin(right[~np.isnan(right)], (0.0, 1.0)).all()
-        facts = {"score" if is_graded else "correct": right}
+        facts["score" if is_graded else "correct"] = None if np.isnan(right).all() else right
+        is_any_right = is_stated or bool((right == 1).any())
+    if any(labels) and not is_any_right:
+        raise TraceError(
+            f'no answer equals any label under compare = "{rule}": the first label is '
+            f"{_first(labels)} and the first answer {_first(chain.from_iterable(texts))}; choose "
+            "another compare under [serve], or name a judge (--judge NODE)"
+        )
+    if not rule.is_transitive:
+        predictions = [await comparer.matched_all(row) for row in predictions]
     cost = _numbers(rows, "cost")
     prompts = np.array([row.prompt for row in rows], object)
     return Trace.from_arrays(
         spec,
         _numbers(rows, "confidence"),
-        prediction=compared.prediction,
+        prediction=predictions,
         cost=None if (cost == spec.costs).all() else cost,
         prompt=prompts if prompts.any() else None,
         left_out=left_out,
-        notes=(*notes, *compared.notes),
+        notes=tuple(notes),
         **facts,
     )
 
@@ -100,3 +118,34 @@ def _numbers(rows: Sequence[Answered], field: str) -> np.ndarray[Any, np.dtype[n
     table = [[math.nan if answer is None else getattr(answer, field) for answer in row.answers]
              for row in rows]  # fmt: skip
     return np.array(table, np.float64)
+
+
+def _without_content(
+    rule: Comparison,
+    names: Sequence[str],
+    texts: Sequence[Sequence[str | None]],
+    predictions: Sequence[Sequence[str | None]],
+) -> Iterator[str]:
+    """Yield a text for each node with answers that have no content."""
+    for name, answers, forms in zip(
+        names, zip(*texts, strict=True), zip(*predictions, strict=True), strict=True
+    ):
+        returned = [text for text in answers if text is not None]
+        unread = [text.strip() for text, form in zip(answers, forms, strict=True)
+                  if text is not None and form is None]  # fmt: skip
+        if not unread:
+            continue
+        note = (
+            f"{len(unread)} of {len(returned)} answers of {name!r} "
+            f'{"has" if len(unread) == 1 else "have"} no content under compare = "{rule}"'
+        )
+        if any(unread):
+            note += f", such as {_first(filter(None, unread))}"
+        if empty := unread.count(""):
+            note += f", {empty} of them no text: a model that reasons needs more max_tokens"
+        yield note
+
+
+def _first(texts: Iterable[str | None]) -> str:
+    """Return the first text for a message."""
+    return next((quoted(text) for text in texts if text is not None), "None")

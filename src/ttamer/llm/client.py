@@ -13,8 +13,9 @@ import random
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import aiohttp
@@ -225,6 +226,13 @@ class Breaker:
             self._until = ended_at + self._pause
 
 
+class _Embedding(msgspec.Struct):
+    """One vector of a response."""
+
+    embedding: list[float]
+    index: int | None = None
+
+
 @asynccontextmanager
 async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
     """Give the connections that all clients of a process share."""
@@ -256,6 +264,7 @@ class Client:
     """
 
     max_response = 8 * 2**20
+    max_text = 20_000  # characters at the end of a text that are embedded
     first_pause, max_pause = 0.05, 10.0  # seconds between attempts; the first is doubled each time
     # Completions have no side effects; a call that ran out of time would take as long once more.
     retried = frozenset({"connect", "busy", "error", "cut"})
@@ -323,6 +332,24 @@ class Client:
                     raise
                 await asyncio.sleep(pause)
         raise AssertionError  # unreachable: the last attempt returns or raises
+
+    async def embed(self, texts: Sequence[str], deadline: Deadline = NEVER) -> list[list[float]]:
+        """Return a vector for each text, in their order.
+
+        Raises:
+            UpstreamFailed: If there is no such response.
+        """
+        body = {"input": [text[-self.max_text :] or " " for text in texts]}
+        response = await self.complete(body, deadline, path="/embeddings")
+        with suppress(msgspec.ValidationError):
+            data = msgspec.convert(response.body.get("data"), list[_Embedding])
+            if {entry.index for entry in data} == set(range(len(texts))):  # else in their order
+                data.sort(key=lambda entry: int(entry.index or 0))
+            vectors = [entry.embedding for entry in data]
+            is_finite = all(map(math.isfinite, chain.from_iterable(vectors)))
+            if len(vectors) == len(texts) and all(vectors) and is_finite:
+                return vectors
+        raise self._failure("garbage", "returned no vector for each text")
 
     async def _attempt(
         self, path: str, content: bytes, deadline: Deadline, headers: Mapping[str, str]

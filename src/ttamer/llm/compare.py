@@ -30,10 +30,10 @@ import json
 import math
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm.forms import choice_of, has_words, json_form, normalised, number_of, plain_json
@@ -42,8 +42,6 @@ ComparisonKind = Literal[
     "exact", "normalised", "choice", "numeric", "json", "regex", "contains", "embedding"
 ]
 """The names of the rules."""
-Texts = Sequence[str | None]
-"""The answers of the nodes to one prompt; ``None`` where a node gave none."""
 Pair = tuple[str, str]
 """Two texts that are compared."""
 PairScore = Callable[[Sequence[Pair]], Awaitable[Sequence[float]]]
@@ -81,49 +79,43 @@ class Comparison:
     threshold: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(ComparisonKind):
-            names = ", ".join(f'"{name}"' for name in get_args(ComparisonKind))
-            text = f"compare is {self.kind!r}; it must be one of {names}"
-            if str(self.kind) == "judge":
-                text += "; for a judge use ttamer collect --judge NODE"
+        if text := self._mistake():
             raise ArgumentError(text)
+
+    def _mistake(self) -> str:
+        """Return what is wrong with the rule; nothing where it can be used."""
         kinds = {"tolerance": "numeric", "fields": "json", "pattern": "regex",
                  "threshold": "embedding"}  # fmt: skip
-        for option in self.options:
-            if self.kind != kinds[option]:
-                raise ArgumentError(
-                    f'{option} applies to compare = "{kinds[option]}" only, not "{self.kind}"; '
-                    "remove it"
-                )
+        others = [option for option in self.options if kinds[option] != self.kind]
+        if self.kind not in get_args(ComparisonKind):
+            names = ", ".join(f'"{name}"' for name in get_args(ComparisonKind))
+            judge = "; for a judge use ttamer collect --judge NODE" * (str(self.kind) == "judge")
+            return f"compare is {self.kind!r}; it must be one of {names}{judge}"
+        if others:
+            applies = f'{others[0]} applies to compare = "{kinds[others[0]]}" only'
+            return f'{applies}, not "{self.kind}"; remove it'
         if self.threshold is not None and not -1 <= self.threshold <= 1:
-            raise ArgumentError(f"threshold is {self.threshold!r}; it is a cosine, from -1 to 1")
+            return f"threshold is {self.threshold!r}; it is a cosine, from -1 to 1"
         if not 0 <= self.tolerance < math.inf:
-            raise ArgumentError(
-                f"tolerance is {self.tolerance!r}; it must be finite and not negative"
-            )
-        if self.kind == "regex":
-            self._check_pattern()
-
-    def _check_pattern(self) -> None:
+            return f"tolerance is {self.tolerance!r}; it must be finite and not negative"
+        if self.kind != "regex":
+            return ""
         if not self.pattern:
-            raise ArgumentError('compare = "regex" needs a pattern, such as "answer is (\\\\w+)"')
+            return 'compare = "regex" needs a pattern, such as "answer is (\\\\w+)"'
+        what = f"pattern is {self.pattern!r}"
         try:
             groups = re.compile(self.pattern).groups
         except (re.error, OverflowError, RecursionError) as error:
-            raise ArgumentError(
-                f"pattern is {self.pattern!r}, which is not a regular expression: {error}"
-            ) from None
-        if groups > 1:
-            raise ArgumentError(
-                f"pattern is {self.pattern!r}, with {groups} groups; write at most one, and "
-                "(?:...) for the others"
-            )
+            return f"{what}, which is not a regular expression: {error}"
+        text = f"{what}, with {groups} groups; write at most one, and (?:...) for the others"
+        return text if groups > 1 else ""
 
     @property
     def options(self) -> dict[str, Any]:
         """The options that are set."""
-        values = ((option, getattr(self, option.name)) for option in dataclasses.fields(self)[1:])
-        return {option.name: value for option, value in values if value != option.default}
+        fields = dataclasses.fields(self)[1:]
+        values = {field.name: getattr(self, field.name) for field in fields}
+        return {f.name: values[f.name] for f in fields if values[f.name] != f.default}
 
     def __str__(self) -> str:
         """The kind, and the options that are set."""
@@ -171,7 +163,9 @@ class Comparison:
         if self.kind == "json":
             return json_form(text, self.fields)
         if self.kind == "regex":
-            return self._matched_text(text)
+            # A pattern of the user may take much longer than the text is long.
+            matches = deque(re.finditer(self.pattern, text[-20_000:]), maxlen=1)
+            text = matches[0][matches[0].re.groups] or "" if matches else ""
         return normalised(text) or None
 
     def label(self, text: str) -> str | None:
@@ -252,14 +246,6 @@ class Comparison:
         if form is not None and self.kind == "contains":
             return any(has_words(form, alias) for alias in self.aliases(label))
         return any(self.equal(form, alias) for alias in self.aliases(label))
-
-    def _matched_text(self, text: str) -> str | None:
-        """Return what the pattern matches last."""
-        # A pattern of the user may take much longer than the text is long.
-        matches = deque(re.finditer(self.pattern, text[-20_000:]), maxlen=1)
-        if not matches:
-            return None
-        return normalised(matches[0][matches[0].re.groups] or "") or None
 
 
 @dataclass(frozen=True)
@@ -371,26 +357,6 @@ class Comparer:
             matched.append(next(earlier, prediction))
         return matched
 
-    async def right_prediction(self, label: str, predictions: Sequence[str | None]) -> str:
-        """Return the first prediction that is right, or else the label.
-
-        >>> import asyncio
-        >>> comparer = Comparer(Comparison("contains"))
-        >>> asyncio.run(comparer.right_prediction("paris|rome", ["oslo", "it is paris"]))
-        'it is paris'
-
-        Args:
-            label: A label, such as :meth:`Comparison.label` returns.
-            predictions: The predictions for one request.
-
-        Returns:
-            A prediction of the request, or ``label`` where none is right.
-        """
-        answers = [prediction for prediction in predictions if prediction is not None]
-        right = await self.right([(answer, label) for answer in answers])
-        verdicts = zip(answers, right, strict=True)
-        return next((answer for answer, is_right in verdicts if is_right), label)
-
 
 def label_form(label: str | Sequence[str], rule: Comparison) -> str:
     """Return the form of a label, or of its aliases, that predictions are compared with.
@@ -411,96 +377,10 @@ def label_form(label: str | Sequence[str], rule: Comparison) -> str:
         label = ALIAS_SEPARATOR.join(label)
     form = rule.label(label)
     if form is None:
-        raise TraceError(f'the label {_shown(label)} has no content under compare = "{rule}"')
+        raise TraceError(f'the label {quoted(label)} has no content under compare = "{rule}"')
     return form
 
 
-class ComparedAnswers(NamedTuple):
-    """What a trace has of answers: their predictions, and labels or which answers are right."""
-
-    prediction: list[list[str | None]]
-    label: Sequence[str | None] | None
-    correct: list[list[bool | None]] | None
-    """Where labels are compared one by one: equality is not transitive."""
-    notes: list[str]
-    """How many answers of a node have no content, for nodes that have some."""
-
-
-async def compare_answers(
-    comparer: Comparer,
-    names: Sequence[str],
-    answers: Sequence[Texts],
-    labels: Sequence[str | None] | None,
-) -> ComparedAnswers:
-    """Compare answers with one another, and with labels where there are some.
-
-    >>> import asyncio
-    >>> comparer = Comparer(Comparison("choice"))
-    >>> asyncio.run(compare_answers(comparer, ["a", "b"], [["(B)", "C."]], ["B"])).prediction
-    [['B', 'C']]
-
-    Args:
-        comparer: The rule of comparison.
-        names: The nodes.
-        answers: The answers to each prompt, in the order of the nodes; ``None`` for none.
-        labels: The forms of the labels, such as :func:`label_form` returns; ``None`` for none.
-
-    Returns:
-        The predictions, and the labels or which answers are right.
-
-    Raises:
-        TraceError: If no answer is right.
-    """
-    rule = comparer.rule
-    predictions = [[None if t is None else rule.prediction(t) for t in row] for row in answers]
-    notes = [*_unread(rule, names, answers, predictions)]
-    correct: list[list[bool | None]] | None = None
-    if labels is not None and rule.is_transitive:
-        is_any_right = not ({*labels} - {None}).isdisjoint(chain.from_iterable(predictions))
-    elif labels is not None:
-        rows = list(zip(answers, labels, strict=True))
-        pairs = [(t, label) for row, label in rows for t in row if t is not None and label]
-        verdicts = iter(await comparer.right(pairs))
-        correct = [[None if t is None or not label else next(verdicts) for t in row]
-                   for row, label in rows]  # fmt: skip
-        is_any_right = any(map(any, correct))
-    if not rule.is_transitive:
-        predictions = [await comparer.matched_all(row) for row in predictions]
-    if labels is not None and not is_any_right:
-        raise TraceError(
-            f'no answer equals any label under compare = "{rule}": the first label is '
-            f"{_first(labels)} and the first answer {_first(chain.from_iterable(answers))}; choose "
-            "another compare under [serve], or name a judge (--judge NODE)"
-        )
-    return ComparedAnswers(predictions, labels if rule.is_transitive else None, correct, notes)
-
-
-def _unread(
-    rule: Comparison, names: Sequence[str], answers: Sequence[Texts], predictions: Sequence[Texts]
-) -> Iterator[str]:
-    """Yield a text for each node with answers that have no content."""
-    for node, name in enumerate(names):
-        unread = [(row[node] or "").strip() for row, forms in zip(answers, predictions, strict=True)
-                  if row[node] is not None and forms[node] is None]  # fmt: skip
-        if not unread:
-            continue
-        total = sum(row[node] is not None for row in answers)
-        note = (
-            f"{len(unread)} of {total} answers of {name!r} {'has' if len(unread) == 1 else 'have'} "
-            f'no content under compare = "{rule}"'
-        )
-        if any(unread):
-            note += f", such as {_first(filter(None, unread))}"
-        if empty := unread.count(""):
-            note += f", {empty} of them no text: a model that reasons needs more max_tokens"
-        yield note
-
-
-def _shown(text: str) -> str:
-    """Return a text for a message, cut where it is long."""
+def quoted(text: str) -> str:
+    """Return a text in quotes, cut where it is long."""
     return repr(text if len(text) <= 60 else f"{text[:60]}...")
-
-
-def _first(texts: Iterable[str | None]) -> str:
-    """Return the first text for a message."""
-    return next((_shown(text) for text in texts if text is not None), "None")

@@ -49,11 +49,8 @@ def answer_text(response: Mapping[str, Any]) -> str:
     >>> answer_text({"choices": [{"message": {"content": None, "tool_calls": [call]}}]})
     '[{"arguments": {"a": 1, "b": 2}, "name": "add"}]'
     """
-    choice = _choice_of(response)
-    message = choice.get("message")
+    message = _choice_of(response).get("message")
     if not isinstance(message, dict):
-        if isinstance(choice.get("text"), str):
-            return without_reasoning(choice["text"])
         raise Unreadable("returned no text in choices.0")
     calls = message.get("tool_calls") or [{"function": message.get("function_call")}]
     if not isinstance(calls, list) or not all(map(_is_call, calls)):
@@ -90,10 +87,7 @@ def is_plain_text(response: Mapping[str, Any]) -> bool:
     >>> is_plain_text({"choices": [{"message": {"content": None, "refusal": "No."}}]})
     False
     """
-    choice = _choice_of(response)
-    message = choice.get("message")
-    if not isinstance(message, dict):
-        return bool(choice.get("text"))
+    message = _choice_of(response).get("message") or {}
     has_calls = bool(message.get("tool_calls") or message.get("function_call"))
     return not has_calls and bool(message_text(message.get("content")))
 
@@ -244,21 +238,15 @@ def _choice_of(response: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _entries(response: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tokens of the first choice, as chat completions describe them."""
+    """Return the tokens of the first choice."""
     logprobs = _choice_of(response).get("logprobs")
-    logprobs = logprobs if isinstance(logprobs, dict) else {}
-    content, logs = logprobs.get("content"), logprobs.get("token_logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if isinstance(content, list) and all(isinstance(entry, dict) for entry in content):
         return content
-    if not isinstance(logs, list):
-        raise Unreadable(
-            "returned no log-probabilities: the upstream must support logprobs, or the node needs "
-            'another confidence ("agreement", "verifier", "self-report", "none")'
-        )
-    tokens = logprobs.get("tokens")
-    texts = tokens if isinstance(tokens, list) and tokens else [None] * len(logs)
-    pairs = zip(texts, logs, strict=False)
-    return [{"token": text, "logprob": log} for text, log in pairs if log is not None]
+    raise Unreadable(
+        "returned no log-probabilities: the upstream must support logprobs, or the node needs "
+        'another confidence ("agreement", "verifier", "self-report", "none")'
+    )
 
 
 def _tokens(response: Mapping[str, Any]) -> list[dict[str, Any]]:

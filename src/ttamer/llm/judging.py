@@ -6,15 +6,33 @@ agreement is reported with an interval before anyone relies on them.
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import math
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
+
+from ttamer._checks import counted
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.llm.confidence import Unreadable, answer_text, delimited
+from ttamer.llm.answered import Answer
+from ttamer.llm.asking import Ask, Asked, key_of_body, patient
+from ttamer.llm.client import open_session
+from ttamer.llm.compare import Comparer
+from ttamer.llm.confidence import Unreadable, answer_text, delimited, question_text
 from ttamer.llm.likeness import LabelAgreement
+from ttamer.llm.node import Upstream, Usage, call_cost
+from ttamer.llm.paid import PaidUpstream, Store
+from ttamer.llm.prompts import AnsweredPrompt, Prompt
+from ttamer.llm.settings import CascadeSource, NodeSettings, comparison_of, read_nodes, spec_of
+from ttamer.trace.checks import require_trace
+from ttamer.trace.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -85,19 +103,168 @@ class Judge:
         """
         return score_from(response) if self.graded else float(verdict_from(response))
 
-    def agreement(self, judged: Sequence[bool], by_label: Sequence[bool]) -> LabelAgreement:
-        """Return how often verdicts agree with labels.
+
+class Verdicts:
+    """What a judge says of answers; each different answer to a prompt is judged once.
+
+    Args:
+        judge: The judge.
+        nodes: The nodes, of which it must be one.
+        prompts: The prompts, with their labels.
+        paid: The responses that are kept.
+
+    Raises:
+        ArgumentError: If there is no such node.
+    """
+
+    def __init__(
+        self,
+        judge: Judge,
+        nodes: Mapping[str, NodeSettings],
+        prompts: Sequence[Prompt],
+        paid: Store,
+    ) -> None:
+        if judge.node not in nodes:
+            raise ArgumentError(
+                f"the judge is {judge.node!r}, and there is no such node; the nodes are "
+                f"{', '.join(nodes)}"
+            )
+        self.judge, self.asked = judge, Asked(nodes[judge.node])
+        self._prompts, self._paid = prompts, paid
+        # Where it saw the labels of some prompts, its agreement would not hold for the others.
+        self._sees_labels = all(prompt.label is not None for prompt in prompts)
+
+    def request(self, row: int, text: str) -> dict[str, Any]:
+        """Return the request for a verdict on an answer."""
+        prompt = self._prompts[row]
+        label = prompt.label if self._sees_labels else None
+        if isinstance(label, tuple):
+            label = " or ".join(label[:6])  # it bounds the length of the prompt
+        return self.judge.request(question_text(prompt.body), text, label)
+
+    def requests(self, row: int, texts: Iterable[str | None]) -> dict[str, dict[str, Any]]:
+        """Return the requests for verdicts on the different answers with text, by key."""
+        requests = [self.request(row, text) for text in texts if text and text.strip()]
+        return {key_of_body(request): request for request in requests}
+
+    async def ask(
+        self,
+        upstream: Upstream,
+        texts: Mapping[int, Iterable[str | None]],
+        report: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Ask about the answers to prompts, by row."""
+        waiting: dict[str, dict[str, Any]] = {}
+        for row, answers in texts.items():
+            waiting |= self.requests(row, answers)
+        await self.asked.ask(waiting, partial(self._verdict, upstream), report)
+
+    async def _verdict(self, upstream: Upstream, request: Mapping[str, Any]) -> Answer:
+        node = self.asked.node
+        paid = PaidUpstream(node, upstream, self._paid)
+        response = await paid.complete(request)
+        right = self.judge.read(response.body)
+        paid.keep()
+        cost = response.cost
+        if cost is None:
+            cost = call_cost(node, Usage.of(response.body))
+        return Answer("", math.nan, node.cost if cost is None else cost, right=right)
+
+    def right(self, row: int, text: str | None) -> float:
+        """Return how right an answer is, NaN where that is not known; one without text is wrong."""
+        if text is None or not text.strip():
+            return math.nan if text is None else 0.0
+        verdict = self.asked.answers.get(key_of_body(self.request(row, text)))
+        return math.nan if verdict is None else verdict.right
+
+    async def note(
+        self,
+        texts: Mapping[int, Iterable[str | None]],
+        labels: Sequence[str | None],
+        comparer: Comparer,
+    ) -> str:
+        """Return what the verdicts cost, and how often they agree with labels.
 
         Raises:
             TraceError: If they agree too rarely.
         """
-        agreement = LabelAgreement.of(judged, by_label)
-        if judged and agreement.interval[1] < self.min_agreement:
+        labelled = [(right, (text, label)) for row, answers in texts.items()
+                    for text in answers
+                    if text and text.strip() and (label := labels[row])
+                    and not math.isnan(right := self.right(row, text))]  # fmt: skip
+        by_label = await comparer.right([pair for _, pair in labelled])
+        agreement = LabelAgreement.of([right >= 0.5 for right, _ in labelled], by_label)
+        if labelled and agreement.interval[1] < self.judge.min_agreement:
             raise TraceError(
-                f"the judge {self.node!r} {agreement}, and at least {100 * self.min_agreement:g}% "
-                "is needed; change the rubric or the judge, or lower --min-agreement"
+                f"the judge {self.judge.node!r} {agreement}, and at least "
+                f"{100 * self.judge.min_agreement:g}% is needed; change the rubric or the judge, "
+                "or lower --min-agreement"
             )
-        return agreement
+        unseen = "" if self._sees_labels or not labelled else ", which it did not see"
+        return (
+            f"judged by {self.judge.node!r} in {counted(len(self.asked.answers), 'call')} that "
+            f"cost {self.asked.spent:g}; the judge {agreement}{unseen}"
+        )
+
+
+def judge_answers(
+    trace: Trace,
+    rows: Sequence[AnsweredPrompt],
+    cascade: CascadeSource,
+    judge: Judge,
+    paid: str | os.PathLike[str],
+    *,
+    upstream: Ask | None = None,
+) -> Trace:
+    """Let a node decide which answers of a trace are right, such as of an imported log.
+
+    ::
+
+        rows = read_answers("trace.parquet.answers.jsonl", trace.names)
+        judged = judge_answers(trace, rows, "cascade.toml", Judge("large"), "verdicts.sqlite")
+
+    Args:
+        trace: The answers.
+        rows: The prompt and the answers of each row.
+        cascade: A cascade with the upstream of the judge.
+        judge: The node that judges.
+        paid: A file that keeps the verdicts, so that none is paid for twice.
+        upstream: From a node's settings to what is asked in place of its server.
+
+    Returns:
+        The trace, with what is right by the verdicts; ``notes`` has what they cost, and how often
+        they agree with the reference answers.
+
+    Raises:
+        TraceError: If a verdict is missing, or the judge agrees with too few labels.
+    """
+    require_trace(trace, "a judge")
+    if len(rows) != len(trace):
+        raise TraceError(f"there are {len(trace)} rows, and prompts for {len(rows)}")
+    spec, store = spec_of(cascade), Store(paid)
+    prompts = [Prompt({"prompt": row.prompt}, row.reference or None) for row in rows]
+    verdicts = Verdicts(judge, read_nodes(spec), prompts, store)
+    comparer = Comparer(comparison_of(spec))
+    texts = {number: [row.answers[name] for name in trace.names] for number, row in enumerate(rows)}
+
+    async def run() -> str:
+        async with open_session() as session:
+            asked = (upstream or patient(session))(verdicts.asked.node)
+            await verdicts.ask(asked, texts)
+        if failed := Counter(verdicts.asked.failed.values()):
+            reason, count = failed.most_common(1)[0]
+            raise TraceError(f"{counted(count, 'verdict')} missing: the judge {reason}")
+        return await verdicts.note(texts, [row.reference for row in rows], comparer)
+
+    with store:
+        note = asyncio.run(run())
+    right = np.array([[verdicts.right(t, text) for text in row] for t, row in texts.items()])
+    facts: dict[str, Any] = {"correct": right, "raw_loss": None}
+    spec = dataclasses.replace(trace.spec, target="label")
+    if judge.graded:
+        facts = {"correct": None, "raw_loss": 1 - right}
+        spec = dataclasses.replace(spec, max_loss=1.0)
+    return dataclasses.replace(trace, spec=spec, label=None, notes=(*trace.notes, note), **facts)
 
 
 def verdict_from(response: Mapping[str, Any]) -> bool:

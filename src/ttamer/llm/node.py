@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ttamer.cascade import SUFFIX, CascadeSpec
-from ttamer.llm.client import CHAT, NEVER, Body, Deadline, Response, UpstreamFailed
+from ttamer.llm.client import NEVER, Body, Deadline, Response, UpstreamFailed
 from ttamer.llm.compare import Comparer, Comparison
 from ttamer.llm.confidence import (
     LIKELIHOODS,
@@ -125,7 +125,6 @@ class Work:
     deadline: Deadline = NEVER
     headers: Mapping[str, str] = field(default_factory=dict)
     """Sent with each call."""
-    path: str = CHAT
     answers: dict[str, ModelAnswer] = field(default_factory=dict)
     """The nodes' answers so far."""
     failures: dict[str, UpstreamFailed] = field(default_factory=dict)
@@ -191,10 +190,7 @@ class ModelNode:
 
     def requested(self, work: Work) -> Body:
         """Return a request that asks for the log-probabilities that the confidence needs."""
-        body = work.body
-        if not self.settings.needs_logprobs:
-            return body
-        return {**body, "logprobs": True if work.path == CHAT else body.get("logprobs") or 1}
+        return {**work.body, "logprobs": True} if self.settings.needs_logprobs else work.body
 
     async def read(self, response: dict[str, Any], cost: float, work: Work) -> Reply:
         """Return the reply in a response, with its confidence; ``cost`` is that of the call."""
@@ -234,7 +230,7 @@ class ModelNode:
         question = question_text(work.body)
         if self.verifier is None:
             try:
-                report = await self._call(work, report_request(question, text), CHAT)
+                report = await self._call(work, report_request(question, text))
             except UpstreamFailed as error:  # a report never costs the answer
                 return 0.0, self.settings.cost if error.paid else 0.0
             cost = self._cost(report, work)
@@ -242,7 +238,7 @@ class ModelNode:
                 return reported_confidence(report.body), cost
             return 0.0, cost
         try:
-            verdict = await self.verifier._call(work, verifier_body(question, text), CHAT)
+            verdict = await self.verifier._call(work, verifier_body(question, text))
         except UpstreamFailed as error:
             raise UpstreamFailed(
                 self.name, error.kind, f"its verifier failed: {error}",
@@ -285,10 +281,8 @@ class ModelNode:
         except UpstreamFailed as error:
             return error
 
-    async def _call(self, work: Work, body: Body, path: str = "") -> Response:
-        return await self.upstream.complete(
-            body, work.deadline, path=path or work.path, headers=work.headers
-        )
+    async def _call(self, work: Work, body: Body) -> Response:
+        return await self.upstream.complete(body, work.deadline, headers=work.headers)
 
     def _cost(self, response: Response, work: Work) -> float:
         """Return what a call cost: as its server says, or by its tokens; count these."""

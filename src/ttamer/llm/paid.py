@@ -11,7 +11,7 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -65,10 +65,6 @@ class Store:
             database.execute("BEGIN")
             database.executemany("INSERT OR REPLACE INTO paid VALUES (?, ?)", rows)
 
-    def delete(self, keys: Iterable[str]) -> None:
-        """Delete responses."""
-        self._database.executemany("DELETE FROM paid WHERE key = ?", [[key] for key in keys])
-
 
 def key_of(*parts: object) -> str:
     """Return the key of a call, from all that its response depends on.
@@ -92,12 +88,9 @@ class PaidUpstream:
     """
 
     def __init__(self, settings: NodeSettings, upstream: Upstream | None, paid: Store) -> None:
-        self._upstream, self._paid = upstream, paid
-        self._settings = settings
-        self._who = [settings.upstream, settings.model, settings.params, settings.rename]
+        self._settings, self._upstream, self._paid = settings, upstream, paid
         self._samples: Counter[str] = Counter()
         self._new: dict[str, bytes] = {}
-        self._read: list[str] = []
         self.missing: list[Body] = []
         """The requests that are not kept, where nothing is asked."""
 
@@ -110,17 +103,17 @@ class PaidUpstream:
         headers: Mapping[str, str] | None = None,
     ) -> Response:
         """Return the kept response, or that of a call."""
-        call = key_of(self._who, path, body)
+        node = self._settings
+        call = key_of([node.upstream, node.model, node.params, node.rename], path, body)
         self._samples[call] += 1
         key = key_of(call, self._samples[call])
         content = self._paid.get(key)
         if content is not None:
-            self._read.append(key)
             response = json.loads(content)
             return Response(response["body"], response["cost"])
         if self._upstream is None:
             self.missing.append(body)
-            raise UpstreamFailed(self._settings.name, "ineligible", "is not asked")
+            raise UpstreamFailed(node.name, "ineligible", "is not asked")
         reply = await self._upstream.complete(body, deadline, path=path, headers=headers)
         self._new[key] = json.dumps({"body": reply.body, "cost": reply.cost}).encode()
         return reply
@@ -130,8 +123,3 @@ class PaidUpstream:
         if self._new:
             self._paid.add(self._new)
             self._new = {}
-
-    def forget(self) -> bool:
-        """Delete the kept responses that were read; return whether there are any."""
-        self._paid.delete(self._read)
-        return bool(self._read)

@@ -19,17 +19,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from ttamer._checks import require_path
 from ttamer._files import atomic_write, lines_of
-from ttamer.errors import ArgumentError, TraceError
+from ttamer.errors import TraceError
 from ttamer.llm.compare import ALIAS_SEPARATOR
 from ttamer.llm.confidence import question_text
 from ttamer.trace.schema import class_text
-
-Endpoint = Literal["chat/completions", "completions"]
-"""The endpoint of the upstreams that is called."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,6 @@ def read_prompts(
     path: str | os.PathLike[str],
     *,
     label: str = "label",
-    endpoint: Endpoint = "chat/completions",
     request: Mapping[str, Any] | None = None,
 ) -> list[Prompt]:
     """Read prompts from a file.
@@ -128,27 +124,21 @@ def read_prompts(
         path: JSON lines (.jsonl, .ndjson), CSV, or text with one prompt per line.
         label: The field that holds the reference answer; in JSON lines, a list of texts holds its
             aliases, and an object is JSON text.
-        endpoint: The endpoint that the prompts are for.
         request: Fields sent with every prompt, unless the prompt sets them itself.
 
     Returns:
         The prompts, in the order of the file.
 
     Raises:
-        ArgumentError: If the endpoint is unknown.
         TraceError: If the file cannot be read, or a line is not a prompt.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder, "prompts.txt")
     ...     _ = path.write_text("2 + 2?")
-    ...     read_prompts(path, endpoint="completions")
-    [Prompt(body={'prompt': '2 + 2?'}, label=None)]
+    ...     read_prompts(path)
+    [Prompt(body={'messages': [{'role': 'user', 'content': '2 + 2?'}]}, label=None)]
     """
-    if endpoint not in get_args(Endpoint):
-        raise ArgumentError(
-            f"endpoint is {endpoint!r}; it must be one of {', '.join(get_args(Endpoint))}"
-        )
     require_path(path, "read_prompts")
     prompts = []
     for where, row in _rows(Path(path), label):
@@ -156,7 +146,7 @@ def read_prompts(
             reference = label_of(row.pop(label, None))
         except TraceError as error:
             raise TraceError(f"{where}: {label}: {error}") from None
-        body = dict(request or {}) | _body(row, endpoint, where)
+        body = dict(request or {}) | _body(row, where)
         prompts.append(Prompt(body, reference))
     if not prompts:
         raise TraceError(f"{path}: holds no prompts")
@@ -190,11 +180,9 @@ def _rows(file: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{file}: line {number}", {"prompt": line}
 
 
-def _body(row: dict[str, Any], endpoint: Endpoint, where: str) -> dict[str, Any]:
+def _body(row: dict[str, Any], where: str) -> dict[str, Any]:
     """Return the request body of a row."""
     if "messages" in row:
-        if endpoint != "chat/completions":
-            raise TraceError(f"{where}: has messages, and {endpoint} takes a prompt")
         if not isinstance(row["messages"], list) or not row["messages"]:
             raise TraceError(f"{where}: messages must be a list with at least one message")
         return row
@@ -204,9 +192,7 @@ def _body(row: dict[str, Any], endpoint: Endpoint, where: str) -> dict[str, Any]
         raise TraceError(
             f"{where}: has no prompt; write prompt, a text, or messages; its other fields: {fields}"
         )
-    if endpoint == "chat/completions":
-        return {**row, "messages": [{"role": "user", "content": text}]}
-    return {**row, "prompt": text}
+    return {**row, "messages": [{"role": "user", "content": text}]}
 
 
 def read_text(file: Path) -> str:

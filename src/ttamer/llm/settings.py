@@ -25,6 +25,8 @@ AtLeast0 = Annotated[float, Meta(ge=0)]
 Url = Annotated[str, Meta(pattern=r"^https?://[^/\s]+")]
 Confidence = Literal["logprobs", "product", "agreement", "verifier", "self-report", "field", "none"]
 Capability = Literal["images", "tools", "json_schema"]
+CascadeSource = CascadeSpec | str | os.PathLike[str]
+"""A cascade, or the path of its ``cascade.toml``."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 CLUSTER_KEYS = ("replicas", "cpus", "gpus")  # of a [[node]]; only ttamer.ray reads them
@@ -144,6 +146,11 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                  "field", "cost_per_token")  # fmt: skip
         values = msgspec.to_builtins(self)
         return {name: values[name] for name in names if values[name]}
+
+
+def spec_of(cascade: CascadeSource) -> CascadeSpec:
+    """Return a cascade, read where it is a path."""
+    return cascade if isinstance(cascade, CascadeSpec) else CascadeSpec.from_file(cascade)
 
 
 def read_nodes(spec: CascadeSpec) -> dict[str, NodeSettings]:

@@ -212,11 +212,12 @@ class Service:
         settings = self.settings
         async with open_session() as session:
             clients = {n: self._connect(node, session) for n, node in settings.nodes.items()}
-            if settings.embeddings is not None:
-                self.inputs.embeddings = Client.of_embeddings(settings.embeddings, session)
             comparer = None
-            if settings.compare.kind == "embedding":
-                comparer = Comparer(settings.compare, cosines(self.inputs.embed))
+            if settings.embeddings is not None:
+                embedder = Client.of_embeddings(settings.embeddings, session)
+                self.inputs.embeddings = embedder
+                if settings.compare.kind == "embedding":
+                    comparer = Comparer(settings.compare, cosines(embedder.embed))
             self.audits.comparer = comparer
             if settings.audit is not None and settings.audit.judge:
                 self.audits.ask_judge = partial(self._ask_judge, Judge(settings.audit.judge))

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from ttamer.llm.client import Client, Deadline, UpstreamFailed
-from ttamer.llm.confidence import Unreadable, question_text
-from ttamer.llm.likeness import vectors_from
+from ttamer.llm.confidence import question_text
 from ttamer.serve.policies import Active
 
 
 class Inputs:
     """Computes the inputs of policies; one that cannot be computed counts as not known."""
 
-    max_text = 20_000  # characters of a text that are embedded; those at the end count
     seconds = 2.0  # that a request waits for an embedding; the client learns a lower limit
 
     def __init__(self) -> None:
@@ -43,27 +41,9 @@ class Inputs:
         for name, width in active.vectors.items():
             if name not in inputs and self.embeddings is not None:
                 with suppress(UpstreamFailed):
-                    (vector,) = await self.embed([text], Deadline.after(self.seconds))
+                    deadline = Deadline.after(self.seconds)
+                    (vector,) = await self.embeddings.embed([text], deadline)
                     if len(vector) == width:
                         inputs[name] = vector
                 self.failed += name not in inputs
         return inputs
-
-    async def embed(
-        self, texts: Sequence[str], deadline: Deadline | None = None
-    ) -> list[list[float]]:
-        """Return a vector for each text.
-
-        Raises:
-            UpstreamFailed: If there is no such response.
-        """
-        if self.embeddings is None:
-            raise UpstreamFailed("embeddings", "connect", "are not configured")
-        body = {"input": [text[-self.max_text :] or " " for text in texts]}
-        response = await self.embeddings.complete(
-            body, deadline or Deadline.after(5), path="/embeddings"
-        )
-        try:
-            return vectors_from(response.body, len(texts))
-        except Unreadable as error:
-            raise UpstreamFailed("embeddings", "garbage", str(error)) from None
