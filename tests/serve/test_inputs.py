@@ -84,7 +84,7 @@ def first_of(response):
 
 
 def test_vectors_of_prompts_decide_who_is_asked(reading):
-    served, embedder = reading(embeddings=UPSTREAM)
+    served, _ = reading(embeddings=UPSTREAM)
     responses = served.chat({"content": "easy"}, {"content": "hard"})
     assert [first_of(response) for response in responses] == ["small", "large"]
 

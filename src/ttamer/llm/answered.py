@@ -73,7 +73,8 @@ async def trace_of(
     Raises:
         TraceError: If no answer equals any label.
     """
-    rule, right, facts = comparer.rule, _numbers(rows, "right"), {}
+    rule, right = comparer.rule, _numbers(rows, "right")
+    facts: dict[str, Any] = {}
     texts, labels = [row.texts for row in rows], [row.label for row in rows]
     predictions = [[None if t is None else rule.prediction(t) for t in row] for row in texts]
     notes = [*notes, *_without_content(rule, spec.names, texts, predictions)]

@@ -193,7 +193,17 @@ class Comparison:
         return prediction
 
     def aliases(self, label: str) -> list[str]:
-        """Return the forms of a label that predictions are compared with: several are aliases."""
+        """Return the forms of a label that predictions are compared with: several are aliases.
+
+        >>> Comparison("contains").aliases("Paris | City of Light")
+        ['paris', 'city of light']
+
+        Args:
+            label: The text of the label.
+
+        Returns:
+            Its forms; none for a label without content.
+        """
         form = self.label(label) or ""
         return list(filter(None, form.split(ALIAS_SEPARATOR) if self.has_aliases else [form]))
 

@@ -96,7 +96,13 @@ class Judge:
         }
 
     def read(self, response: Mapping[str, Any]) -> float:
-        """Return how right a response says the answer is, from 0 to 1.
+        """Return how right a response says the answer is.
+
+        Args:
+            response: The judge's response.
+
+        Returns:
+            A number from 0 to 1.
 
         Raises:
             Unreadable: If it says nothing of the kind.
