@@ -13,7 +13,6 @@ from hypothesis import given, strategies as st
 from support.examples import examples
 from ttamer.artefact import file
 from ttamer.cascade import from_tables
-from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import fit
 from ttamer.trace.trace import Trace
 
@@ -149,19 +148,3 @@ def test_no_session_costs_more_than_its_cap(kind, seed, cap):
             if turn.answer is None and kind in ("models", "texts", "inputs", "gaps", "graded"):
                 unasked = costs.keys() - {*turn.asked}
                 assert all(turn.cost + costs[name] > cap for name in unasked)
-
-
-@pytest.mark.parametrize("kind", ["models", "texts", "inputs", "tree", "graded"])
-def test_without_a_node_all_goes_on_as_if_it_failed_for_nothing(kind):
-    rows = rows_of(kind, 40, 5, 0.2)
-    for policy in [*(policy for policy, _ in policies_of(kind)), ladder_of(kind).alone("c")]:
-        less = policy.without("c")
-        stored = loaded(file.pack(less, {}))
-        played = less.play(rows)
-        assert not played.asked[:, 2].any()
-        assert (played.answer == stored.play(rows).answer).all()
-        for row in range(len(rows)):
-            turn = answer_by_session(less, rows, row, None)
-            assert {*turn.asked} == {rows.names[v] for v in np.flatnonzero(played.asked[row])}
-        with pytest.raises(ArgumentError, match="the only node left"):
-            less.without("a").without("b").without("d")

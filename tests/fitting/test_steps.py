@@ -257,14 +257,12 @@ def test_a_single_node_is_asked_until_one_answers():
         assert turn.asked == {None: ("c", "a", "b"), 4.5: ("c",), 1.5: ("a",)}[cap]
 
 
-def test_another_embedder_is_refused():
+def test_vectors_of_another_width_are_refused():
     vectors = np.random.default_rng(0).normal(size=(10, 4))
     spec = FeatureSpec.of(None, {"e": vectors}, embedders={"e": "mini 2"})
-    assert spec.rows(None, {"e": vectors}, embedders={"e": "mini 2"}).shape == (10, 4)
-    with pytest.raises(ArgumentError, match="mini 3"):
-        spec.rows(None, {"e": vectors}, embedders={"e": "mini 3"})
+    assert spec.rows(None, {"e": vectors}).shape == (10, 4)
     with pytest.raises(ArgumentError, match="5 numbers"):
-        spec.one(None, {"e": np.ones(5)})
+        spec.rows(None, {"e": [np.ones(5)]})
 
 
 def test_one_input_has_the_features_of_its_row():
@@ -273,7 +271,7 @@ def test_one_input_has_the_features_of_its_row():
     spec = FeatureSpec.of(prompts, inputs)
     rows = spec.rows(prompts, inputs)
     for t, prompt in enumerate(prompts):
-        one = spec.one(prompt, {name: values[t] for name, values in inputs.items()})
+        one = spec.rows([prompt], {name: [values[t]] for name, values in inputs.items()})
         assert np.array_equal(one[0], rows[t])
 
 

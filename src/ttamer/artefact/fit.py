@@ -24,7 +24,7 @@ from ttamer.fitting.fitted import FitRecord, Fitted, Tables, first_parents
 from ttamer.fitting.inputs import FeatureSpec, InputFeature, Prior
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
 from ttamer.fitting.points import OperatingPoints
-from ttamer.fitting.policy import SingleNode, StepPolicy, StepTables
+from ttamer.fitting.policy import SingleNode, StepTables
 from ttamer.fitting.promises import Held, Promise
 from ttamer.fitting.states import StateTables
 from ttamer.policy.base import Ladder
@@ -128,7 +128,7 @@ class ChosenRecord(_Struct, frozen=True):
     number: int
     error: float | None
     cost: float | None
-    absent: list[int] = []
+    absent: list[int] = []  # always empty: files that were written early have it
     before: list[int] | None = None
     backups: list[int] | None = None
 
@@ -201,7 +201,7 @@ def _describe_chosen(policy: FittedPolicy) -> ChosenRecord:
     if isinstance(rule, SingleNode):
         nodes = {"before": list(rule.before), "backups": list(rule.backups)}
         return msgspec.structs.replace(chosen, **nodes)
-    return msgspec.structs.replace(chosen, absent=list(getattr(rule, "absent", ())))
+    return chosen
 
 
 def _describe_steps(tables: StepTables, arrays: Arrays) -> StepRecord:
@@ -311,14 +311,8 @@ def _chosen(chosen: ChosenRecord, fitted: Fitted) -> FittedPolicy:
     fits = is_alone == (chosen.before is not None) == (chosen.backups is not None)
     require(fits, "a node by itself says which nodes it needs and which stand in for it")
     if chosen.before is None or chosen.backups is None:
-        absent = tuple(chosen.absent)
-        fits = absent == tuple(sorted({*absent} & {*range(nodes)})) and len(absent) < nodes
-        require(fits, "absent nodes are some of the cascade's")
-        rule = fitted.rule(chosen.number)
-        if isinstance(rule, StepPolicy):
-            rule = dataclasses.replace(rule, absent=absent)
-        require(isinstance(rule, StepPolicy) or not absent, "only policies on answers lack nodes")
-        return FittedPolicy(fitted, rule, *estimates)
+        require(not chosen.absent, "policies lack no nodes")
+        return FittedPolicy(fitted, fitted.rule(chosen.number), *estimates)
     node = chosen.number - count
     listed = [node, *chosen.before, *chosen.backups]
     fits = len({*listed}) == len(listed) and {*listed} <= {*range(nodes)}

@@ -232,43 +232,21 @@ class FeatureSpec:
         self,
         prompts: Sequence[str | None] | None,
         inputs: Mapping[str, Sequence[Any]],
-        *,
-        embedders: Mapping[str, str] | None = None,
     ) -> Features:
         """Return features, shape (T, D); what is missing counts as nothing known.
 
         Raises:
-            ArgumentError: An input has another form than those fitted to, or another embedder.
+            ArgumentError: An input has another form than those fitted to.
         """
         count = len(prompts) if prompts is not None else max(map(len, inputs.values()), default=0)
         parts = []
         for feature in self.features:
-            prompt = feature.kind in ("words", "prompt")
-            values = prompts if prompt else inputs.get(feature.name)
-            made_by = (embedders or {}).get(feature.name, feature.embedder)
-            if values is not None and made_by != feature.embedder:
-                raise ArgumentError(
-                    f"input {feature.name!r} is by the embedder {made_by!r}; the policy was fitted "
-                    f"to vectors by {feature.embedder!r}: use the same, or fit again",
-                    param=feature.name,
-                )
-            if values is None:
-                parts.append(np.zeros((count, feature.width)))
-            else:
-                parts.append(feature.columns(values).reshape(count, feature.width))
-        columns = np.hstack(parts) if parts else np.zeros((count, 0))
-        return _gridded(columns)
-
-    def one(
-        self,
-        prompt: str | None,
-        inputs: Mapping[str, object],
-        *,
-        embedders: Mapping[str, str] | None = None,
-    ) -> Features:
-        """Return the features of one input, shape (1, D)."""
-        rows = {name: [value] for name, value in inputs.items()}
-        return self.rows([prompt], rows, embedders=embedders)
+            values = inputs.get(feature.name)
+            if feature.kind in ("words", "prompt"):
+                values = prompts
+            empty = np.zeros((count, feature.width))
+            parts.append(empty if values is None else feature.columns(values).reshape(empty.shape))
+        return _gridded(np.hstack(parts) if parts else np.zeros((count, 0)))
 
 
 def _standardised(name: str, kind: str, numbers: Floats) -> InputFeature:

@@ -33,7 +33,6 @@ from ttamer.fitting.policy import SingleNode, StepBatch, StepPolicy
 from ttamer.fitting.promises import Held, Kind, Promise, make_promise
 from ttamer.fitting.replay import Played
 from ttamer.fitting.session import FittedSession
-from ttamer.fitting.states import StatePolicy
 from ttamer.problem.checks import check_tradeoff
 from ttamer.show import card
 from ttamer.show.curves import draw_curves
@@ -183,40 +182,6 @@ class FittedPolicy(Described):
             Sessions over arrays; ``None`` for policies that only have sessions of one input.
         """
         return _batch([self], np.zeros(count, np.intp), prompt, inputs)
-
-    def without(self, node: str) -> FittedPolicy:
-        """Return the policy for when a node cannot be asked: it goes on as if the node had failed.
-
-        A fit without the node (``fit(trace, without=node)``) is better; this one needs no log.
-
-        Args:
-            node: The name of a model of the cascade.
-
-        Returns:
-            A policy whose error and cost are not estimated.
-
-        Raises:
-            ArgumentError: There is no such node, it is an exit of a network or the last one left,
-                or the policy is one of ``belief="markov"``.
-        """
-        absent, rule, number = self.spec.index_of(node), self.rule, self.number
-        if isinstance(rule, StatePolicy) or self.spec.kind == "exits":
-            raise ArgumentError(
-                f"this policy needs {node!r}: fit again without it (fit(trace, without={node!r}))",
-                param="node",
-            )
-        if isinstance(rule, StepPolicy):
-            rule = dataclasses.replace(rule, absent=tuple(sorted({*rule.absent, absent})))
-            remaining = len(self.spec) - len(rule.absent)
-        else:
-            queue = [v for v in (*rule.before, rule.node, *rule.backups) if v != absent]
-            before = () if rule.node == absent else tuple(v for v in rule.before if v != absent)
-            remaining, queue = len(queue), [v for v in queue if v not in before] or [absent]
-            rule = SingleNode(rule.names, rule.costs, queue[0], before, tuple(queue[1:]))
-            number = len(self.fitted.tradeoffs) + rule.node
-        if not remaining:
-            raise ArgumentError(f"{node!r} is the only node left", param="node")
-        return dataclasses.replace(self, rule=rule, number=number, error=None, cost=None)
 
 
 def _batch(
@@ -369,18 +334,6 @@ class Mixture(Described):
             np.where(drawn[:, np.newaxis], expensive.asked, cheap.asked),
             np.where(drawn, expensive.last, cheap.last),
         )
-
-    def without(self, node: str) -> Mixture:
-        """Return the mixture for when a node cannot be asked; see :meth:`FittedPolicy.without`.
-
-        Args:
-            node: The name of a model of the cascade.
-
-        Returns:
-            A mixture without a promise, whose error and cost are not estimated.
-        """
-        cheap, expensive = self.cheap.without(node), self.expensive.without(node)
-        return dataclasses.replace(self, cheap=cheap, expensive=expensive, promise=None)
 
     def draws(self, rows: int) -> NDArray[np.bool_]:
         """Return which inputs the expensive policy decides, numbered from 0.

@@ -148,8 +148,6 @@ class StepPolicy:
 
     tables: StepTables
     number: int
-    absent: Step = ()
-    """Nodes that are not there: what would ask one goes on as if it had failed, for nothing."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -256,7 +254,7 @@ class StepPolicy:
 
     def ahead(self, asked: Step) -> tuple[int, ...]:
         """Return the nodes that may be asked right after a set, where some of it answered."""
-        return tuple(way.node for way in self.ways.get(asked, ()) if way.node not in self.absent)
+        return tuple(way.node for way in self.ways.get(asked, ()))
 
 
 def play(policy: StepPolicy, view: View, costs: Floats | None = None) -> Played:
@@ -269,7 +267,7 @@ def play(policy: StepPolicy, view: View, costs: Floats | None = None) -> Played:
         for step in sorted(step for step in waiting if len(step) == size):
             arrived = np.concatenate(waiting.pop(step))
             for pattern, group in by_pattern(view.seen.came[arrived][:, list(step)]):
-                answered = tuple(step[k] for k in pattern if step[k] not in policy.absent)
+                answered = tuple(step[k] for k in pattern)
                 rows = arrived[group]
                 choice = choose(policy, view, step, answered, rows, costs)
                 if answered:
@@ -277,8 +275,7 @@ def play(policy: StepPolicy, view: View, costs: Floats | None = None) -> Played:
                 for node in np.unique(choice[choice >= 0]).tolist():
                     going = rows[choice == node]
                     waiting.setdefault(tuple(sorted((*step, node))), []).append(going)
-                    if node not in policy.absent:
-                        asked[going, node], last[going] = True, node
+                    asked[going, node], last[going] = True, node
     return Played(answer, asked, last)
 
 
@@ -337,7 +334,6 @@ class StepBatch:
         """Shape (T,): the node to ask; -1 once stopped."""
         self.answer = np.full(len(drawn), -1, np.intp)
         """Shape (T,): the node whose answer is the best so far; -1 for none."""
-        self._passed = np.zeros(shape, bool)  # asked, or absent where it would have been
         self._confidence = np.full(shape, np.nan)
         self._codes = np.full(shape, -1, np.intp)
         self._code = dict(policies[0].codes)  # classes that the fit never saw get new numbers
@@ -358,14 +354,14 @@ class StepBatch:
         """Give answers whose classes are numbers of the policy, -1 for none; NaN: a failure."""
         at = rows, self.next[rows]
         self._confidence[at], self._codes[at] = confidence, codes
-        self.asked[at] = self._passed[at] = True
+        self.asked[at] = True
         self._choose(rows)
 
     def _choose(self, rows: Ints) -> None:
         """Choose the next node for rows: those that asked alike, and had answers alike, at once."""
         for number, policy in enumerate(self._policies):
             drawn = rows[self._drawn[rows] == number]
-            for step, of_step in by_pattern(self._passed[drawn]):
+            for step, of_step in by_pattern(self.asked[drawn]):
                 asked = drawn[of_step]
                 for answered, group in by_pattern(~np.isnan(self._confidence[asked])):
                     self._decide(policy, step, answered, asked[group])
@@ -377,10 +373,6 @@ class StepBatch:
         self.next[rows] = choice
         if answered:
             self.answer[rows] = view.best(answered)[1]
-        absent = rows[np.isin(choice, policy.absent)]
-        if absent.size:
-            self._passed[absent, self.next[absent]] = True
-            self._choose(absent)
 
 
 @dataclass(frozen=True, eq=False)

@@ -215,19 +215,12 @@ class StepSession(FittedSession):
 
     def _choose(self) -> None:
         """Choose the node of the largest gain above its price, of those that the cap allows."""
-        absent = self._policy.absent
-        self._next = self._best()
-        while self._next in absent:  # it fails for nothing
-            self._step = tuple(sorted((*self._step, self._next)))
-            self._next = self._best()
-
-    def _best(self) -> int:
         self._capped = False
-        best, chosen, absent = 0.0 if self._came else -inf, -1, self._policy.absent
+        best, chosen = 0.0 if self._came else -inf, -1
         for node, gain, price in self._ways():
             net = gain - price
             if net > best:
-                if self._cost + self._costs[node] <= self._limit or node in absent:
+                if self._cost + self._costs[node] <= self._limit:
                     best, chosen = net, node
                 else:
                     self._capped = True
@@ -236,10 +229,10 @@ class StepSession(FittedSession):
             within = [
                 node
                 for node in self._policy.remaining(self._step)
-                if node not in absent and self._cost + self._costs[node] <= self._limit
+                if self._cost + self._costs[node] <= self._limit
             ]
             chosen = max(within, key=self._costs.__getitem__, default=-1)
-        return chosen
+        self._next = chosen
 
     def _ways(self) -> list[tuple[int, float, float]]:
         """Return each way with its gain and its price, in losses."""

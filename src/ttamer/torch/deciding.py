@@ -201,12 +201,6 @@ def _numbers(names: Sequence[str], exits: Sequence[str]) -> list[int]:
 def _step_tables(policy: StepPolicy, classes: Sequence[str]) -> BeliefTables:
     """Return the tables of a policy on beliefs, for its own exits."""
     belief = policy.tables.belief
-    if policy.absent:
-        raise ArgumentError(
-            f"the policy is without {policy.names[policy.absent[0]]!r}, and a network has all of "
-            "its exits: fit one without it (without=)",
-            param="policy",
-        )
     if policy.tables.prior is not None:
         raise ArgumentError(
             "the policy reads inputs, and a network has none besides what it answers: fit it on a "
