@@ -79,12 +79,12 @@ def measured(name: str, number: int) -> dict[str, Any]:
         cost, error = result.cost / alone_cost[best], result.error - alone_error[best]
         return 100 * float(cost), 100 * float(error)
 
-    ladder = tt.fit(fitted)
+    ladder, chain = tt.fit(fitted), tuned_chain(fitted, test, best)
     points = np.array([share_and_excess(policy) for policy in ladder])
     return {
         "rows": rows,
         "default": share_and_excess(ladder.default()),
-        "chain": share_and_excess(*tuned_chain(fitted, test, best)),
+        "chain": share_and_excess(*chain) if chain else (100.0, 0.0),
         "curve": [error_at_cost(*points.T, share) for share in SHARES],
         "names": list(test.names),
         "alone_cost": (100 * alone_cost / alone_cost[best]).tolist(),
@@ -93,9 +93,10 @@ def measured(name: str, number: int) -> dict[str, Any]:
     }
 
 
-def tuned_chain(fitted: tt.Trace, test: tt.Trace, best: int) -> tuple[Any, tt.Trace]:
+def tuned_chain(fitted: tt.Trace, test: tt.Trace, best: int) -> tuple[Any, tt.Trace] | None:
     """Return the cheapest setting of a chain that errs no more than a model on the same rows.
 
+    None where no setting does: the model itself is asked then.
     With it come the test rows of the nodes it chooses among: the ten best of more, since a chain
     tries every subset. Of the exits of one network no subset is cheaper, and the chain is the
     family ``calibrated``.
@@ -111,7 +112,7 @@ def tuned_chain(fitted: tt.Trace, test: tt.Trace, best: int) -> tuple[Any, tt.Tr
         for setting in family.fit(fitted)
         if (result := tt.evaluate(setting.rule, fitted, resamples=0)).error <= allowed
     ]
-    return min(played, key=lambda pair: pair[0])[1], test
+    return (min(played, key=lambda pair: pair[0])[1], test) if played else None
 
 
 def draw(splits: list[dict[str, Any]], path: Path) -> None:

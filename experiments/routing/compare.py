@@ -118,66 +118,47 @@ def run(args: argparse.Namespace) -> None:
 
 
 def show(folder: Path) -> None:
-    """Print a table for each number of rows."""
-    areas: dict[tuple[str, int, int, str], float] = {}
-    costs = dict(areas)
-    surprises: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    """Print a table for each number of rows; ratios are over the splits that both have."""
+    areas: dict[tuple[str, int, str], dict[int, float]] = {}
+    costs: dict[tuple[str, int], list[float]] = {}
     for line in [*read_lines(folder / "compare.jsonl"), *read_lines(folder / "old-fit.jsonl")]:
-        key = line["set"], line["rows"], line["seed"]
-        areas |= {(*key, family): area for family, area in line["area"].items()}
-        costs |= {(*key, family): cost for family, cost in line["cost"].items()}
-        if "surprise" in line:
-            surprises.setdefault((line["set"], line["rows"]), []).append(line["surprise"])
-    for rows in sorted({rows for _, rows, _, family in areas if family == "fit"}):
-        seeds = {
-            name: sorted(s for n, r, s, f in areas if (n, r, f) == (name, rows, "fit"))
-            for name in (*LLM, *SERVICES)
-        }
+        for family, area in line["area"].items():
+            areas.setdefault((line["set"], line["rows"], family), {})[line["seed"]] = area
+        if "fit" in line["area"]:
+            costs.setdefault((line["set"], line["rows"]), []).append(line["cost"]["fit"])
+    for rows in sorted({rows for _, rows in costs}):
         print(f"\n{'halves' if not rows else f'{rows} rows'}\n")
         heads = ("set (splits)", *COLUMNS, "shuffled", "**fit**", "of best", "of old", "cost")
         print(f"| {' | '.join(heads)} |")
-        print("|---" * (len(COLUMNS) + 6) + "|")
+        print("|---" * len(heads) + "|")
         of_best, of_old = {}, {}
-        for name, own in seeds.items():
-            if not own:
-                continue
-
-            def column(
-                family: str, name: str = name, own: list[int] = own, rows: int = rows
-            ) -> list[float]:
-                keys = [(name, rows, seed, family) for seed in own]
-                return [areas[key] for key in keys if key in areas]
-
-            fit = column("fit")
-            known = {f: column(f) for f in COLUMNS if len(column(f)) == len(own)}
-            best = min(known, key=lambda f: fmean(known[f]))
-            of_best[name] = [a / b for a, b in zip(fit, known[best], strict=True)]
-            cells = [f"{fmean(known[f]):.3f}" if f in known else "-" for f in COLUMNS]
-            ratio = "{:.3f} ± {:.3f}".format
-            old = "-"
-            if "old" in known:
-                of_old[name] = [a / b for a, b in zip(fit, known["old"], strict=True)]
-                old = ratio(*mean_and_error(of_old[name]))
-            cost = fmean(costs[name, rows, seed, "fit"] for seed in own)
+        for name in (n for n in (*LLM, *SERVICES) if (n, rows) in costs):
+            fit = areas[name, rows, "fit"]
+            columns = {f: areas[name, rows, f] for f in COLUMNS if (name, rows, f) in areas}
+            ratios = {
+                family: mean_and_error(area / column[seed] for seed, area in fit.items()
+                                       if seed in column)
+                for family, column in columns.items()
+            }  # fmt: skip
+            best = max(ratios, key=lambda family: ratios[family][0])
+            of_best[name] = ratios[best][0]
+            if "old" in ratios:
+                of_old[name] = ratios["old"][0]
+            form = "{:.3f} ± {:.3f}".format
+            means = [f"{fmean(columns[f].values()):.3f}" if f in columns else "-" for f in COLUMNS]
             print(
-                f"| {name} ({len(own)}) | {' | '.join(cells)} | {fmean(column('shuffled')):.3f} | "
-                f"**{ratio(*mean_and_error(fit))}** | {ratio(*mean_and_error(of_best[name]))} "
-                f"{best} | {old} | {cost:.2f} |"
+                f"| {name} ({len(fit)}) | {' | '.join(means)} | "
+                f"{fmean(areas[name, rows, 'shuffled'].values()):.3f} | "
+                f"**{form(*mean_and_error(fit.values()))}** | {form(*ratios[best])} {best} | "
+                f"{form(*ratios['old']) if 'old' in ratios else '-'} | "
+                f"{fmean(costs[name, rows]):.2f} |"
             )
         for title, names in (("four LLM sets", LLM), ("all", (*LLM, *SERVICES))):
-            if all(name in of_best for name in names):
-                best_mean = fmean(fmean(of_best[name]) for name in names)
-                old_mean = [fmean(of_old[name]) for name in names if name in of_old]
-                end = f"{fmean(old_mean):.3f}" if len(old_mean) == len(names) else "-"
-                print(f"| *mean, {title}* |{' |' * (len(COLUMNS) + 2)} {best_mean:.3f} | {end} | |")
-    print("\n| new rows lose more than estimated by | points | standard errors |\n|---|---|---|")
-    for (name, rows), values in sorted(surprises.items(), key=lambda item: item[0][::-1]):
-        points, errors = zip(*values, strict=True)
-        form = "{:+.2f} ± {:.2f}".format
-        print(
-            f"| {name}, {rows or 'halves'} ({len(values)}) | {form(*mean_and_error(points))} | "
-            f"{form(*mean_and_error(errors))} |"
-        )
+            ends = [
+                f"{fmean(known[name] for name in names):.3f}" if set(names) <= set(known) else "-"
+                for known in (of_best, of_old)
+            ]
+            print(f"| *mean, {title}* |{' |' * (len(COLUMNS) + 2)} {' | '.join(ends)} | |")
 
 
 def main() -> None:
