@@ -60,23 +60,6 @@ def families(
         yield from routers(fit, test)
 
 
-def surprise(ladder: tt.FittedLadder, test: tt.Trace) -> tuple[float, float]:
-    """Return by how much more policies lose on new rows than estimated: in points, and in SE.
-
-    What a policy loses is its error and its price times its cost: folds choose other policies at a
-    price, of other costs.
-    """
-    estimated, differences, errors = ladder.points, [], []
-    for k, (policy, played) in enumerate(zip(ladder, ladder.play_all(test), strict=True)):
-        lost = test.loss[np.arange(len(test)), played.answer]
-        lost = lost + policy.rule.price * (played.asked * test.costs).sum(axis=1)
-        expected = estimated.error[k] + policy.rule.price * estimated.cost[k]
-        differences.append(lost.mean() - expected)
-        errors.append(np.hypot(estimated.standard_error[k], lost.std() / len(test) ** 0.5))
-    shares = np.array(differences) / np.maximum(errors, 1e-9)
-    return round(float(100 * np.mean(differences)), 3), round(float(shares.mean()), 3)
-
-
 def chain(fit: tt.Trace, test: tt.Trace) -> Points:
     """Measure the calibrated chain of any subset of the models, the best ten of more."""
     mean = fit.costs.mean(axis=0)
@@ -111,10 +94,7 @@ def run(args: argparse.Namespace) -> None:
                 print(
                     name, rows, seed, f"fit {area['fit']} {cpu['fit']} s, least {best}", flush=True
                 )
-                write_line(
-                    path, set=name, rows=rows, seed=seed, area=area, cost=cost, cpu=cpu,
-                    surprise=surprise(ladder, test),
-                )  # fmt: skip
+                write_line(path, set=name, rows=rows, seed=seed, area=area, cost=cost, cpu=cpu)
 
 
 def show(folder: Path) -> None:
