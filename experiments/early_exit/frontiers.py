@@ -33,8 +33,8 @@ from ttamer.reporting.figures import (
     OURS as STOP_COLOUR,
     new_figure,
     plain_axes,
-    style,
 )
+from ttamer.show.curves import style
 from ttamer.show.tables import table
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.trace import Trace

@@ -24,12 +24,13 @@ import numpy as np
 import ttamer as tt
 from ttamer.baselines import fit_families
 from ttamer.fitting.replay import full_cost, paid
-from ttamer.reporting import draw_if_stop, save_figure
+from ttamer.reporting import save_figure
 from ttamer.show.graph import draw_path
 from ttamer.theory import contract, draw_contraction, if_stop_experiments, impossibility
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import traces
+from paper.if_stop import draw_if_stop
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

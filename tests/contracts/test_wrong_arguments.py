@@ -101,7 +101,6 @@ OTHERS = {
     datasets.describe: "takes no argument that is needed",
     datasets.names: "takes none",
     datasets.export: "writes to the folder it is given",
-    reporting.draw_if_stop: "takes what if_stop_experiments returns",
     reporting.save_figure: "takes a figure of matplotlib",
     runtime.batched: "any callable; it is called later",
     llm.cosines: "any callable; it is called later",

@@ -168,7 +168,7 @@ def of_solving() -> Entries:
 @group("cli/theory")
 def of_theory() -> Entries:
     yield from flat("no-recall", reported("theory", "no-recall"))
-    yield from flat("if-stop", reported("theory", "if-stop", "--no-figure"))
+    yield from flat("if-stop", reported("theory", "if-stop"))
 
 
 # Traces.

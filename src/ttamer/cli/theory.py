@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from ttamer._checks import number
-from ttamer.cli.options import Command, Output, json_option, output_option
+from ttamer.cli.options import Command, Output, json_option
 from ttamer.cli.printing import to_json
 from ttamer.problem.problem import Problem
 from ttamer.show.tables import table
@@ -62,36 +62,23 @@ def no_recall_command(alpha: float, as_json: bool) -> None:
 
 
 @theory_command.command("if-stop", cls=Command)
-@output_option("if_stop.png", text="Where to draw; PNG and SVG are both written.",
-               kind=Output(makes_folders=True))  # fmt: skip
-@click.option("--no-figure", is_flag=True, help="Numbers only.")
 @json_option
-def if_stop_command(output: str, no_figure: bool, as_json: bool) -> None:
+def if_stop_command(as_json: bool) -> None:
     """When fixed thresholds are optimal, and when they are not.
 
-    The paper's synthetic experiments: if-stop matrices, and fixed thresholds.
+    The paper's synthetic experiments: the best fixed threshold against the optimum.
     """
-    nodes, cost, tradeoff = 6, 0.1, 0.5  # as in the paper's experiments
-    experiments = if_stop_experiments(nodes=nodes, states=40, cost=cost, tradeoff=tradeoff)
-    paths = []
-    if not no_figure:
-        from ttamer.reporting import draw_if_stop, save_figure  # which load matplotlib
-
-        paths = [str(path) for path in save_figure(draw_if_stop(experiments), output)]
+    experiments = if_stop_experiments()  # 6 nodes, as in the paper
     if as_json:
+        keys = {"losses": "name", "threshold_with_recall": "with_recall",
+                "threshold_without_recall": "without_recall"}  # fmt: skip
+        same = ("excess_with_recall", "excess_without_recall", "index_range")
         facts = [
-            {
-                "losses": e.name,
-                "optimum": e.policy.value,
-                "threshold_with_recall": e.with_recall,
-                "threshold_without_recall": e.without_recall,
-                "excess_with_recall": e.excess_with_recall,
-                "excess_without_recall": e.excess_without_recall,
-                "index_range": e.index_range,
-            }
+            {"optimum": e.policy.value}
+            | {key: getattr(e, keys.get(key, key)) for key in (*keys, *same)}
             for e in experiments
         ]
-        print(to_json({"experiments": facts, "figures": paths}))
+        print(to_json({"experiments": facts}))
         return
     rows = []
     for e in experiments:
@@ -99,16 +86,14 @@ def if_stop_command(output: str, no_figure: bool, as_json: bool) -> None:
         index = number(low) if high - low < 1e-12 else f"{number(low)} to {number(high)}"
         rows.append([e.name, number(e.policy.value), index, f"{abs(e.excess_with_recall):.2%}",
                      f"{e.excess_without_recall:.2%}"])  # fmt: skip
-    print(f"{nodes} nodes on a line, cost {cost:g} each, tradeoff {tradeoff:g}.")
+    print("6 nodes on a line, cost 0.1 each, tradeoff 0.5.")
     print("How far the best fixed threshold lies above the optimum:\n")
     print(table(["losses", "optimum", "index", "recall at the end", "no recall"], rows))
     print(
         "\nFor independent identical losses every index is the same number, so one threshold with"
     )
     print("recall at the end is optimal. Only correlation (or unequal nodes) makes the decision")
-    print("depend on the current state.")
-    if paths:
-        print(f"\n  drawn in {' and '.join(paths)}")
+    print("depend on the current state. make paper draws the matrices.")
 
 
 @theory_command.command("contract", cls=Command)

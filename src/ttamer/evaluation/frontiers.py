@@ -38,7 +38,6 @@ from ttamer.fitting.ladder import FittedLadder, FittedPolicy, shown_error
 from ttamer.fitting.replay import Family, Played, Rule, Setting, full_cost, paid
 from ttamer.show import ProgressOption, card, shown
 from ttamer.show.curves import draw_curves
-from ttamer.show.graph import Drawing
 from ttamer.show.tables import table
 from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost, lower_envelope
 from ttamer.trace.checks import require_trace
@@ -427,9 +426,9 @@ class Frontier:
             f"{alone.node} alone: {measured} {shown_error(alone.error, measured)}, cost "
             f"{self.priced(alone.cost)}",
         ]
-        return card("Frontier", notes=notes, head=head, rows=rows, drawing=self.plot())
+        return card("Frontier", notes=notes, head=head, rows=rows)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw the error against the cost of each family, where two settings may be mixed.
 
         The eight families of least mean error are drawn; :func:`ttamer.report` draws all.
@@ -438,7 +437,10 @@ class Frontier:
             path: Where to write the drawing, if anywhere.
 
         Returns:
-            The text of an SVG file; notebooks show it as a picture.
+            A matplotlib figure.
+
+        Raises:
+            MissingExtra: If matplotlib is not installed.
         """
         curves = {}
         for family in sorted(self.deciding, key=self.area)[:MAX_DRAWN]:
@@ -450,7 +452,7 @@ class Frontier:
         share = self.measure == "error"
         unit = self.test_trace.spec.unit
         labels = (f"cost per input ({unit})" if unit else "cost per input", self.measure)
-        return draw_curves(curves, *labels, marks=marks, y_percent=share).written(path)
+        return draw_curves(curves, *labels, marks=marks, y_percent=share, path=path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: the form of ``frontier.json``.

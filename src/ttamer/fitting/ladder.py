@@ -36,7 +36,6 @@ from ttamer.fitting.session import FittedSession
 from ttamer.problem.checks import check_tradeoff
 from ttamer.show import card
 from ttamer.show.curves import draw_curves
-from ttamer.show.graph import Drawing
 from ttamer.show.tables import table
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.trace import Measure, Trace
@@ -432,7 +431,7 @@ class PolicyList(PartOfFit):
     def _repr_html_(self) -> str:
         head, *rows = self._cells(12)
         notes = [*filter(None, [self.record.on_gaps])]
-        return card(repr(self), notes=notes, head=head, rows=rows, drawing=self.plot())
+        return card(repr(self), notes=notes, head=head, rows=rows)
 
     def _cells(self, limit: int) -> list[list[str]]:
         """Return a head, and a row for each policy of the frontier."""
@@ -488,27 +487,36 @@ class PolicyList(PartOfFit):
             }
         )
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw the error (or mean loss) against the cost of its policies, and of each node alone.
 
         Args:
             path: Where to write the drawing, if anywhere.
 
         Returns:
-            The text of an SVG file; notebooks show it as a picture.
+            A matplotlib figure.
+
+        Raises:
+            MissingExtra: If matplotlib is not installed.
         """
         points, unit = self.points, self.fitted.unit
         corners = lower_envelope(points.cost, points.error)
         curve = points.cost[corners].tolist(), (unit * points.error[corners]).tolist()
         marks = {
-            f"{name} alone": (float(cost), unit * float(error))
+            name: (float(cost), unit * float(error))
             for name, cost, error in zip(
                 self.spec.names, points.alone_cost, points.alone_error, strict=True
             )
         }
-        labels = ("cost per input", self.fitted.measure)
-        share = self.fitted.measure == "error"
-        return draw_curves({"policies": curve}, *labels, marks=marks, y_percent=share).written(path)
+        cost = f"cost per input ({self.spec.unit})" if self.spec.unit else "cost per input"
+        return draw_curves(
+            {"policies": curve},
+            cost,
+            self.fitted.measure,
+            marks=marks,
+            y_percent=self.fitted.measure == "error",
+            path=path,
+        )
 
     def play_all(self, trace: Trace) -> Iterator[Played]:
         """Play every policy on a trace, reading it once.

@@ -850,25 +850,28 @@ class Ladder:
         head = ["tradeoff", "expected cost", "expected loss"]
         return card(repr(self), head=head, rows=rows)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw the loss against the cost of every policy.
 
         Args:
             path: Where to write the drawing, if anywhere.
 
         Returns:
-            The text of an SVG file; notebooks show it as a picture.
+            A matplotlib figure.
+
+        Raises:
+            MissingExtra: If matplotlib is not installed.
 
         >>> from ttamer import Problem, solve_ladder
         >>> ladder = solve_ladder(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), [0, 0.5, 1])
-        >>> ladder.plot().startswith("<svg")
-        True
+        >>> ladder.plot().axes[0].get_ylabel()
+        'expected loss'
         """
         costs = [policy.expected_cost for policy in self.policies]
         losses = [policy.expected_loss for policy in self.policies]
         curves = {"policies": (costs, losses)}
         labels = ("expected cost", "expected loss")
-        return draw_curves(curves, *labels, y_percent=False).written(path)
+        return draw_curves(curves, *labels, y_percent=False, path=path)
 
     @property
     def problem(self) -> Problem:

@@ -2,7 +2,6 @@
 
 from ttamer.reporting.figures import (
     draw_frontier as draw_frontier,
-    draw_if_stop as draw_if_stop,
     save_figure as save_figure,
 )
 from ttamer.reporting.page import report as report, write_report as write_report

@@ -1,16 +1,13 @@
 """Figures of a report: the frontier, who answers, calibration, and when to stop.
 
-Figures are made without pyplot, so that nothing global is touched. Names come from users: they are
-drawn as they stand (no mathematics), cut to a length, and without what cannot be printed.
+Figures are made without pyplot, so that nothing global is touched.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -21,11 +18,11 @@ from numpy.typing import NDArray
 
 from ttamer._checks import number, percent, priced
 from ttamer._extras import require
-from ttamer.evaluation.frontiers import Frontier, Point, require_frontier, uses_labels
+from ttamer.evaluation.frontiers import Frontier, Point, require_frontier
 from ttamer.fitting.ladder import shown_error
 from ttamer.fitting.replay import Played
+from ttamer.show.curves import as_percent, printable, style
 from ttamer.stats.envelope import lower_envelope
-from ttamer.theory.synthetic import Experiment
 from ttamer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -33,16 +30,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Colours that follow the page's light or dark theme, by the name of the page's variable.
-THEME = {"ink": "#2b2b2b", "muted": "#67615a", "rule": "#e3ded6", "blank": "#f1efec"}
-INK, MUTED, RULE, BLANK = THEME.values()
-# ttamer's own colour, and what stops; what goes on.
-OURS, GO = "#1b7f79", "#f2a541"
-# The colours of other families and of nodes, readable on light and on dark.
+THEME = {"ink": "#2b2b2b", "muted": "#67615a", "rule": "#e3ded6"}
+INK, MUTED, RULE = THEME.values()
+# The colours of ttamer, and of other families and nodes: readable on light and on dark.
+OURS = "#1b7f79"
 PALETTE = ("#d9822b", "#3d78b8", "#c8553d", "#8e6bbf", "#5f8f3e", "#b0599b", "#3f8ea8", "#a5721f")
 # The most nodes that are drawn apart.
 MAX_NODES = 8
-# The number of groups of rows by confidence.
-BINS = 10
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,39 @@ class Drawing:
     """A figure, and what each of its marks says when it is pointed at."""
 
     figure: Figure
+    axes: Axes
     tips: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def empty(cls, height: float, title: str, x_label: str, *, grid: Any = "both") -> Drawing:
+        """Return axes to draw in, as wide as a column of the page."""
+        figure = new_figure(5.6, height)
+        axes = figure.subplots()
+        plain_axes(axes, grid=grid)
+        axes.set_title(title, loc="left", color=MUTED, fontsize=11)
+        axes.set_xlabel(x_label, color=MUTED)
+        return cls(figure, axes)
+
+    def line(self, x: Sequence[float], y: Sequence[float], tips: Sequence[str], colour: str,
+             label: str, *, width: float = 1.6, size: float = 4.5) -> None:  # fmt: skip
+        """Draw a line, and a mark on each of its points."""
+        self.axes.plot(x, y, color=colour, lw=width, label=label, zorder=3)
+        for across, up, tip in zip(x, y, tips, strict=True):
+            [dot] = self.axes.plot([across], [up], "o", ms=size, color=colour, zorder=4)
+            self.mark(dot, tip)
+
+    def mark(self, artist: Any, tip: str) -> None:
+        """Give a mark of the figure what it says when it is pointed at."""
+        name = f"mark-{id(self.tips)}-{len(self.tips)}"
+        artist.set_gid(name)
+        self.tips[name] = tip
+
+    def legend(self, columns: int = 3) -> Drawing:
+        """Draw the legend below the axes, if there is something in them."""
+        if self.axes.lines or self.axes.patches:
+            self.figure.legend(loc="outside lower center", ncols=columns, frameon=False,
+                               fontsize=10, labelcolor=INK)  # fmt: skip
+        return self
 
     def svg(self) -> str:
         """Return the figure as SVG for a page: colours by theme, marks with titles."""
@@ -65,40 +91,6 @@ class Drawing:
             title = f'<g id="{mark}" class="mark"><title>{escape(tip)}</title>'
             svg = svg.replace(f'<g id="{mark}">', title)
         return svg
-
-    def mark(self, artist: Any, tip: str) -> None:
-        """Give a mark of the figure what it says when it is pointed at."""
-        name = f"mark-{id(self.tips)}-{len(self.tips)}"
-        artist.set_gid(name)
-        self.tips[name] = tip
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """Draw or save with the settings that all figures share."""
-    mpl = require("matplotlib", "report")
-    settings: dict[str, Any] = {
-        "text.parse_math": False,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "ttamer",
-        "font.size": 11.0,
-        "font.family": "sans-serif",
-    }
-    with mpl.rc_context(settings), warnings.catch_warnings():
-        # A name in a script the font lacks: the page shows it, the PNG shows boxes.
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
-        yield
-
-
-def printable(name: object, length: int = 24) -> str:
-    r"""Return a name fit to be drawn: one line, no control characters, not too long.
-
-    >>> printable("a\n b\x00"), printable("x" * 40)
-    ('a b�', 'xxxxxxxxxxxxxxxxxxxxxxx…')
-    """
-    text = "".join(c if c.isprintable() else "�" for c in " ".join(str(name).split()))
-    text = text if len(text) <= length else text[: length - 1] + "…"
-    return f" {text}" if text.startswith("_") else text  # matplotlib hides labels with _ in front
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -168,62 +160,51 @@ def draw_frontier(frontier: Frontier) -> Figure:
     1
     """
     require_frontier(frontier, "draw_frontier")
-    return frontier_drawing(frontier).figure
+    with style():
+        return frontier_drawing(frontier).figure
 
 
 def frontier_drawing(frontier: Frontier) -> Drawing:
-    """Draw the frontier: the best families in colour, the settings of ttamer with intervals."""
-    reference = frontier.reference
-    unit = reference.cost or frontier.full_cost or 1.0
-    with style():
-        drawing = Drawing(new_figure(5.6, 4.6))
-        axes = drawing.figure.subplots()
-        plain_axes(axes)
-        ranked = sorted((f for f in frontier.families if not uses_labels(f)), key=frontier.area)
-        strong = ranked[:5]
-        if "ttamer" in ranked and "ttamer" not in strong:
-            strong[-1] = "ttamer"
-        colours = iter(PALETTE)
-        costs, errors = [1.0], [reference.error]
-        for family in [*strong, *(f for f in ranked if f not in strong)]:
-            points = frontier.of(family)
-            corners = [points[k] for k in lower_envelope(*frontier.curve(family))]
-            x = [point.result.cost / unit for point in corners]
-            y = [point.result.error for point in corners]
-            if family not in strong:
-                axes.plot(x, y, color=MUTED, lw=0.8, alpha=0.45, zorder=2)
-                continue
-            colour = OURS if family == "ttamer" else next(colours)
-            axes.plot(x, y, color=colour, lw=2.4 if family == "ttamer" else 1.6, zorder=4,
-                      label=family, marker="s" if len(corners) == 1 else None)  # fmt: skip
-            costs += x
-            errors += y
-            for point, cost, error in zip(corners, x, y, strict=True):
-                [dot] = axes.plot([cost], [error], "o", ms=5, color=colour, zorder=6)
-                drawing.mark(dot, _tip(point, unit, reference.node))
-        [ring] = axes.plot([reference.cost / unit], [reference.error], "o", ms=10, mfc="none",
-                           mec=INK, mew=1.8, zorder=7, ls="none",
-                           label=printable(frontier.alone, 34))  # fmt: skip
-        drawing.mark(ring, f"{frontier.alone}: {frontier.measure} "
-                     f"{shown_error(reference.error, frontier.measure)}")  # fmt: skip
-        top = reference.error + 1.5 * max(reference.error - min(errors), 0.25 * reference.error)
-        shown = [cost for cost, error in zip(costs, errors, strict=True) if error <= top]
-        widest = 1.06 * max([1.0, *(cost for cost in shown if cost < 2)])
-        lowest = min(shown)
-        if 0 < lowest < 0.1:  # or most settings would lie on the axis
-            axes.set_xscale("log")
-            axes.set_xlim(0.8 * lowest, 1.15 * widest)
-        else:
-            axes.set_xlim(-0.02, widest)
-        axes.set_ylim(max(0.0, min(errors) - 0.08 * (top - min(errors))), top or 1.0)
-        axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
-        if frontier.measure == "error":
-            axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
-        axes.set_xlabel(f"cost per input, of {printable(reference.node)}'s", color=MUTED)
-        axes.set_title(frontier.measure, loc="left", color=MUTED, fontsize=11)
-        drawing.figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=10,
-                              labelcolor=INK)  # fmt: skip
-    return drawing
+    """Draw the frontier: the best families in colour, others in grey."""
+    best, measure = frontier.reference, frontier.measure
+    unit = best.cost or frontier.full_cost or 1.0
+    drawing = Drawing.empty(4.6, measure, f"cost per input, of {printable(best.node)}'s")
+    axes = drawing.axes
+    ranked = sorted(frontier.deciding, key=frontier.area)
+    strong = ranked[:5]
+    if "ttamer" in ranked and "ttamer" not in strong:
+        strong[-1] = "ttamer"
+    colours = iter(PALETTE)
+    costs, errors = [1.0], [best.error]
+    for family in [*strong, *(name for name in ranked if name not in strong)]:
+        points = frontier.of(family)
+        corners = [points[k] for k in lower_envelope(*frontier.curve(family))]
+        x = [point.result.cost / unit for point in corners]
+        y = [point.result.error for point in corners]
+        if family not in strong:
+            axes.plot(x, y, color=MUTED, lw=0.8, alpha=0.45, zorder=2)
+            continue
+        colour, width = (OURS, 2.4) if family == "ttamer" else (next(colours), 1.6)
+        tips = [_tip(point, unit, best.node) for point in corners]
+        drawing.line(x, y, tips, colour, family, width=width)
+        costs += x
+        errors += y
+    [ring] = axes.plot([best.cost / unit], [best.error], "o", ms=10, mfc="none", mec=INK, mew=1.8,
+                       zorder=7, ls="none", label=printable(frontier.alone, 34))  # fmt: skip
+    drawing.mark(ring, f"{frontier.alone}: {measure} {shown_error(best.error, measure)}")
+    top = best.error + 1.5 * max(best.error - min(errors), 0.25 * best.error)
+    shown = [cost for cost, error in zip(costs, errors, strict=True) if error <= top]
+    widest = 1.06 * max([1.0, *(cost for cost in shown if cost < 2)])
+    if 0 < min(shown) < 0.1:  # or most settings would lie on the axis
+        axes.set_xscale("log")
+        axes.set_xlim(0.8 * min(shown), 1.15 * widest)
+    else:
+        axes.set_xlim(-0.02, widest)
+    axes.set_ylim(max(0.0, min(errors) - 0.08 * (top - min(errors))), top or 1.0)
+    axes.xaxis.set_major_formatter(as_percent)
+    if measure == "error":
+        axes.yaxis.set_major_formatter(as_percent)
+    return drawing.legend(2)
 
 
 def _tip(point: Point, unit: float, node: str) -> str:
@@ -239,193 +220,93 @@ def _tip(point: Point, unit: float, node: str) -> str:
 
 def _shown_nodes(trace: Trace) -> list[int]:
     """Return the numbers of at most ``MAX_NODES`` nodes, the first and the last among them."""
-    count = len(trace.names)
-    return sorted({round(k * (count - 1) / max(MAX_NODES - 1, 1)) for k in range(MAX_NODES)})[
-        :count
-    ]
-
-
-def answered_drawing(points: Sequence[Point], trace: Trace) -> Drawing:
-    """Draw which node answers what share of inputs, from the cheapest setting to the dearest."""
-    with style():
-        drawing = Drawing(new_figure(5.6, 3.9))
-        axes = drawing.figure.subplots()
-        plain_axes(axes, grid="y")
-        places, below = np.arange(len(points)), np.zeros(len(points))
-        for node, name in enumerate(trace.names):
-            shares = np.array([point.result.answered[name] for point in points])
-            if not shares.any():
-                continue
-            bars = axes.bar(places, shares, bottom=below, width=0.86, color=_node_colour(node),
-                            label=printable(name))  # fmt: skip
-            for bar, share, point in zip(bars, shares, points, strict=True):
-                asked, cost = point.result.asked[name], point.result.cost
-                drawing.mark(bar, f"{name} answers {percent(share)} of inputs, and is asked on "
-                             f"{percent(asked)}, at {priced(cost, trace.spec.unit)} per "
-                             "input")  # fmt: skip
-            below += shares
-        labelled = places[:: max(1, -(-len(points) // 6))]
-        axes.set_xticks(labelled, [number(points[k].result.cost) for k in labelled])
-        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
-        unit = f" ({trace.spec.unit})" if trace.spec.unit else ""
-        axes.set_xlabel(f"cost per input{unit}", color=MUTED)
-        axes.set_title("answered by", loc="left", color=MUTED, fontsize=11)
-        drawing.figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=10,
-                              labelcolor=INK)  # fmt: skip
-    return drawing
+    last = len(trace.names) - 1
+    return sorted({round(k * last / (MAX_NODES - 1)) for k in range(MAX_NODES)})
 
 
 def _node_colour(node: int) -> str:
     return (OURS, *PALETTE)[node % (len(PALETTE) + 1)]
 
 
+def answered_drawing(points: Sequence[Point], trace: Trace) -> Drawing:
+    """Draw which node answers what share of inputs, from the cheapest setting to the dearest."""
+    unit = f" ({trace.spec.unit})" if trace.spec.unit else ""
+    drawing = Drawing.empty(3.9, "answered by", f"cost per input{unit}", grid="y")
+    places, below = np.arange(len(points)), np.zeros(len(points))
+    for node, name in enumerate(trace.names):
+        shares = np.array([point.result.answered[name] for point in points])
+        if not shares.any():
+            continue
+        bars = drawing.axes.bar(places, shares, bottom=below, width=0.86, label=printable(name),
+                                color=_node_colour(node))  # fmt: skip
+        for bar, share, point in zip(bars, shares, points, strict=True):
+            drawing.mark(
+                bar,
+                f"{name} answers {percent(share)} of inputs, and is asked on "
+                f"{percent(point.result.asked[name])}, at "
+                f"{priced(point.result.cost, trace.spec.unit)} per input",
+            )
+        below += shares
+    labelled = places[:: max(1, -(-len(points) // 6))]
+    drawing.axes.set_xticks(labelled, [number(points[k].result.cost) for k in labelled])
+    drawing.axes.yaxis.set_major_formatter(as_percent)
+    return drawing.legend()
+
+
 def _groups(values: NDArray[np.float64]) -> list[NDArray[np.intp]]:
-    """Return rows in groups of about equal size, by rising value; equal values stay together."""
+    """Return rows in ten groups of about equal size, by value; equal values stay together."""
     order = np.argsort(values, kind="stable")
-    edges = np.searchsorted(values[order], np.quantile(values, np.linspace(0, 1, BINS + 1))[1:-1])
+    edges = np.searchsorted(values[order], np.quantile(values, np.linspace(0, 1, 11))[1:-1])
     return [group for group in np.split(order, np.unique(edges)) if len(group)]
 
 
 def calibration_drawing(trace: Trace) -> Drawing:
     """Draw how often each node is right, by its confidence; or what it loses."""
-    losses = trace.loss * trace.unit
-    graded = trace.measure != "error"
-    with style():
-        drawing = Drawing(new_figure(5.6, 4.2))
-        axes = drawing.figure.subplots()
-        plain_axes(axes)
-        confidences = []
-        for node in _shown_nodes(trace):
-            name, confidence = trace.names[node], trace.confidence[:, node]
-            answered = np.flatnonzero(np.isfinite(confidence) & np.isfinite(losses[:, node]))
-            if not answered.size:
-                continue
-            groups = [answered[group] for group in _groups(confidence[answered])]
-            x = np.array([confidence[group].mean() for group in groups])
-            loss = np.array([losses[group, node].mean() for group in groups])
-            y = loss if graded else 1 - loss
-            confidences += [x.min(), x.max()]
-            axes.plot(x, y, color=_node_colour(node), lw=1.6, label=printable(name), zorder=3)
-            for across, up, group in zip(x, y, groups, strict=True):
-                [dot] = axes.plot([across], [up], "o", ms=4.5, color=_node_colour(node), zorder=4)
-                value = f"mean loss {up:.4g}" if graded else f"right on {percent(up)}"
-                drawing.mark(dot, f"{name}, confidence {across:.3g}: {value} of {len(group)} rows")
-        if not graded and confidences and min(confidences) >= 0 and max(confidences) <= 1:
-            axes.plot([0, 1], [0, 1], color=MUTED, lw=1, ls=(0, (1, 3)), zorder=2)
-        if not graded:
-            axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
-        axes.set_xlabel("confidence", color=MUTED)
-        axes.set_title("mean loss" if graded else "right", loc="left", color=MUTED, fontsize=11)
-        drawing.figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=10,
-                              labelcolor=INK)  # fmt: skip
-    return drawing
+    losses, is_graded = trace.loss * trace.unit, trace.measure != "error"
+    drawing = Drawing.empty(4.2, "mean loss" if is_graded else "right", "confidence")
+    within = not is_graded
+    for node in _shown_nodes(trace):
+        name, confidence = trace.names[node], trace.confidence[:, node]
+        answered = np.flatnonzero(np.isfinite(confidence) & np.isfinite(losses[:, node]))
+        if not answered.size:
+            continue
+        groups = [answered[group] for group in _groups(confidence[answered])]
+        x = [float(confidence[group].mean()) for group in groups]
+        y = [float(losses[group, node].mean()) for group in groups]
+        if not is_graded:
+            y = [1 - error for error in y]
+        within = within and min(x) >= 0 and max(x) <= 1
+        tips = [
+            f"{name}, confidence {across:.3g}: "
+            + (f"mean loss {up:.4g}" if is_graded else f"right on {percent(up)}")
+            + f" of {len(group)} rows"
+            for across, up, group in zip(x, y, groups, strict=True)
+        ]
+        drawing.line(x, y, tips, _node_colour(node), printable(name))
+    if within:
+        drawing.axes.plot([0, 1], [0, 1], color=MUTED, lw=1, ls=(0, (1, 3)), zorder=2)
+    if not is_graded:
+        drawing.axes.yaxis.set_major_formatter(as_percent)
+    return drawing.legend()
 
 
 def stopping_drawing(played: Played, trace: Trace) -> Drawing:
     """Draw how often a policy stops after each node, by that node's confidence."""
-    stops = {node: played.last == node for node in _shown_nodes(trace)}
-    with style():
-        drawing = Drawing(new_figure(5.6, 4.2))
-        axes = drawing.figure.subplots()
-        plain_axes(axes)
-        for node, stop in stops.items():
-            confidence = trace.confidence[:, node]
-            asked = np.flatnonzero(played.asked[:, node] & np.isfinite(confidence))
-            if not asked.size or stop[asked].all():  # the end of every path says nothing
-                continue
-            groups = [asked[group] for group in _groups(confidence[asked])]
-            x = [float(confidence[group].mean()) for group in groups]
-            y = [float(stop[group].mean()) for group in groups]
-            name = trace.names[node]
-            axes.plot(x, y, color=_node_colour(node), lw=1.6, label=printable(name), zorder=3)
-            for across, up, group in zip(x, y, groups, strict=True):
-                [dot] = axes.plot([across], [up], "o", ms=4.5, color=_node_colour(node), zorder=4)
-                drawing.mark(dot, f"after {name} with confidence {across:.3g} it stops on "
-                             f"{percent(up)} of {len(group)} rows")  # fmt: skip
-        axes.set_ylim(-0.04, 1.04)
-        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
-        axes.set_xlabel("confidence of the node just asked", color=MUTED)
-        axes.set_title("stops there", loc="left", color=MUTED, fontsize=11)
-        if axes.lines:
-            drawing.figure.legend(loc="outside lower center", ncols=3, frameon=False,
-                                  fontsize=10, labelcolor=INK)  # fmt: skip
-    return drawing
-
-
-def draw_if_stop(experiments: Sequence[Experiment]) -> Figure:
-    """Draw the if-stop matrices of the paper's synthetic experiments.
-
-    Each experiment has two panels: after its first node, and after its last node but one. The
-    horizontal axis is the loss of the node just asked. The vertical axis is the best loss so far,
-    which can be no larger, so the upper left half stays blank.
-
-    Args:
-        experiments: What :func:`ttamer.theory.if_stop_experiments` returns.
-
-    Returns:
-        A matplotlib figure; :func:`save_figure` writes it.
-
-    Raises:
-        MissingExtra: If matplotlib is not installed.
-
-    >>> from ttamer.theory import if_stop_experiments
-    >>> len(draw_if_stop(if_stop_experiments(nodes=3, states=6)).axes)
-    8
-    """
-    with style():
-        return _if_stop(experiments)
-
-
-def _if_stop(experiments: Sequence[Experiment]) -> Figure:
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
-
-    colours = ListedColormap([BLANK, GO, OURS])
-    figure = new_figure(3.1 * len(experiments), 6.6)
-    axes = figure.subplots(2, len(experiments), sharex=True, sharey=True, squeeze=False)
-    for column, experiment in enumerate(experiments):
-        names = experiment.policy.problem.names
-        for row, index in enumerate((0, len(names) - 2)):
-            axis = axes[row][column]
-            axis.imshow(
-                _shades(experiment, index), origin="lower", extent=(0, 1, 0, 1), cmap=colours,
-                vmin=0, vmax=2, interpolation="nearest", aspect="equal",
-            )  # fmt: skip
-            for side in axis.spines.values():
-                side.set_visible(False)
-            axis.tick_params(length=0, labelsize=8, colors=INK)
-            axis.set_xticks([0, 0.5, 1])
-            axis.set_yticks([0, 0.5, 1])
-            if column == 0:
-                axis.set_ylabel(f"after node {index + 1}\nbest loss so far", color=INK)
-            if row == 1:
-                axis.set_xlabel("loss of the node just asked", color=INK, fontsize=9)
-        excess = experiment.excess_with_recall
-        verdict = "is optimal" if excess < 1e-9 else f"is {excess:.2%} above"
-        axes[0][column].set_title(
-            f"{experiment.name}\none threshold {verdict}", fontsize=10, color=INK
-        )
-    figure.legend(
-        handles=[
-            Patch(color=OURS, label="stop"),
-            Patch(color=GO, label="go on"),
-            Patch(color=BLANK, label="cannot happen"),
-        ],
-        loc="outside lower center", ncols=3, frameon=False,
-    )  # fmt: skip
-    figure.suptitle(
-        "When to stop: with independent losses only the best so far matters; with correlated ones "
-        "the last one does too",
-        color=INK, fontsize=12,
-    )  # fmt: skip
-    return figure
-
-
-def _shades(experiment: Experiment, index: int) -> NDArray[np.int_]:
-    """Rows are the best loss so far, columns the current loss: 0 impossible, 1 go on, 2 stop."""
-    policy = experiment.policy
-    problem = policy.problem
-    reached = problem.parent_edge(0).probabilities[0] > 0
-    stops = policy.if_stop(problem.names[index])[:, :-1]
-    possible = np.tril(np.ones(stops.shape, bool)) & reached[:, np.newaxis] & reached
-    return np.where(possible, np.where(stops, 2, 1), 0).T
+    drawing = Drawing.empty(4.2, "stops there", "confidence of the node just asked")
+    for node in _shown_nodes(trace):
+        name, confidence, stop = trace.names[node], trace.confidence[:, node], played.last == node
+        asked = np.flatnonzero(played.asked[:, node] & np.isfinite(confidence))
+        if not asked.size or stop[asked].all():  # the end of every path says nothing
+            continue
+        groups = [asked[group] for group in _groups(confidence[asked])]
+        x = [float(confidence[group].mean()) for group in groups]
+        y = [float(stop[group].mean()) for group in groups]
+        tips = [
+            f"after {name} with confidence {across:.3g} it stops on {percent(up)} of "
+            f"{len(group)} rows"
+            for across, up, group in zip(x, y, groups, strict=True)
+        ]
+        drawing.line(x, y, tips, _node_colour(node), printable(name))
+    drawing.axes.set_ylim(-0.04, 1.04)
+    drawing.axes.yaxis.set_major_formatter(as_percent)
+    return drawing.legend()

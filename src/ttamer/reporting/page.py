@@ -11,7 +11,6 @@ import base64
 import hashlib
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -50,26 +49,10 @@ from ttamer.reporting.recommendation import (
     recommend,
 )
 from ttamer.show import ProgressOption, shown
+from ttamer.show.curves import style
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Trace
-
-# What a cell shows where there is no number.
-NONE = "\N{EN DASH}"
-SCRIPT = """
-const tip = document.getElementById("tip");
-for (const mark of document.querySelectorAll(".mark")) {
-  const title = mark.querySelector("title");
-  mark.dataset.tip = title.textContent;
-  mark.addEventListener("pointerenter", event => {
-    tip.textContent = mark.dataset.tip; tip.hidden = false; title.remove();
-    const box = tip.getBoundingClientRect(), gap = 14;
-    tip.style.left = Math.max(4, Math.min(event.clientX + gap, innerWidth - box.width - 4)) + "px";
-    tip.style.top = Math.max(4, event.clientY - box.height - gap) + "px";
-  });
-  mark.addEventListener("pointerleave", () => { tip.hidden = true; });
-}
-"""
 
 
 def report(
@@ -162,35 +145,36 @@ def write_report(
         notes.append(str(curve))
     if progress is not None:
         progress("drawing the report")
-    pictures = _pictures(frontier, advice)
-    if title is None:
-        title = trace.spec.name or ", ".join(trace.names[:6])
-    jinja2 = require("jinja2", "report")
+    with style():
+        pictures = _pictures(frontier, advice)
+    jinja2, markup = require("jinja2", "report"), require("markupsafe", "report").Markup
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    source = resources.files("ttamer.reporting").joinpath("page.html.j2").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    page = environment.from_string(source).render(
-        title=title,
+    template, script = (
+        resources.files("ttamer.reporting").joinpath(name).read_text("utf-8")
+        for name in ("page.html.j2", "page.js")
+    )
+    page = environment.from_string(template).render(
+        title=trace.spec.name or ", ".join(trace.names[:6]) if title is None else title,
         sentence=advice.sentence,
         notes=notes,
-        tiles=_tiles(frontier, advice),
-        pictures=[vars(picture) | {"svg": _safe(picture.drawing.svg())} for picture in pictures],
+        tiles=[_saving(frontier, advice), _accuracy(frontier, advice), _unasked(frontier, advice)],
+        pictures=[(name, *words, markup(p.svg())) for name, (*words, p) in pictures.items()],
         families=_families(frontier),
         policies=_policies(frontier, advice),
         rows=f"{frontier.test_rows:,}",
         measure=frontier.measure,
         reference=frontier.reference.node,
         facts=_facts(frontier),
-        script=_safe(SCRIPT),
-        script_hash=digest,
+        script=markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, "utf-8")
     paths = [target]
     if png:
         folder = target.with_name(f"{target.stem}_figures")
-        for picture in pictures:
-            paths += save_figure(picture.drawing.figure, folder / picture.name)
+        for name, (*_, drawing) in pictures.items():
+            paths += save_figure(drawing.figure, folder / name)
     return paths
 
 
@@ -207,32 +191,8 @@ def require_page(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _safe(text: str) -> Any:
-    """Mark text of our own as HTML."""
-    return require("markupsafe", "report").Markup(text)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One of the large numbers at the top of the page."""
-
-    number: str
-    what: str
-    more: str
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure with its heading and caption."""
-
-    name: str
-    heading: str
-    caption: str
-    drawing: Drawing
-
-
-def _pictures(frontier: Frontier, advice: Recommendation) -> list[Picture]:
-    """Return the four figures, of the family recommended."""
+def _pictures(frontier: Frontier, advice: Recommendation) -> dict[str, tuple[str, str, Drawing]]:
+    """Return heading, caption and figure by name."""
     trace, points = frontier.test_trace, frontier.of(advice.family)
     corners = [points[k] for k in lower_envelope(*frontier.curve(advice.family))]
     setting = advice.settings[0].point
@@ -246,90 +206,97 @@ def _pictures(frontier: Frontier, advice: Recommendation) -> list[Picture]:
             f"{percent(result.recall_hurt)}"
         )
     price = f"{frontier.priced(result.cost)} per input"
-    return [
-        Picture("frontier", "Error against cost", "Each curve is what a family reaches when two of "
-                "its settings may be mixed; grey: other families. Point at a mark for its "
-                "numbers.", frontier_drawing(frontier)),
-        Picture("answered", f"Who answers: {advice.family}", f"Each bar is a setting on the "
-                f"frontier. At {price}, {recall}.", answered_drawing(corners, trace)),
-        Picture("calibration", "Calibration", "Rows in ten groups by a node's confidence. On the "
-                "dotted line the confidence is the chance of being right."
-                if trace.measure == "error" else "Rows in ten groups by a node's confidence.",
-                calibration_drawing(trace)),
-        Picture("stopping", f"When to stop: {advice.family}", f"At {price}: on what share of the "
-                "inputs that a node was asked on the search stopped there, by its confidence.",
-                stopping_drawing(played, trace)),
-    ]  # fmt: skip
+    groups = "Rows in ten groups by a node's confidence."
+    if trace.measure == "error":
+        groups += " On the dotted line the confidence is the chance of being right."
+    return {
+        "frontier": (
+            "Error against cost",
+            "Each curve is what a family reaches when two of its settings may be mixed; grey: "
+            "other families. Point at a mark for its numbers.",
+            frontier_drawing(frontier),
+        ),
+        "answered": (
+            f"Who answers: {advice.family}",
+            f"Each bar is a setting on the frontier. At {price}, {recall}.",
+            answered_drawing(corners, trace),
+        ),
+        "calibration": ("Calibration", groups, calibration_drawing(trace)),
+        "stopping": (
+            f"When to stop: {advice.family}",
+            f"At {price}: on what share of the inputs that a node was asked on the search stopped "
+            "there, by its confidence.",
+            stopping_drawing(played, trace),
+        ),
+    }
 
 
-def _tiles(frontier: Frontier, advice: Recommendation) -> list[Tile]:
-    measure, noun = frontier.measure, quality(frontier)
-    reference, against = frontier.reference, advice.against
-    near = f"within {difference(advice.more_error, frontier)} of" if advice.more_error else "at"
-    at_error = f"{near} the {noun} of {against}"
+Tile = tuple[str, str, str]  # a large number, what it is, and more about it
+
+
+def _saving(frontier: Frontier, advice: Recommendation) -> Tile:
+    against, family = advice.against, advice.family
+    if not frontier.reference.cost:
+        return "-", f"{against} costs nothing", "there is nothing to save"
     if advice.saving is None:
-        lowest = shown_error(min(frontier.curve(advice.family)[1]), measure, digits=1)
-        theirs = shown_error(reference.error, measure, digits=1)
-        saving = Tile(NONE, f"{advice.family} does not reach the {noun} of {against}",
-                      f"its least {measure} is {lowest}, against {theirs}")  # fmt: skip
-        if not reference.cost:
-            saving = Tile(NONE, f"{against} costs nothing", "there is nothing to save")
-    else:
-        low, high = advice.saving_interval
-        interval = f"95% interval {percent(low)} to {percent(high)}"
-        if low == -np.inf:
-            interval = (
-                f"up to {percent(high)}; {percent(advice.falls_short)} of resamples fall short"
-            )
-        saving = Tile(less(advice.saving), f"cost of {advice.family} {at_error}", interval)
+        lowest, theirs = (
+            shown_error(error, frontier.measure, digits=1)
+            for error in (min(frontier.curve(family)[1]), frontier.reference.error)
+        )
+        what = f"{family} does not reach the {quality(frontier)} of {against}"
+        return "-", what, f"its least {frontier.measure} is {lowest}, against {theirs}"
+    low, high = advice.saving_interval
+    interval = f"95% interval {percent(low)} to {percent(high)}"
+    if low == -np.inf:
+        interval = f"up to {percent(high)}; {percent(advice.falls_short)} of resamples fall short"
+    return less(advice.saving), f"cost of {family} {_at_error(frontier, advice)}", interval
+
+
+def _accuracy(frontier: Frontier, advice: Recommendation) -> Tile:
+    measure, against = frontier.measure, advice.against
+    what = f"{quality(frontier)} of {advice.family} at the price of {against}"
     if advice.error_at_price is None:
-        accuracy = Tile(NONE, f"{noun} at the price of {against}",
-                        f"{advice.family} has no setting that cheap")  # fmt: skip
-    else:
-        values = (advice.error_at_price, *advice.error_at_price_interval, reference.error)
-        if measure == "error":  # shown as accuracies, where high and low change places
-            error, low, high, theirs_ = values
-            values = (1 - error, 1 - high, 1 - low, 1 - theirs_)
-        mine, low_, high_, theirs = (shown_error(value, measure, digits=1) for value in values)
-        accuracy = Tile(mine, f"{noun} of {advice.family} at the price of {against}",
-                        f"95% interval {low_} to {high_}; {against} has {theirs}")  # fmt: skip
-    unasked = Tile(percent(advice.reference_unasked), f"of inputs answered without asking "
-                   f"{reference.node}", f"with {advice.family}, {at_error}")  # fmt: skip
-    return [saving, accuracy, unasked]
+        return "-", what, f"{advice.family} has no setting that cheap"
+    values = [advice.error_at_price, *advice.error_at_price_interval, frontier.reference.error]
+    if measure == "error":  # shown as accuracies, where high and low change places
+        values = [1 - values[k] for k in (0, 2, 1, 3)]
+    mine, low, high, theirs = (shown_error(value, measure, digits=1) for value in values)
+    return mine, what, f"95% interval {low} to {high}; {against} has {theirs}"
+
+
+def _unasked(frontier: Frontier, advice: Recommendation) -> Tile:
+    what = f"of inputs answered without asking {frontier.reference.node}"
+    more = f"with {advice.family}, {_at_error(frontier, advice)}"
+    return percent(advice.reference_unasked), what, more
+
+
+def _at_error(frontier: Frontier, advice: Recommendation) -> str:
+    near = f"within {difference(advice.more_error, frontier)} of" if advice.more_error else "at"
+    return f"{near} the {quality(frontier)} of {advice.against}"
 
 
 def _families(frontier: Frontier) -> dict[str, Any]:
     """Return the table of families, the cheapest at the reference's error first."""
-    summary = frontier.to_dict()["families"]
     unit = frontier.reference.cost or frontier.full_cost or 1.0
-    numbers: dict[str, list[float | None]] = {}
-    for family, facts in summary.items():
-        costs = [None if cost is None else cost / unit for cost in facts["cost_at_error"].values()]
-        numbers[family] = [*costs, facts["area"]]
-    columns = zip(*(row for name, row in numbers.items() if not uses_labels(name)), strict=True)
-    best = [min((v for v in column if v is not None), default=None) for column in columns]
-
-    def rank(family: str) -> tuple[Any, ...]:
-        cost, *_, area = numbers[family]
-        return uses_labels(family), np.inf if cost is None else cost, area
-
-    def cell(family: str, column: int, value: float | None) -> dict[str, Any]:
-        is_loss = column == len(frontier.margins) and frontier.measure != "error"
-        text = NONE if value is None else f"{value:.4g}" if is_loss else f"{value:.1%}"
-        is_best = value is not None and value == best[column] and not uses_labels(family)
-        return {"text": text, "best": is_best}
-
+    form = "{:.1%}" if frontier.measure == "error" else "{:.4g}"
+    numbers: dict[str, list[float]] = {}
+    for family in frontier.families:
+        costs = [frontier.cost_at(family, more) for more in frontier.margins.values()]
+        shares = [np.inf if cost is None else cost / unit for cost in costs]
+        numbers[family] = [*shares, frontier.area(family)]
+    best = np.min([numbers[family] for family in frontier.deciding], axis=0)
+    rows = []
+    for family in sorted(numbers, key=lambda name: (uses_labels(name), numbers[name])):
+        *shares, area = numbers[family]
+        texts = ["-" if np.isinf(share) else f"{share:.1%}" for share in shares]
+        is_best = np.isfinite(numbers[family]) & (numbers[family] == best)
+        is_best &= not uses_labels(family)
+        cells = zip([*texts, form.format(area)], is_best, strict=True)
+        rows.append((family, SUMMARIES.get(family, ""), list(cells)))
     theirs = shown_error(frontier.reference.error, frontier.measure, digits=1)
     return {
         "head": ["family", *frontier.margins, "mean"],
-        "rows": [
-            {
-                "family": family,
-                "summary": SUMMARIES.get(family, ""),
-                "cells": [cell(family, *item) for item in enumerate(numbers[family])],
-            }
-            for family in sorted(summary, key=rank)
-        ],
+        "rows": rows,
         "caption": (
             f"What each family costs at the {frontier.measure} of {frontier.alone} ({theirs}) and "
             f"at more, as a share of what that costs ({frontier.priced(unit)} per input); mean: "

@@ -27,9 +27,8 @@ def card(
     notes: Sequence[str] = (),
     head: Sequence[str] = (),
     rows: Sequence[Sequence[str]] = (),
-    drawing: Drawing | None = None,
 ) -> str:
-    r"""Return a title, sentences, a table and a drawing as HTML.
+    r"""Return a title, sentences and a table as HTML.
 
     >>> card("Trace", notes=["2 rows"], head=["node", "right"], rows=[["<a>", "90%"]])[-43:]
     'right">90%</td></tr></tbody></table></div>\n'
@@ -46,8 +45,6 @@ def card(
             for row in rows
         )
         parts.append(f"<tbody>{body}</tbody></table>")
-    if drawing is not None:
-        parts.append(drawing)
     return "".join(parts) + "</div>\n"
 
 

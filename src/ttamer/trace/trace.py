@@ -25,7 +25,6 @@ from ttamer.cascade import CascadeNode, CascadeSpec, Kind, Target, split_nodes
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.show import card
 from ttamer.show.curves import draw_curves
-from ttamer.show.graph import Drawing
 from ttamer.trace.checks import check_classes, require_trace
 from ttamer.trace.losses import losses_of
 from ttamer.trace.schema import (
@@ -543,21 +542,22 @@ class Trace(Columns):
         title = f"Trace: {counted(len(self), 'row', ',')}, {counted(len(self.spec), 'node')}"
         return card(title, notes=[*self.notes, self.coverage], head=head, rows=rows)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw how often each node is right (or what it loses), by how certain it is.
 
         Args:
             path: Where to write the drawing, if anywhere.
 
         Returns:
-            The text of an SVG file; notebooks show it as a picture.
+            A matplotlib figure.
 
         Raises:
             TraceError: If the trace does not have which answers are right.
+            MissingExtra: If matplotlib is not installed.
 
         >>> from ttamer import datasets
-        >>> datasets.load("langid", "fit").plot().startswith("<svg")
-        True
+        >>> len(datasets.load("minilm-imdb", "fit").plot().axes[0].lines)
+        6
         """
         shown = self.loss * self.unit if self.is_graded else 1 - self.loss
         curves = {}
@@ -570,7 +570,7 @@ class Trace(Columns):
         what = self.measure if self.is_graded else "right"
         axis = "rows, from the least certain to the most certain"
         percents = not self.is_graded
-        return draw_curves(curves, axis, what, x_percent=True, y_percent=percents).written(path)
+        return draw_curves(curves, axis, what, x_percent=True, y_percent=percents, path=path)
 
     def with_spec(self, spec: CascadeSpec) -> Trace:
         """Return the same rows for a cascade of the same nodes with other costs, kind or target.
