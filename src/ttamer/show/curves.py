@@ -73,7 +73,8 @@ def draw_curves(
                       marker="o", markersize=3)  # fmt: skip
         for (name, at), marker in zip((marks or {}).items(), "D^svP*X<>ph" * 99, strict=False):
             axes.plot(*at, marker, label=printable(name, 34), color="black", markersize=7)
-        xs = [float(x) for line in axes.lines for x in line.get_xdata()]
+        points_x = [points[0] for points in curves.values()]
+        xs = [x for x, _ in (marks or {}).values()] + [x for part in points_x for x in part]
         if xs and not x_percent and 0 < 30 * min(xs) < max(xs):
             axes.set_xscale("log")
         for axis, in_percent in ((axes.xaxis, x_percent), (axes.yaxis, y_percent)):
