@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from ttamer._extras import require
+from ttamer.errors import ArgumentError
 from ttamer.llm.client import CHAT, NEVER, Body, Deadline, Kind, Response, UpstreamFailed
 from ttamer.llm.node import Usage
 from ttamer.llm.settings import NodeSettings
 from ttamer.runtime.reply import Outcome
 from ttamer.serve.answering import path_of
 from ttamer.serve.app import Service
-from ttamer.serve.chat import Job
-from ttamer.serve.refusals import Refused
+from ttamer.serve.requests import Job, Refused
 from ttamer.serve.settings import read_settings
 
 
@@ -53,8 +53,9 @@ class Deployment:
         del path, headers
         import litellm
 
-        start, fields = time.monotonic(), {**body, **self.settings.params}
-        fields = {name: value for name, value in fields.items() if value is not False}
+        start, params = time.monotonic(), self.settings.params
+        removed = {name for name, value in params.items() if value is False}
+        fields = {name: v for name, v in {**body, **params}.items() if name not in removed}
         options = {
             **fields, "model": self.settings.model, "num_retries": self.settings.retries,
             "timeout": min(self.settings.timeout, deadline.left), "no-log": True, "max_retries": 0,
@@ -144,12 +145,14 @@ class Provider:
         seconds = timeout if isinstance(timeout, int | float) else getattr(timeout, "read", None)
         key = str(getattr(logging_obj, "litellm_call_id", "") or time.time_ns())
         try:
-            job = await service.chat.job(body, key, {})
-            limit = Deadline.after(seconds or service.settings.serve.timeout)
-            job.work.deadline = min(job.work.deadline, limit)
-            return job, await service.chat.outcome(job)
+            limit = service.settings.serve.timeout
+            deadline = Deadline.after(min(seconds or limit, limit))
+            job = await service.chat.job(body, key, {}, deadline)
+            outcome = await service.chat.outcome(job)
         except Refused as error:
             raise CustomLLMError(error.status, str(error)) from None
+        service.chat.keep(job, outcome)
+        return job, outcome
 
     async def _service(self, name: str) -> Service:
         """Return the cascade of a name, opened where it is used first."""
@@ -164,6 +167,8 @@ class Provider:
             return self._services[name]
 
     async def _opened(self, name: str) -> Service:
+        if "/" in name or "\\" in name:  # with a wildcard in the proxy, clients choose it
+            raise ArgumentError("the name of a cascade is that of a file, without a folder")
         folder = Path(os.environ.get("TTAMER_CASCADES", "."))
         settings = read_settings(folder / f"{name}.toml")
         policy = "" if settings.serve.mode == "shadow" else str(folder / f"{name}.ttamer")

@@ -1,19 +1,25 @@
 """Audits, shadow mode and the decision log: no request waits, and what is lost is counted."""
 
 import asyncio
+import contextlib
 import json
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from starlette.requests import ClientDisconnect
 
 import ttamer as tt
 from support.fake_models import uniform
 from support.served import COSTS, fitted_ladder
 from ttamer.cascade import CascadeSpec
 from ttamer.fitting.inputs import hashed_prompt
+from ttamer.llm.client import UpstreamFailed
+from ttamer.runtime.reply import NodeCall
 from ttamer.serve import audits as auditing
 from ttamer.serve.decisions import DecisionLog
+from ttamer.trace.decisions import read_decisions
 
 
 def rows_of(path):
@@ -164,6 +170,57 @@ def test_audits_that_would_pile_up_are_left_out(logged, monkeypatch):
     assert chances.count(None) == 4
 
 
+@pytest.mark.parametrize("how", ["relayed", "whole", "leaves"])
+def test_a_stream_is_audited_once_it_was_sent_and_says_nothing_of_the_audit(logged, how):
+    node = {} if how == "relayed" else {"small": {"confidence": "agreement", "samples": 2}}
+    table = {"tradeoff": 0.0, "compare": "exact"}
+    served = logged(share=1.0, serve=table, force=True, node=node)
+    # More events than wait to be sent: one for each character, or for 64.
+    served.models["small"].text = "word " * (40 if how == "relayed" else 400)
+    bodies = served.models["large"].bodies
+
+    async def scenario(client):
+        body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
+        sent = []
+
+        async def receive():
+            return messages.pop() if messages else await asyncio.sleep(60)
+
+        async def send(message):
+            await asyncio.sleep(0.001)
+            assert not bodies
+            sent.append(message.get("body", b""))
+            if how == "leaves" and len(sent) > 5:
+                raise OSError
+
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+        scope = {
+            "type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers,
+            "query_string": b"", "http_version": "1.1", "scheme": "http", "app": served.app,
+        }  # fmt: skip
+        with contextlib.suppress(OSError, ClientDisconnect):
+            await served.app(scope, receive, send)
+        await settle(served)
+        del client
+        return b"".join(sent)
+
+    text = served.run(scenario)
+    (row,) = rows_of(served.log)
+    assert len(bodies) == 1
+    assert "confidence" in row["nodes"]["large"]
+    if how != "leaves":
+        chunks = [json.loads(line[6:]) for line in text.splitlines() if line[6:7] == b"{"]
+        assert chunks[-1]["usage"]["completion_tokens"] == len(served.models["small"].bodies)
+
+
+def test_a_judge_is_a_part_of_what_an_audit_may_cost(serve, tmp_path):
+    table = {"share": 1.0, "judge": "large", "budget": 38.0}  # 13.5 for answers, 25 for verdicts
+    with pytest.raises(tt.CascadeError, match=r"38 per hour and one audit may cost 38.5"):
+        serve(serve={"log": str(tmp_path / "x"), "audit": table})
+
+
 class TestShadow:
     def shadow(self, logged, **more):
         tables = {"mode": "shadow", "tradeoff": None} | more
@@ -209,6 +266,8 @@ class TestShadow:
         served = self.shadow(logged, allow=["tradeoff"])
         response = served.chat({"ttamer": {"tradeoff": 0.0}})
         assert response.headers["x-ttamer-path"] == "large"
+        refused = served.chat({"ttamer": {"max_cost": 1.0}})
+        assert refused.json()["error"]["param"] == "ttamer"
 
 
 class TestFeedback:
@@ -229,22 +288,54 @@ class TestFeedback:
         assert (label["feedback"], score["score"]) == (request, 0)
         assert set(label["scores"].values()) <= {0.0, 1.0}  # the answers were at hand
 
+    def test_what_is_said_is_bounded(self, logged):
+        served = logged()
+        odd = [
+            {"request": "x" * 65, "score": 1}, {"request": "a b", "score": 1},
+            {"request": "a", "label": "x" * 70_000}, {"request": "a", "score": 2},
+        ]  # fmt: skip
+
+        async def scenario(client):
+            return [(await client.post("/feedback", json=body)).status_code for body in odd]
+
+        assert served.run(scenario) == [400] * 4
+
+    def test_a_label_is_kept_where_it_cannot_be_compared(self, logged):
+        served = logged()
+
+        async def fail(pairs):
+            raise UpstreamFailed("embeddings", "timeout", f"{len(pairs)} texts")
+
+        async def scenario(client):
+            served.service.audits.comparer = SimpleNamespace(right=fail)
+            request = (await client.chat()).headers["x-request-id"]
+            body = {"request": request, "label": "B"}
+            return (await client.post("/feedback", json=body)).json()
+
+        assert served.run(scenario) == {"known": True}
+        assert rows_of(served.log)[-1]["label"] == "B"
+
 
 class TestLog:
     def log(self, path, **options):
         log = DecisionLog(str(path), CascadeSpec.of({"small": 1.0}), **options)
-        log.write("r", "v", {"messages": []}, [], by="small", cost=1.0)
+        self.write(log)
         return log
+
+    def write(self, log, request="r", text="", calls=()):
+        work = SimpleNamespace(body={"messages": [{"role": "user", "content": text}]})
+        active = SimpleNamespace(version="v", classes=())
+        job = SimpleNamespace(id=request, work=work, active=active, inputs=None)
+        log.write(job, calls, by="small", cost=1.0)
 
     def test_a_disk_that_is_full_costs_rows_that_are_counted(self, tmp_path):
         log = self.log(tmp_path / "d.jsonl")
         log.path = str(tmp_path)  # a folder cannot be written
         log.flush()
         assert log.lost == 1
-        body = {"messages": [{"content": "x" * 100}]}
         log.max_characters = 150
         for _ in range(5):
-            log.write("r", "v", body, [], by="small", cost=1.0)
+            self.write(log, text="x" * 100)
         assert log.lost == 4  # two wait, with 200 characters
 
     def test_a_log_is_rotated_and_may_be_renamed(self, tmp_path):
@@ -252,15 +343,36 @@ class TestLog:
         log = self.log(path)
         log.max_bytes = 1000
         for number in range(100):
-            log.write(f"r{number}", "v", {"messages": []}, [], by="small", cost=1.0)
+            self.write(log, f"r{number}")
             log.flush()
         files = sorted(tmp_path.glob("d.jsonl*"))
         assert len(files) == log.files + 2  # and the key, and the lock
         assert all(file.stat().st_size <= 1200 for file in files)  # each with its cascade
         path.rename(tmp_path / "away")
-        log.write("last", "v", {"messages": []}, [], by="small", cost=1.0)
+        self.write(log, "last")
         log.flush()
         assert len(rows_of(path)) == 1
+
+    def test_a_row_after_half_a_line_is_read(self, tmp_path):
+        path = tmp_path / "d.jsonl"
+        log = self.log(path, texts=True)
+        log.flush()
+        with path.open("ab") as file:
+            file.write(b'{"v": 1, "half')  # as after kill -9
+        self.write(log, "after")
+        log.flush()
+        assert read_decisions(path).requests == ("r", "after")
+
+    def test_the_answers_that_are_kept_as_text_are_bounded(self, tmp_path):
+        log = self.log(tmp_path / "d.jsonl")
+        log.max_characters, log.max_recent = 1000, 20
+        for number in range(10):
+            self.write(log, f"{number}", calls=[NodeCall("small", "x" * 300, 0.5, 1.0, 0.1)])
+        assert list(log.recent) == ["7", "8", "9"]
+        for number in range(50):
+            self.write(log, f"{number}")
+        assert len(log.recent) == 20
+        assert log._recent_characters == 0
 
     def test_two_processes_have_one_key(self, tmp_path):
         one, two = self.log(tmp_path / "d.jsonl"), self.log(tmp_path / "d.jsonl")

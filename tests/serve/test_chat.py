@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
@@ -350,10 +351,60 @@ class TestLimits:
             ({"host": "evil.example"}, 403), ({"host": "127.0.0.1.evil.example:8080"}, 403),
             ({"host": "localhost:8080"}, 200), ({"host": "[::1]:80"}, 200), ({"host": ""}, 200),
             ({"content-type": "text/plain"}, 415), ({"content-type": ""}, 415),
+            # Browsers send this without asking first.
+            ({"content-type": "text/plain; x=json"}, 415),
+            ({"content-type": "Application/JSON; charset=utf-8"}, 200),
         ],
     )  # fmt: skip
     def test_without_a_token_no_page_of_the_web_can_ask(self, serve, headers, status):
         assert serve().chat({}, headers=headers).status_code == status
+
+    def test_without_a_token_other_machines_are_refused_by_any_asgi_server(self, serve):
+        served = serve()
+
+        async def scenario(client):
+            body = {"messages": [{"role": "user", "content": "x"}]}
+            for peer in ("10.0.0.2", "::1"):
+                transport = httpx2.ASGITransport(served.app, client=(peer, 1))
+                async with httpx2.AsyncClient(transport=transport) as other:
+                    yield await other.post("http://127.0.0.1/v1/chat/completions", json=body)
+            del client
+
+        async def responses(client):
+            return [response async for response in scenario(client)]
+
+        far, near = served.run(responses)
+        assert (far.status_code, near.status_code) == (403, 200)
+        assert "set token_env" in far.json()["error"]["message"]
+
+    def test_the_time_of_a_request_begins_when_it_comes(self, serve):
+        served = serve(1, serve={"max_concurrent": 1, "timeout": 0.3})
+        model = served.models["small"]
+        model.delay = 0.2
+
+        async def scenario(client):
+            first = asyncio.create_task(client.chat())
+            while not model.running:
+                await asyncio.sleep(0.01)
+            second = await client.chat()  # waits 0.2 s for its turn, and has 0.1 s left
+            return (await first).status_code, second.status_code
+
+        assert served.run(scenario) == (200, 504)
+
+    def test_a_request_that_leaves_before_its_turn_asks_nobody(self, serve):
+        served = serve(1, serve={"max_concurrent": 1})
+        model = served.models["small"]
+        model.delay = 1.0
+
+        async def scenario(client):
+            first = asyncio.create_task(client.chat())
+            while not model.running:
+                await asyncio.sleep(0.01)
+            await asyncio.wait_for(TestClientsThatLeave().leave(served, False), 5)
+            await first
+            return len(model.bodies), served.service.gate.inside
+
+        assert served.run(scenario) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -422,6 +473,35 @@ def test_the_worst_texts_of_a_body_are_refused_or_answered(serve):
     statuses = served.run(scenario)
     assert set(statuses) <= {200, 400}
     assert statuses[0] == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_body_that_can_be_read_but_not_written_is_refused(serve, stream):
+    """The parser and the writer have the depth of the stack where they are called."""
+    served = serve(node={"small": {"context": 10_000}})
+
+    async def scenario(client):
+        statuses = set()
+        for depth in range(900, 1000, 3):
+            nested = b'"tools": ' + b"[" * depth + b"]" * depth
+            start = b'{"messages": [{"role": "user", "content": "x"}], '
+            start += b'"stream": true, ' if stream else b""
+            response = await client.post("/chat/completions", content=start + nested + b"}")
+            statuses.add(response.status_code)
+        return statuses
+
+    assert served.run(scenario) == {200, 400}
+
+
+def test_a_path_or_method_that_is_not_there_is_an_error_in_openais_form(serve):
+    served = serve()
+
+    async def scenario(client):
+        return [await client.post("/embeddings", json={}), await client.get("/chat/completions")]
+
+    unknown, method = served.run(scenario)
+    assert (unknown.status_code, method.status_code) == (404, 405)
+    assert unknown.json()["error"]["code"] == method.json()["error"]["code"] == "unknown_url"
 
 
 def test_models_health_readiness_and_metrics(serve):

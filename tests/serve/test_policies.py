@@ -72,6 +72,27 @@ def test_a_file_that_cannot_be_served_leaves_the_policy_as_it_is(serve, content)
     assert response.headers["x-ttamer-policy"] == former
 
 
+def test_no_error_ends_the_watch(serve, monkeypatch):
+    served = serve()
+    former = version_of(served)
+
+    def fail(store):
+        monkeypatch.undo()
+        raise KeyError(store)
+
+    async def scenario(client):
+        del client
+        monkeypatch.setattr(PolicyStore, "load", fail)
+        served.service.policies.hangup.set()
+        while not served.service.policies.refused:
+            await asyncio.sleep(0.01)
+        tt.save(other_policy(served), served.folder / "policy.ttamer")
+        served.service.policies.hangup.set()
+        await asyncio.wait_for(changed(served, former), 10)
+
+    served.run(scenario)
+
+
 def test_a_file_that_is_gone_for_a_moment_is_no_change(serve):
     served = serve()
 

@@ -11,6 +11,7 @@ from ttamer.llm.settings import (
     EmbeddingSettings,
     NodeSettings,
 )
+from ttamer.serve import create
 from ttamer.serve.server import check_exposure
 from ttamer.serve.settings import AUDIT_GONE, GONE, AuditSettings, ServeSettings, Settings
 
@@ -126,6 +127,12 @@ def test_an_open_address_needs_a_token(host, has_token, is_refused):
             check_exposure(host, has_token=has_token)
     else:
         check_exposure(host, has_token=has_token)
+
+
+def test_an_asgi_server_is_told_which_variable_is_missing(monkeypatch):
+    monkeypatch.delenv("TTAMER_CASCADE", raising=False)
+    with pytest.raises(CascadeError, match="variable TTAMER_CASCADE is not set; export it"):
+        create()
 
 
 def test_what_cannot_be_served_is_refused_before_a_port_opens(serve):

@@ -12,7 +12,7 @@ from ttamer.llm.node import Work
 from ttamer.runtime.calling import Call, CallResult
 from ttamer.runtime.cascade import Cascade
 from ttamer.runtime.reply import NodeCall, Outcome
-from ttamer.serve.refusals import Refused
+from ttamer.serve.requests import Refused
 
 Relay = Callable[[Call], Awaitable[NodeCall | None]]
 """Sends a node's own stream to the client where that may be; returns the call if it did."""

@@ -11,15 +11,15 @@ import random
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import lru_cache, partial
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 from aiohttp import ClientSession
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -40,28 +40,24 @@ from ttamer.llm.node import (
 from ttamer.llm.settings import EnvName, NodeSettings
 from ttamer.runtime.reply import Reply
 from ttamer.serve.audits import Audits
-from ttamer.serve.chat import CASCADE, Chat, decide, refused_body
+from ttamer.serve.chat import Chat, decide
 from ttamer.serve.decisions import DecisionLog
 from ttamer.serve.inputs import Inputs
 from ttamer.serve.policies import PolicyStore
-from ttamer.serve.refusals import Refused, json_response
+from ttamer.serve.requests import (
+    CASCADE,
+    REQUEST_ID,
+    Feedback,
+    Refused,
+    decoded,
+    json_response,
+)
 from ttamer.serve.settings import Settings, read_settings
 from ttamer.serve.sinks import Metrics
 from ttamer.serve.stream import streamed
 
 log = logging.getLogger("ttamer")
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of ``POST /v1/feedback``: a label or a score for an earlier answer."""
-
-    request: str
-    """The id of the request: its header ``x-request-id``."""
-    label: str | None = None
-    """The right answer."""
-    score: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    """How good the answer was; thumbs are 1 and 0."""
 
 
 class Gate:
@@ -105,9 +101,8 @@ class Gate:
             except TimeoutError:
                 raise Refused(408, "slow_body", "the body did not come in time") from None
             request.state.is_read = True
-            content = b"".join(parts)
-            parts.clear()  # the body is not in memory twice
-            yield content
+            parts[:] = [b"".join(parts)]
+            yield parts.pop()  # which is not held here: a body is not in memory twice
         finally:
             self.inside -= 1
             self.bytes -= size
@@ -257,52 +252,47 @@ class Service:
 
     async def completions(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
-        request_id = _id_of(request)
-        async with AsyncExitStack() as stack:
-            self._check(request)
-            content = await stack.enter_async_context(self.gate.admitted(request))
-            await stack.enter_async_context(self.gate.slot(self.settings.serve.timeout))
-            tracing = ("traceparent", "tracestate")
-            passed = {name: value for name in tracing if (value := request.headers.get(name))}
-            job = await self.chat.read(content, request_id, passed)
-            del content  # what was read of it is enough
-            work = streamed(self.chat, job, stack) if job.chat.stream else self.chat.answer(job)
-            return await _unless_gone(request, work)
-        raise AssertionError  # unreachable
+        content = await self._body(request)
+        # The time that a request waits for its turn is a part of its own.
+        work = self._completed(request, content, Deadline.after(self.settings.serve.timeout))
+        del content  # what is read of it is enough
+        return await _unless_gone(request, work)
+
+    async def _completed(self, request: Request, content: bytes, deadline: Deadline) -> Response:
+        stack: AsyncExitStack = request.state.held
+        await stack.enter_async_context(self.gate.slot(deadline.left))
+        tracing = ("traceparent", "tracestate")
+        passed = {name: value for name in tracing if (value := request.headers.get(name))}
+        job = await self.chat.read(content, _id_of(request), passed, deadline)
+        del content
+        return await (streamed(self.chat, job, stack) if job.chat.stream else self.chat.answer(job))
 
     async def decide(self, request: Request) -> Response:
         """``POST /v1/decide``."""
-        async with self._body(request) as content:
-            allow = self.settings.serve.allow
-            return json_response(decide(content, self.policies.active, allow))
-        raise AssertionError
+        content = await self._body(request)
+        return json_response(decide(content, self.policies.active, self.settings.serve.allow))
 
     async def feedback(self, request: Request) -> Response:
         """``POST /v1/feedback``."""
-        async with self._body(request) as content:
-            try:
-                feedback = msgspec.json.decode(content, type=Feedback)
-            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-                raise refused_body(error) from None
-            label, score = feedback.label, feedback.score
-            if label is None and score is None:
-                raise Refused(400, "invalid_request", "label or score is needed")
-            if not self.decisions.path:
-                raise Refused(404, "no_log", "feedback is kept in the log; set log in [serve]")
-            if label is not None:
-                label = self.settings.compare.label(label) or label
-            return json_response({"known": await self.audits.say(feedback.request, label, score)})
-        raise AssertionError
+        content = await self._body(request)
+        feedback = decoded(content, Feedback)
+        label, score = feedback.label, feedback.score
+        if label is None and score is None:
+            raise Refused(400, "invalid_request", "label or score is needed")
+        if not self.decisions.path:
+            raise Refused(404, "no_log", "feedback is kept in the log; set log in [serve]")
+        if label is not None:
+            label = self.settings.compare.label(label) or label
+        return json_response({"known": await self.audits.say(feedback.request, label, score)})
 
-    @asynccontextmanager
-    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+    async def _body(self, request: Request) -> bytes:
         self._check(request)
-        async with self.gate.admitted(request) as content:
-            yield content
+        held: AsyncExitStack = request.state.held
+        return await held.enter_async_context(self.gate.admitted(request))
 
     async def models(self, request: Request) -> Response:
         """``GET /v1/models``."""
-        self._check(request, has_body=False)
+        self._check(request)
         entries = [
             {"id": name, "object": "model", "created": 0, "owned_by": CASCADE}
             for name in self.chat.models
@@ -323,31 +313,38 @@ class Service:
 
     async def scrape(self, request: Request) -> Response:
         """``GET /metrics``."""
-        self._check(request, has_body=False)
+        self._check(request)
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    def _check(self, request: Request, *, has_body: bool = True) -> None:
-        """Refuse who has not the token; without one, what pages in a browser could send."""
+    def _check(self, request: Request) -> None:
+        """Refuse who has not the token; without one, other machines and what pages could send."""
         headers = request.headers
         if self.token:
             stated = headers.get("authorization", "").encode("latin-1", "replace")
             # In constant time: how long a comparison takes says nothing about the token.
             if not hmac.compare_digest(stated, b"Bearer " + self.token):
                 raise Refused(401, "invalid_api_key", "the bearer token is missing or wrong")
+        elif request.client is not None and _is_other_machine(request.client.host):
+            raise Refused(
+                403, "no_token", "without a token only this machine is served: set token_env"
+            )
         elif not _is_local_name(headers.get("host", "")):
             raise Refused(403, "host", "without a token, ask by an address or a local name")
         if "transfer-encoding" in headers and "content-length" in headers:
             raise Refused(400, "two_lengths", "the body has two lengths")  # proxies read either
-        if has_body and "json" not in headers.get("content-type", ""):
+        # Pages may send text/plain to any address, with parameters that they choose.
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if request.method == "POST" and not kind.endswith("json"):
             raise Refused(415, "content_type", "the content-type must be application/json")
 
     def endpoint(self, handler: Handler) -> Handler:
         """Return a handler whose refusals are responses, counted and with the id of the request."""
 
         async def handle(request: Request) -> Response:
-            start, status = time.perf_counter(), 500
+            start = time.perf_counter()
             try:
-                response = await handler(request)
+                async with AsyncExitStack() as request.state.held:
+                    response = await handler(request)
             except Refused as error:
                 response = error.response()
                 if request.method == "POST" and not getattr(request.state, "is_read", False):
@@ -357,8 +354,7 @@ class Service:
             except Exception:
                 log.exception("request %s", _id_of(request))
                 response = Refused(500, "internal_error", "an error of the server").response()
-            status = response.status_code
-            self.metrics.finished(status, time.perf_counter() - start)
+            self.metrics.finished(response.status_code, time.perf_counter() - start)
             response.headers["x-request-id"] = _id_of(request)
             return response
 
@@ -367,13 +363,26 @@ class Service:
 
 def _id_of(request: Request) -> str:
     """Return the id of a request: the client's where it can be used, else a new one."""
-    known: str | None = getattr(request.state, "id", None)
-    if known is None:
-        known = request.headers.get("x-request-id", "")
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", known):
-            known = f"{random.getrandbits(128):032x}"
-        request.state.id = known
-    return known
+    if not hasattr(request.state, "id"):
+        stated = request.headers.get("x-request-id", "")
+        is_good = re.fullmatch(REQUEST_ID, stated) is not None
+        request.state.id = stated if is_good else f"{random.getrandbits(128):032x}"
+    identity: str = request.state.id
+    return identity
+
+
+@lru_cache(256)
+def _is_other_machine(peer: str) -> bool:
+    """Return whether the other end of a connection is not on this machine.
+
+    >>> [_is_other_machine(peer) for peer in ("127.0.0.1", "::ffff:127.0.0.1", "unix", "10.0.0.2")]
+    [False, False, False, True]
+    """
+    try:
+        address = ipaddress.ip_address(peer)
+    except ValueError:  # a socket of this machine
+        return False
+    return not (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 @lru_cache(256)
@@ -445,22 +454,27 @@ def make_app(
         TTamerError: If something cannot be served.
     """
     service = Service(settings, policy, force=force, connect=connect)
-    posts: Mapping[str, Any] = {
-        "/v1/chat/completions": service.completions,
-        "/v1/decide": service.decide,
-        "/v1/feedback": service.feedback,
-    }
-    gets: Mapping[str, Any] = {
-        "/v1/models": service.models,
-        "/health": service.health,
-        "/ready": service.ready,
-        "/metrics": service.scrape,
-    }
-    routes = [Route(path, service.endpoint(do), methods=["POST"]) for path, do in posts.items()]
-    routes += [Route(path, service.endpoint(do), methods=["GET"]) for path, do in gets.items()]
-    app = Starlette(routes=routes, lifespan=service.lifespan)
+    endpoints = (
+        ("POST", "/v1/chat/completions", service.completions),
+        ("POST", "/v1/decide", service.decide),
+        ("POST", "/v1/feedback", service.feedback),
+        ("GET", "/v1/models", service.models),
+        ("GET", "/health", service.health),
+        ("GET", "/ready", service.ready),
+        ("GET", "/metrics", service.scrape),
+    )
+    routes = [Route(path, service.endpoint(do), methods=[how]) for how, path, do in endpoints]
+    odd = {HTTPException: _no_endpoint}
+    app = Starlette(routes=routes, lifespan=service.lifespan, exception_handlers=odd)
     app.state.service = service
     return app
+
+
+def _no_endpoint(request: Request, error: Exception) -> Response:
+    """Refuse another path or method, in OpenAI's form."""
+    del request
+    assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for these
+    return Refused(error.status_code, "unknown_url", error.detail).response()
 
 
 def create() -> Starlette:
@@ -473,6 +487,9 @@ def create() -> Starlette:
 
     Returns:
         The application.
+
+    Raises:
+        TTamerError: If a variable is not set, or something cannot be served.
     """
-    settings = read_settings(os.environ["TTAMER_CASCADE"])
+    settings = read_settings(EnvName("TTAMER_CASCADE").read())
     return make_app(settings, os.environ.get("TTAMER_POLICY", ""))

@@ -15,8 +15,9 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -26,16 +27,15 @@ from ttamer.fitting.ladder import FittedLadder
 from ttamer.llm.client import Deadline, UpstreamFailed
 from ttamer.llm.compare import Comparer
 from ttamer.llm.confidence import Unreadable, question_text
+from ttamer.llm.node import Usage
 from ttamer.llm.settings import EnvName
 from ttamer.runtime.reply import NodeCall, Outcome
 from ttamer.serve.answering import ask_others, is_ineligible
-from ttamer.serve.decisions import DecisionLog, stated_numbers
+from ttamer.serve.decisions import DecisionLog
 from ttamer.serve.policies import PolicyStore
+from ttamer.serve.requests import Job
 from ttamer.serve.settings import AuditSettings, Settings
 from ttamer.serve.sinks import Metrics
-
-if TYPE_CHECKING:
-    from ttamer.serve.chat import Job  # which asks for audits
 
 log = logging.getLogger("ttamer")
 
@@ -106,20 +106,22 @@ class Audits:
     ) -> None:
         try:
             async with self._slots:
-                job.work.deadline = Deadline.after(self._settings.serve.timeout)
-                calls = await ask_others(job.cascade, job.work, outcome.asked)
-            answers = [call for call in calls if call.confidence is not None]
-            missing = set(self._settings.spec.names) - {call.node for call in answers}
+                # What the response says of usage and cost is not to have that of the audit.
+                limit = Deadline.after(self._settings.serve.timeout)
+                work = replace(
+                    job.work, deadline=limit, usage=Usage(), answers={**job.work.answers}
+                )
+                calls = await ask_others(job.cascade, work, outcome.asked)
+            answered = [call for call in calls if call.confidence is not None]
+            missing = set(self._settings.spec.names) - {call.node for call in answered}
             # A node that cannot take the request would be missing on every such request.
-            scores, judging = ({}, 0.0) if missing else await self._judged(job, answers)
+            scores, judging = ({}, 0.0) if missing else await self._judged(job, answered)
         except BaseException:  # the server stops: drawn, and not made
             self._write(job, outcome, outcome.asked, None)
             raise
         finally:
             self._bytes -= job.size
             label = self._labels.pop(job.id, None)
-        if label is not None:
-            scores = await self._scores(label, [str(call.prediction or "") for call in answers])
         extra = calls[len(outcome.asked) :]
         self._metrics.called(extra)
         sampler.settle(sum(call.cost for call in extra) + judging)
@@ -129,15 +131,16 @@ class Audits:
             job, outcome, calls, chance if missing <= ineligible else None,
             scores=scores, judging=judging, drawn=None if missing else chance,
         )  # fmt: skip
+        if label is not None:
+            await self.say(job.id, label, None)
 
     def _write(
         self, job: Job, outcome: Outcome, calls: Sequence[NodeCall], chance: float | None,
         **facts: Any,
     ) -> None:  # fmt: skip
         self._decisions.write(
-            job.id, job.active.version, job.work.body, calls, by=outcome.by, cost=outcome.cost,
-            chance=chance, asked={call.node for call in outcome.asked}, capped=outcome.capped,
-            classes=job.active.classes, inputs=stated_numbers(job.inputs), **facts,
+            job, calls, by=outcome.by, cost=outcome.cost, chance=chance,
+            asked={call.node for call in outcome.asked}, capped=outcome.capped, **facts,
         )  # fmt: skip
 
     async def _judged(self, job: Job, calls: Iterable[NodeCall]) -> tuple[dict[str, float], float]:
@@ -164,11 +167,12 @@ class Audits:
         if label is not None and request in self._labels:
             self._labels[request] = label  # the row waits for the audit
             label = None
-        answers = self._decisions.recent.get(request, {})
-        scores = None
+        answers, scores = self._decisions.recent.get(request, {}), None
         if label is not None and answers:  # compared as texts, which the log may not hold
-            verdicts = await self._scores(label, list(answers.values()))
-            scores, label = {node: verdicts[text] for node, text in answers.items()}, None
+            comparer = self.comparer or Comparer(self._settings.compare)
+            with suppress(UpstreamFailed):  # without embeddings the label is kept as it is
+                right = await comparer.right([(text, label) for text in answers.values()])
+                scores, label = dict(zip(answers, map(float, right), strict=True)), None
         if not (label is None and score is None and scores is None):
             self._decisions.feedback(
                 request, label=label, score=score, scores=scores,
@@ -176,16 +180,11 @@ class Audits:
             )  # fmt: skip
         return is_known
 
-    async def _scores(self, label: str, texts: Sequence[str]) -> dict[str, float]:
-        """Return by answer whether a label says that it is right."""
-        comparer = self.comparer or Comparer(self._settings.compare)
-        right = await comparer.right([(text, label) for text in texts])
-        return {text: float(is_right) for text, is_right in zip(texts, right, strict=True)}
-
 
 def _sampler(audit: AuditSettings, settings: Settings) -> AuditSampler:
     """Return what draws requests; refuse a budget that does not allow one audit."""
-    cost = 0.0
+    # A judge is asked about each different answer.
+    cost = settings.nodes[audit.judge].cost * len(settings.nodes) if audit.judge else 0.0
     for node in settings.nodes.values():
         calls = {"agreement": node.samples, "self-report": 2}.get(node.confidence, 1)
         cost += node.cost * calls

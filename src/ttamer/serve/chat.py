@@ -2,143 +2,73 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from msgspec import Meta
 from starlette.responses import Response
 
 from ttamer.cascade import SUFFIX
 from ttamer.errors import TTamerError
 from ttamer.llm.client import Deadline
 from ttamer.llm.node import ModelAnswer, ModelNode, Usage, Verification, Work
-from ttamer.runtime.cascade import Cascade
 from ttamer.runtime.reply import CascadeFailed, NodeCall, Outcome
 from ttamer.serve.answering import Relay, path_of, run
 from ttamer.serve.audits import Audits
 from ttamer.serve.decisions import DecisionLog
 from ttamer.serve.inputs import Inputs
-from ttamer.serve.policies import Active, Point, PolicyStore
-from ttamer.serve.refusals import Refused, json_response
-from ttamer.serve.settings import POINTS, Settings
+from ttamer.serve.policies import Active, PolicyStore
+from ttamer.serve.requests import (
+    CASCADE,
+    ChatRequest,
+    Choice,
+    DecideRequest,
+    Job,
+    Refused,
+    decoded,
+    json_response,
+    refused_body,
+)
+from ttamer.serve.settings import Settings
 from ttamer.serve.sinks import Metrics
 
-CASCADE = "ttamer"
-Above0 = Annotated[float, Meta(gt=0)]
 
-
-class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The field ``ttamer`` of a request: at most one operating point, limits, explanations."""
-
-    tradeoff: Annotated[float, Meta(ge=0, le=1)] | None = None
-    mistake_cost: Above0 | None = None
-    budget: Above0 | None = None
-    error: Annotated[float, Meta(ge=0)] | None = None
-    max_cost: Above0 | None = None
-    timeout: Above0 | None = None
-    """Seconds; that of the server holds where it is shorter."""
-    inputs: dict[str, str | float | list[float]] | None = None
-    """What is known of the request, by name, where the policy reads it."""
-    explain: bool = False
-
-    def point(self, allowed: Sequence[str]) -> Point | None:
-        """Return the operating point; refuse one that the operator does not allow."""
-        stated = [(name, getattr(self, name)) for name in POINTS if getattr(self, name) is not None]
-        if len(stated) > 1:
-            names = " and ".join(name for name, _ in stated)
-            raise Refused(400, "bad_choice", f"ttamer has {names}; keep one", param="ttamer")
-        if stated and stated[0][0] not in allowed:
-            names = ", ".join(allowed) or "none"
-            raise Refused(
-                400, "not_allowed", f"{stated[0][0]} is not allowed in requests; allowed: {names}",
-                param=f"ttamer.{stated[0][0]}",
-            )  # fmt: skip
-        return stated[0] if stated else None
-
-
-class ChatRequest(msgspec.Struct):
-    """The fields of a request that the server itself reads; all others are passed on."""
-
-    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
-    model: str = CASCADE
-    stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
-    n: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    temperature: float | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    ttamer: Choice | None = None
-
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return bool((self.stream_options or {}).get("include_usage"))
-
-
-@dataclass(slots=True)
-class Job:
-    """One request on its way."""
-
-    id: str
-    chat: ChatRequest
-    choice: Choice
-    work: Work
-    active: Active
-    cascade: Cascade
-    inputs: dict[str, Any] | None = None
-    is_chosen: bool = False
-    """Whether the request chose its operating point or its cap on the cost."""
-    size: int = 0
-    """The bytes of the request."""
-    created: int = field(default_factory=lambda: int(time.time()))
-
-
+@dataclass(frozen=True)
 class Chat:
     """Answers requests for chat completions."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        policies: PolicyStore,
-        nodes: Mapping[str, ModelNode | Verification],
-        inputs: Inputs,
-        metrics: Metrics,
-        decisions: DecisionLog,
-        audits: Audits,
-    ) -> None:
-        self._settings, self._policies, self.nodes = settings, policies, nodes
-        self._inputs, self._metrics = inputs, metrics
-        self._decisions, self._audits = decisions, audits
-        self.may_differ = settings.serve.stream == "last"
+    settings: Settings
+    policies: PolicyStore
+    nodes: Mapping[str, ModelNode | Verification]
+    inputs: Inputs
+    metrics: Metrics
+    decisions: DecisionLog
+    audits: Audits
 
     @cached_property
     def models(self) -> tuple[str, ...]:
         """The names that a request may use."""
-        name = self._settings.spec.name
+        name = self.settings.spec.name
         return (CASCADE,) if name in (None, CASCADE) else (CASCADE, str(name))
 
-    async def read(self, content: bytes, request_id: str, headers: Mapping[str, str]) -> Job:
+    async def read(
+        self, content: bytes, request_id: str, headers: Mapping[str, str], deadline: Deadline
+    ) -> Job:
         """Return the work for a request.
 
         Raises:
             Refused: If it is not valid, or not allowed.
         """
-        try:
-            body = msgspec.json.decode(content)
-        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-            raise refused_body(error) from None
-        return await self.job(body, request_id, headers, size=len(content))
+        body = decoded(content, dict[str, Any])
+        return await self.job(body, request_id, headers, deadline, size=len(content))
 
     async def job(
-        self, body: Any, request_id: str, headers: Mapping[str, str], *, size: int = 0
-    ) -> Job:
+        self, body: Any, request_id: str, headers: Mapping[str, str], deadline: Deadline,
+        *, size: int = 0,
+    ) -> Job:  # fmt: skip
         """Return the work for a request that is decoded."""
         try:
             chat = msgspec.convert(body, ChatRequest)
@@ -154,25 +84,25 @@ class Chat:
         choice = chat.ttamer or Choice()
         # Models refuse fields that they do not know.
         body.pop("ttamer", None)
-        serve, active = self._settings.serve, self._policies.active
-        point = choice.point(serve.allow)
+        active, point = self.policies.active, choice.point(self.settings.serve.allow)
         try:
             cascade = active.cascade(point, choice.max_cost)
         except TTamerError as error:
             raise Refused(400, "bad_choice", str(error), param="ttamer") from None
-        seconds = min(serve.timeout, choice.timeout or serve.timeout)
-        work = Work(body, Deadline.after(seconds), {"x-request-id": request_id, **headers})
-        inputs = await self._inputs.of(body, active, choice.inputs)
+        deadline = min(deadline, Deadline.after(choice.timeout or deadline.left))
+        work = Work(body, deadline, {"x-request-id": request_id, **headers})
+        inputs = await self.inputs.of(body, active, choice.inputs)
         is_chosen = point is not None or choice.max_cost is not None
         return Job(request_id, chat, choice, work, active, cascade, inputs, is_chosen, size)
 
     async def answer(self, job: Job) -> Response:
         """Return the response to a request that does not stream."""
         outcome = await self.outcome(job)
+        self.keep(job, outcome)
         return json_response(self.completion(job, outcome), 200, self.headers(job, outcome))
 
     async def outcome(self, job: Job, relay: Relay | None = None) -> Outcome:
-        """Run the policy and record what happened.
+        """Run the policy.
 
         Raises:
             Refused: If no node answered.
@@ -180,18 +110,20 @@ class Chat:
         try:
             outcome = await run(job.cascade, job.work, job.id, job.inputs, relay)
         except CascadeFailed as error:
-            self._metrics.called(error.asked)
+            self.metrics.called(error.asked)
             cost = sum(call.cost for call in error.asked)
-            self._decisions.write(
-                job.id, job.active.version, job.work.body, error.asked, by=None, cost=cost,
-                chance=None,
-            )  # fmt: skip
+            self.decisions.write(job, error.asked, by=None, cost=cost, chance=None)
             raise Refused.of(error, job.work.failures) from None
-        self._metrics.called(outcome.asked)
-        self._metrics.answered(outcome.by)
-        if self._settings.serve.log or self._settings.audit is not None:
-            self._audits.consider(job, outcome)
+        except RecursionError:  # it could just be read, and cannot be written
+            raise Refused(400, "invalid_request", "the body is nested too deeply") from None
+        self.metrics.called(outcome.asked)
+        self.metrics.answered(outcome.by)
         return outcome
+
+    def keep(self, job: Job, outcome: Outcome) -> None:
+        """Log an outcome that has left, or audit it."""
+        if self.decisions.path:
+            self.audits.consider(job, outcome)
 
     def completion(self, job: Job, outcome: Outcome) -> dict[str, Any]:
         """Return the body of a response."""
@@ -257,32 +189,6 @@ def _shown_call(call: NodeCall) -> dict[str, Any]:
     return {**shown, "confidence": call.confidence, "prediction": call.prediction}
 
 
-def refused_body(error: Exception) -> Refused:
-    """Return the refusal of a body that is not a request, with the field that is wrong."""
-    text = str(error)[:300] if isinstance(error, msgspec.MsgspecError) else "the body is not JSON"
-    reason, _, path = text.replace("`", "'").partition(" - at '$.")
-    path = path.rstrip("'")
-    message = f"{reason} at {path}" if path else reason
-    return Refused(400, "invalid_request", message, param=path or None)
-
-
-class Observation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node that was asked; without a confidence it gave no answer."""
-
-    node: str
-    confidence: float | None = None
-    prediction: str | int | bool | None = None
-
-
-class DecideRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of ``/v1/decide``: the answers so far, in the order in which nodes were asked."""
-
-    asked: Annotated[list[Observation], Meta(max_length=1000)] = []
-    key: str = ""
-    """The same for all steps of one input, where the policy mixes two."""
-    ttamer: Choice | None = None
-
-
 def decide(content: bytes, active: Active, allowed: Sequence[str]) -> dict[str, Any]:
     """Return the node to ask next, or whose answer to return; and why, and what it costs.
 
@@ -298,10 +204,7 @@ def decide(content: bytes, active: Active, allowed: Sequence[str]) -> dict[str, 
     Raises:
         Refused: If the body is not valid, or the answers are not those that the policy asked for.
     """
-    try:
-        request = msgspec.json.decode(content, type=DecideRequest)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise refused_body(error) from None
+    request = decoded(content, DecideRequest)
     choice = request.ttamer or Choice()
     inputs = dict(choice.inputs or {})
     # Not every policy reads inputs.

@@ -30,6 +30,7 @@ from ttamer.fitting.inputs import hashed_prompt
 from ttamer.llm.confidence import question_text
 from ttamer.runtime.reply import NodeCall
 from ttamer.serve.answering import is_ineligible
+from ttamer.serve.requests import Job
 from ttamer.trace.decisions import LOG_VERSION, log_files
 
 Digest = Callable[[str, Collection[str]], str]
@@ -46,7 +47,7 @@ class DecisionLog:
     def __init__(self, path: str, spec: CascadeSpec, *, texts: bool = False) -> None:
         self.path, self._spec, self._texts = path, spec, texts
         self._rows: list[dict[str, Any]] = []
-        self._characters = 0  # of the prompts that wait
+        self._characters = self._recent_characters = 0  # of rows that wait, and of recent answers
         self.recent: OrderedDict[str, dict[str, str]] = OrderedDict()
         """By the id of a request and node: the answers as they are, in memory alone."""
         self.lost = 0
@@ -69,46 +70,30 @@ class DecisionLog:
             self._thread.join(10)
 
     def write(
-        self,
-        request: str,
-        version: str,
-        body: Mapping[str, Any],
-        calls: Sequence[NodeCall],
-        *,
-        by: str | None,
-        cost: float,
-        chance: float | None = 0.0,
-        asked: Collection[str] = (),
-        classes: Collection[str] = (),
-        scores: Mapping[str, float] | None = None,
-        **facts: Any,
-    ) -> None:
+        self, job: Job, calls: Sequence[NodeCall], *, by: str | None, cost: float,
+        chance: float | None = 0.0, asked: Collection[str] = (),
+        scores: Mapping[str, float] | None = None, **facts: Any,
+    ) -> None:  # fmt: skip
         """Take a row; never waits, never raises.
 
         Args:
-            request: The id of the request.
-            version: That of the policy.
-            body: The request.
+            job: The request.
             calls: The calls made, those of an audit included.
             by: The node whose answer was returned.
             cost: What the request cost, without the audit.
             chance: With which the nodes that the policy did not ask were asked; ``None`` where they
                 were to be and were not, so that the row is part of no sample.
             asked: The nodes that the policy asked.
-            classes: The answers that are kept as text: those that the policy knows.
             scores: By answer: the verdict of a judge.
             facts: Further facts.
         """
         if not self.path:
             return
-        text = question_text(body)
-        if len(self._rows) >= self.max_rows or self._characters > self.max_characters:
-            self.lost += 1
+        text = question_text(job.work.body)
+        answers = {c.node: str(c.prediction or "") for c in calls if c.error is None}
+        self._remember(job.id, answers)
+        if not self._has_room(len(text) + sum(map(len, answers.values()))):
             return
-        self._characters += len(text)
-        self.recent[request] = {c.node: str(c.prediction or "") for c in calls if c.error is None}
-        if len(self.recent) > self.max_recent:
-            self.recent.popitem(last=False)
         nodes: dict[str, dict[str, Any]] = {name: {"chance": chance} for name in self._spec.names}
         for call in calls:
             row = nodes.setdefault(call.node, {})
@@ -120,13 +105,32 @@ class DecisionLog:
                 row["failed"] = call.error.partition(":")[0]
             elif call.confidence is not None:
                 row["confidence"] = call.confidence
-                row["prediction"] = self._kept(call.prediction, classes)
+                row["prediction"] = self._kept(call.prediction, job.active.classes)
                 if scores and str(call.prediction or "") in scores:
                     row["score"] = scores[str(call.prediction or "")]
         self._rows.append({
-            "v": LOG_VERSION, "time": round(time.time(), 3), "request": request,
-            "policy": version, "by": by, "cost": cost, "nodes": nodes, "prompt": text, **facts,
+            "v": LOG_VERSION, "time": round(time.time(), 3), "request": job.id,
+            "policy": job.active.version, "by": by, "cost": cost, "nodes": nodes, "prompt": text,
+            "inputs": stated_numbers(job.inputs), **facts,
         })  # fmt: skip
+
+    def _remember(self, request: str, answers: dict[str, str]) -> None:
+        """Keep answers as they are for a while, so that a label can be compared with them."""
+        for old in self.recent.pop(request, {}).values():
+            self._recent_characters -= len(old)
+        self.recent[request] = answers
+        self._recent_characters += sum(map(len, answers.values()))
+        while len(self.recent) > self.max_recent or self._recent_characters > self.max_characters:
+            _, forgotten = self.recent.popitem(last=False)
+            self._recent_characters -= sum(map(len, forgotten.values()))
+
+    def _has_room(self, characters: int) -> bool:
+        """Count the characters of a row, or the row as lost where too much waits."""
+        if len(self._rows) >= self.max_rows or self._characters > self.max_characters:
+            self.lost += 1
+            return False
+        self._characters += characters
+        return True
 
     def feedback(
         self,
@@ -138,7 +142,7 @@ class DecisionLog:
         classes: Collection[str] = (),
     ) -> None:
         """Take the right answer to an earlier request, a score of the one returned, or of all."""
-        if self.path and len(self._rows) < self.max_rows:
+        if self.path and self._has_room(len(label or "")):
             digest = None if label is None else self._kept(label, classes)
             row = {"v": LOG_VERSION, "time": round(time.time(), 3), "feedback": request}
             self._rows.append(row | {"label": digest, "score": score, "scores": scores})
@@ -168,12 +172,14 @@ class DecisionLog:
 
     def _append(self, lines: bytes) -> None:
         self._rotate(len(lines))
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         with os.fdopen(os.open(self.path, flags, 0o600), "ab", buffering=0) as file:
             end = os.fstat(file.fileno()).st_size
             if not end:
                 head = {"v": LOG_VERSION, "cascade": self._spec.to_toml()}
                 lines = msgspec.json.encode(head) + b"\n" + lines
+            elif os.pread(file.fileno(), 1, end - 1) != b"\n":
+                lines = b"\n" + lines  # after half a line of a process that was killed
             if file.write(lines) != len(lines):  # a full disk
                 file.truncate(end)
                 raise OSError(f"{self.path}: cannot be written")

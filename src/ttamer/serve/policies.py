@@ -15,16 +15,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from ttamer.artefact.file import open_artefact
 from ttamer.cascade import CascadeSpec, answer_rules
-from ttamer.errors import ArtefactError, TTamerError
+from ttamer.errors import ArtefactError
 from ttamer.fitting.inputs import InputFeature
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
-from ttamer.fitting.policy import StepTables
+from ttamer.fitting.policy import SingleNode, StepTables
+from ttamer.fitting.session import SingleNodeSession
 from ttamer.llm.node import Work
 from ttamer.runtime.cascade import Cascade, Decider
 from ttamer.serve.settings import OperatingPoint, Settings
@@ -143,37 +142,21 @@ def policy_at(artefact: FittedLadder | FittedPolicy, point: Point | None) -> Dec
 
 
 class Incumbent:
-    """The policy of shadow mode, and one request of it: one node answers, whatever it says.
+    """The policy of shadow mode: one node answers, whatever it says.
 
-    >>> from ttamer.cascade import CascadeSpec
-    >>> turn = Incumbent(CascadeSpec.of({"small": 1.0, "large": 9.0}), "large").session()
+    >>> spec = CascadeSpec.of({"small": 1.0, "large": 9.0})
+    >>> turn = Incumbent(spec, "large").session(key="r1", prompt="What?")
     >>> turn.next, turn.price
     ('large', 9.0)
     """
 
-    capped, is_last = False, True
-
     def __init__(self, spec: CascadeSpec, node: str) -> None:
-        self.spec, self._node = spec, node
-        self.price = float(spec.costs[spec.index_of(node)])
-        self.next: str | None = node
-        self.answer: str | None = None
+        self.spec = spec
+        self._rule = SingleNode(spec.names, spec.costs, spec.index_of(node))
 
-    def session(self, **_: Any) -> Incumbent:
-        """Start one request; no argument changes which node is asked."""
-        return Incumbent(self.spec, self._node)
-
-    def observe(self, **_: Any) -> None:
-        """Take the answer, and stop."""
-        self.next, self.answer = None, self.next
-
-    def fail(self) -> None:
-        """Stop without an answer."""
-        self.next = None
-
-    def explain(self) -> Any:
-        """Return why it stopped."""
-        return SimpleNamespace(why="shadow mode: the incumbent answers")
+    def session(self, max_cost: float | None = None, **_: Any) -> SingleNodeSession:
+        """Start one request; nothing that is known of it changes which node is asked."""
+        return self._rule.session(max_cost)
 
 
 class PolicyStore:
@@ -271,7 +254,7 @@ class PolicyStore:
         try:
             # In a thread: requests go on while a large file is read and checked.
             active = await asyncio.to_thread(self.load)
-        except (TTamerError, OSError, ValueError) as error:
+        except Exception as error:  # whatever a file can do: the watch must go on
             self.refused += 1
             log.warning("the policy is as before: %s", error)
             return False
@@ -296,7 +279,7 @@ class PolicyStore:
 
     def _stat(self) -> tuple[int, ...] | None:
         try:
-            status = Path(self.path).stat()
+            status = os.stat(self.path)  # not Path(""), which is a folder  # noqa: PTH116
         except OSError:
             return None
         return status.st_mtime_ns, status.st_size, status.st_ino

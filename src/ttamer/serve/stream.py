@@ -25,8 +25,8 @@ from ttamer.llm.node import ModelNode, Usage, Work, ineligible
 from ttamer.runtime.calling import Call
 from ttamer.runtime.reply import NodeCall, Outcome, Reply
 from ttamer.serve.answering import is_last
-from ttamer.serve.chat import Chat, Job
-from ttamer.serve.refusals import Refused
+from ttamer.serve.chat import Chat
+from ttamer.serve.requests import Job, Refused
 
 log = logging.getLogger("ttamer")
 KEEP_ALIVE = 10.0  # seconds between comments while there is no answer
@@ -46,7 +46,8 @@ async def streamed(chat: Chat, job: Job, stack: AsyncExitStack) -> StreamingResp
     """
     # Bounded: a client that reads slowly holds up its own task, and takes no memory.
     queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=16)
-    task = asyncio.create_task(_Events(chat, job, queue).run(stack.pop_all()))
+    events = _Events(chat, job, queue)
+    task = asyncio.create_task(events.run(stack.pop_all()))
     first: Any = None
     try:
         async with asyncio.timeout(KEEP_ALIVE):
@@ -61,7 +62,9 @@ async def streamed(chat: Chat, job: Job, stack: AsyncExitStack) -> StreamingResp
     # Else nginx would collect the stream before it sends it.
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     headers["x-ttamer-policy"] = job.active.version
-    return _Stream(task, _read(queue, first), media_type="text/event-stream", headers=headers)
+    return _Stream(
+        events, task, _read(queue, first), media_type="text/event-stream", headers=headers
+    )
 
 
 async def _read(queue: asyncio.Queue[Any], first: Any) -> AsyncIterator[bytes]:
@@ -87,14 +90,15 @@ async def _cancelled(task: asyncio.Task[Any]) -> None:
 class _Stream(StreamingResponse):
     """A stream that ends its task, also where the client left before it began."""
 
-    def __init__(self, task: asyncio.Task[None], *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._task = task
+    def __init__(self, events: _Events, task: asyncio.Task[None], *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._events, self._task = events, task
 
     async def __call__(self, *connection: Any) -> None:
         try:
             await super().__call__(*connection)
         finally:
+            self._events.keep()
             await _cancelled(self._task)
 
 
@@ -105,6 +109,7 @@ class _Events:
 
     def __init__(self, chat: Chat, job: Job, queue: asyncio.Queue[Any]) -> None:
         self._chat, self._job, self._queue = chat, job, queue
+        self._outcome: Outcome | None = None
         self._head = {
             "id": f"chatcmpl-{job.id}", "object": "chat.completion.chunk", "created": job.created,
         }  # fmt: skip
@@ -115,6 +120,11 @@ class _Events:
             with suppress(TimeoutError):  # the client does not read
                 await self._run()
 
+    def keep(self) -> None:
+        """Log what was sent; also where the client left: it was answered, and paid for."""
+        if self._outcome is not None:
+            self._chat.keep(self._job, self._outcome)
+
     async def _put(self, item: Any) -> None:
         if self._queue.full():
             async with asyncio.timeout(self.unread_seconds):
@@ -124,15 +134,8 @@ class _Events:
 
     async def _run(self) -> None:
         try:
-            outcome = await self._chat.outcome(self._job, self._relay)
-            if outcome.answer is not None:
-                for chunk in chunks_of(self._chat.completion(self._job, outcome), self._head):
-                    await self._put(event(chunk))
-            if outcome.answer is None and outcome.asked[-1].error is not None:
-                await self._put(Refused(502, "cut", "the model's stream broke"))
-            else:
-                await self._put_facts(outcome)
-                await self._put(b"data: [DONE]\n\n")
+            self._outcome = await self._chat.outcome(self._job, self._relay)
+            await self._put_answer(self._outcome)
         except Refused as error:
             await self._put(error)
         except TimeoutError:
@@ -142,15 +145,22 @@ class _Events:
             await self._put(Refused(500, "internal_error", "an error of the server"))
         await self._put(_END)
 
-    async def _put_facts(self, outcome: Outcome) -> None:
-        """Put a chunk with the usage and who answered, where the request asks for one of them."""
+    async def _put_answer(self, outcome: Outcome) -> None:
+        """Put the answer, if it was not relayed; and its usage and facts, where they are wanted."""
         job = self._job
-        if not (job.chat.wants_usage or job.choice.explain):
+        if outcome.answer is not None:
+            for chunk in chunks_of(self._chat.completion(job, outcome), self._head):
+                await self._put(event(chunk))
+        elif outcome.asked[-1].error is not None:
+            await self._put(Refused(502, "cut", "the model's stream broke"))
             return
-        chunk = {**self._head, "model": outcome.by.removesuffix(SUFFIX), "choices": []}
-        if job.chat.wants_usage:
-            chunk["usage"] = self._chat.usage(job, outcome)
-        await self._put(event({**chunk, "ttamer": self._chat.facts(job, outcome)}))
+        if job.chat.wants_usage or job.choice.explain:
+            facts = {"choices": [], "ttamer": self._chat.facts(job, outcome)}
+            if job.chat.wants_usage:
+                facts["usage"] = self._chat.usage(job, outcome)
+            model = outcome.by.removesuffix(SUFFIX)
+            await self._put(event({**self._head, "model": model, **facts}))
+        await self._put(b"data: [DONE]\n\n")
 
     async def _relay(self, call: Call) -> NodeCall | None:
         """Send the node's own stream, if its answer is returned in any case.
@@ -166,7 +176,7 @@ class _Events:
             return None
         if ineligible(node.settings, self._job.work.body):
             return None
-        if not is_last(call, may_differ=self._chat.may_differ):
+        if not is_last(call, may_differ=self._chat.settings.serve.stream == "last"):
             return None
         start, work = time.monotonic(), self._job.work
         relayed = _Relayed(node, work)

@@ -1,0 +1,191 @@
+"""What clients send, as structs, and what they are told where it is refused, in OpenAI's form."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+from starlette.responses import Response
+
+from ttamer.llm.client import KNOWN_CODES, UpstreamFailed
+from ttamer.llm.node import Work
+from ttamer.runtime.cascade import Cascade
+from ttamer.runtime.reply import CascadeFailed
+from ttamer.serve.policies import Active, Point
+from ttamer.serve.settings import POINTS
+
+CASCADE = "ttamer"
+REQUEST_ID = r"^[A-Za-z0-9._-]{1,64}$"
+T = TypeVar("T")
+
+
+class Refused(Exception):
+    """A request that is not answered.
+
+    >>> Refused(503, "overloaded", "busy", retry_after=1).response().headers["retry-after"]
+    '1'
+    """
+
+    def __init__(
+        self, status: int, code: str, message: str, *, param: str | None = None,
+        retry_after: float = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.code, self.param, self.retry_after = status, code, param, retry_after
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error object."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": str(self), "type": kind, "code": self.code, "param": self.param}
+        return {"error": error}
+
+    def response(self) -> Response:
+        """Return the response."""
+        headers = {"retry-after": str(max(1, round(self.retry_after)))} if self.retry_after else {}
+        return json_response(self.body, self.status, headers)
+
+    @classmethod
+    def of(cls, error: CascadeFailed, failures: Mapping[str, UpstreamFailed]) -> Refused:
+        """Return what a client is told where no node answered; never an upstream's own text."""
+        causes = [cause for cause in failures.values() if cause.kind != "ineligible"]
+        if failures and not causes:
+            details = "; ".join(map(str, failures.values()))
+            return cls(400, "not_supported", f"no model takes this request: {details}")
+        if error.late or any(cause.kind == "timeout" for cause in causes):
+            return cls(504, "timeout", "no answer within the time limit")
+        if causes and all(cause.refuses_request for cause in causes):
+            code = next((cause.code for cause in causes if cause.code), "")
+            text = KNOWN_CODES.get(code, "every model refused the request as invalid")
+            return cls(400, code or "refused", text)
+        wait = max((cause.retry_after for cause in causes), default=0.0)
+        if causes and all(cause.kind in ("busy", "open", "queue") for cause in causes):
+            return cls(503, "overloaded", "every model is busy; try again", retry_after=wait or 1)
+        return cls(502, "no_answer", "no model gave an answer", retry_after=wait)
+
+
+def json_response(
+    body: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return a response with a JSON body."""
+    return Response(msgspec.json.encode(body), status, headers, "application/json")
+
+
+def decoded(content: bytes, kind: type[T]) -> T:
+    """Return a body as a struct; refuse one that is none, with the field that is wrong."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (ValueError, RecursionError) as error:  # of JSON, of UTF-8, of how deep it is
+        raise refused_body(error) from None
+
+
+def refused_body(error: Exception) -> Refused:
+    """Return the refusal of a body that is not a request, with the field that is wrong."""
+    text = str(error)[:300] if isinstance(error, msgspec.MsgspecError) else "the body is not JSON"
+    reason, _, path = text.replace("`", "'").partition(" - at '$.")
+    path = path.rstrip("'")
+    message = f"{reason} at {path}" if path else reason
+    return Refused(400, "invalid_request", message, param=path or None)
+
+
+Above0 = Annotated[float, Meta(gt=0)]
+
+
+class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The field ``ttamer`` of a request: at most one operating point, limits, explanations."""
+
+    tradeoff: Annotated[float, Meta(ge=0, le=1)] | None = None
+    mistake_cost: Above0 | None = None
+    budget: Above0 | None = None
+    error: Annotated[float, Meta(ge=0)] | None = None
+    max_cost: Above0 | None = None
+    timeout: Above0 | None = None
+    """Seconds; that of the server holds where it is shorter."""
+    inputs: dict[str, str | float | list[float]] | None = None
+    """What is known of the request, by name, where the policy reads it."""
+    explain: bool = False
+
+    def point(self, allowed: Sequence[str]) -> Point | None:
+        """Return the operating point; refuse one that the operator does not allow."""
+        stated = [(name, getattr(self, name)) for name in POINTS if getattr(self, name) is not None]
+        if len(stated) > 1:
+            names = " and ".join(name for name, _ in stated)
+            raise Refused(400, "bad_choice", f"ttamer has {names}; keep one", param="ttamer")
+        if stated and stated[0][0] not in allowed:
+            names = ", ".join(allowed) or "none"
+            raise Refused(
+                400, "not_allowed", f"{stated[0][0]} is not allowed in requests; allowed: {names}",
+                param=f"ttamer.{stated[0][0]}",
+            )  # fmt: skip
+        return stated[0] if stated else None
+
+
+class ChatRequest(msgspec.Struct):
+    """The fields of a request that the server itself reads; all others are passed on."""
+
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    model: str = CASCADE
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    ttamer: Choice | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+
+@dataclass(slots=True)
+class Job:
+    """One request on its way."""
+
+    id: str
+    chat: ChatRequest
+    choice: Choice
+    work: Work
+    active: Active
+    cascade: Cascade
+    inputs: dict[str, Any] | None = None
+    is_chosen: bool = False
+    """Whether the request chose its operating point or its cap on the cost."""
+    size: int = 0
+    """The bytes of the request."""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+class Observation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node that was asked; without a confidence it gave no answer."""
+
+    node: str
+    confidence: float | None = None
+    prediction: str | int | bool | None = None
+
+
+class DecideRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``/v1/decide``: the answers so far, in the order in which nodes were asked."""
+
+    asked: Annotated[list[Observation], Meta(max_length=1000)] = []
+    key: str = ""
+    """The same for all steps of one input, where the policy mixes two."""
+    ttamer: Choice | None = None
+
+
+class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/feedback``: a label or a score for an earlier answer."""
+
+    request: Annotated[str, Meta(pattern=REQUEST_ID)]
+    """The id of the request: its header ``x-request-id``."""
+    label: Annotated[str, Meta(max_length=2**16)] | None = None
+    """The right answer."""
+    score: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """How good the answer was; thumbs are 1 and 0."""
