@@ -9,12 +9,11 @@ import pytest
 from ttamer import datasets
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceWarning
-from ttamer.fitting.fits import fit
+from ttamer.fitting.fits import fit, fit_batches
 from ttamer.fitting.fitted import FitRecord
-from ttamer.fitting.holdout import were_fitted_to
 from ttamer.fitting.points import Mix
+from ttamer.fitting.promises import were_fitted_to
 from ttamer.fitting.replay import alone_paid, paid
-from ttamer.fitting.stream import fit_batches
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.trace import Trace
 

@@ -21,14 +21,13 @@ from ttamer.cli.options import (
 from ttamer.cli.printing import progress_line, to_json
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.results import Result, compare, evaluate, known_losses
-from ttamer.fitting.holdout import were_fitted_to
 from ttamer.fitting.ladder import (
     FittedLadder,
     FittedPolicy,
     Mixture,
     shown_error,
 )
-from ttamer.fitting.promises import Promise, check_promise
+from ttamer.fitting.promises import Promise, check_promise, were_fitted_to
 from ttamer.show.tables import table
 from ttamer.trace.trace import Trace
 

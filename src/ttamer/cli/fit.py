@@ -19,9 +19,8 @@ from ttamer.cli.options import (
 )
 from ttamer.cli.printing import progress_line, to_json
 from ttamer.errors import ArgumentError
-from ttamer.fitting.fits import fit
+from ttamer.fitting.fits import fit, fit_file
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
-from ttamer.fitting.stream import fit_file
 
 
 @command("fit")

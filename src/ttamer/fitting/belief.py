@@ -30,7 +30,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol, TypeVar
+from itertools import compress
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,11 +121,11 @@ class Seen:
 class RiskModel(Protocol):
     """What a belief has to say; a researcher's own model needs this only."""
 
-    def risks(self, seen: Seen) -> Floats:
+    def risks(self, answers: Seen) -> Floats:
         """Say how likely each answer is wrong.
 
         Args:
-            seen: The answers to T inputs; NaN where there is none.
+            answers: To T inputs; NaN where there is none.
 
         Returns:
             Shape (T, n): the chance of each; NaN where there is no answer.
@@ -192,8 +193,8 @@ class Belief:
 
     def pair_keys(self, codes: Ints, a: int, b: int) -> Ints:
         """Return the cells of two answers, shape (T,); -1 where one of them predicts nothing."""
-        own, peer = self.common(codes[:, a]), self.common(codes[:, b])
-        return np.where((own < 0) | (peer < 0), -1, own * (len(self.classes) + 1) + peer)
+        code, peer = self.common(codes[:, a]), self.common(codes[:, b])
+        return np.where((code < 0) | (peer < 0), -1, code * (len(self.classes) + 1) + peer)
 
     def context(self, step: Step) -> Step:
         """Return the answers of a set that count."""
@@ -201,21 +202,20 @@ class Belief:
 
     def weights_of(self, step: Step, answer: int) -> Floats:
         """Return the weights of an answer in a set."""
-        own = self.weights.get((step, answer))
-        if own is not None:
-            return own
-        every = self.masked[answer]
-        peers = [every[HEAD + PEER * b : HEAD + PEER * (b + 1)] for b in step if b != answer]
-        return np.concatenate([every[:HEAD], *peers])
+        if (step, answer) in self.weights:
+            return self.weights[step, answer]
+        masked = self.masked[answer]
+        peers = [masked[HEAD + PEER * b : HEAD + PEER * (b + 1)] for b in step if b != answer]
+        return np.concatenate([masked[:HEAD], *peers])
 
-    def view(self, seen: Seen) -> View:
+    def view(self, answers: Seen) -> View:
         """Return x, its owner, and q of inputs, each computed when it is first needed."""
-        return View(self, seen)
+        return View(self, answers)
 
-    def risks(self, seen: Seen) -> Floats:
+    def risks(self, answers: Seen) -> Floats:
         """Return the chance that each answer is wrong, shape (T, n); NaN where there is none."""
-        view, risks = self.view(seen), np.full(seen.confidence.shape, np.nan)
-        for step, rows in by_pattern(seen.came):
+        view, risks = self.view(answers), np.full(answers.confidence.shape, np.nan)
+        for step, rows in by_pattern(answers.came):
             context = self.context(step)
             if context:
                 risks[rows[:, None], list(context)] = chance(view.odds(context)[rows])
@@ -227,17 +227,17 @@ class Belief:
         return Scorer(self)
 
 
-def by_pattern(came: Bools) -> list[tuple[Step, Ints]]:
-    """Return the sets of nodes that answered, each with its rows."""
-    if not len(came):
+def by_pattern(pattern: Bools) -> list[tuple[Step, Ints]]:
+    """Return the sets of nodes that are true in some row, each with its rows."""
+    if not len(pattern):
         return []
-    if came.all():  # the usual case, without a sort of all rows
-        return [(tuple(range(came.shape[1])), np.arange(len(came)))]
-    patterns, which = np.unique(came, axis=0, return_inverse=True)
-    which = which.reshape(-1)
+    if pattern.all():  # the usual case, without a sort of all rows
+        return [(tuple(range(pattern.shape[1])), np.arange(len(pattern)))]
+    patterns, number = np.unique(pattern, axis=0, return_inverse=True)
+    rows = [np.flatnonzero(number.reshape(-1) == k) for k in range(len(patterns))]
     return [
-        (tuple(np.flatnonzero(pattern).tolist()), np.flatnonzero(which == number))
-        for number, pattern in enumerate(patterns)
+        (tuple(np.flatnonzero(nodes).tolist()), part)
+        for nodes, part in zip(patterns, rows, strict=True)
     ]
 
 
@@ -254,16 +254,16 @@ def q_odds(
 class View:
     """What a belief says of T inputs."""
 
-    def __init__(self, belief: Belief, seen: Seen) -> None:
+    def __init__(self, belief: Belief, answers: Seen) -> None:
         self.belief = belief
-        self.seen = seen if belief.agree else Seen(seen.confidence, None, seen.prior)
-        self.curve = belief.curve_odds(seen.confidence)
+        if not belief.agree:
+            answers = Seen(answers.confidence, None, answers.prior)
+        self.seen = answers
+        self.curve = belief.curve_odds(answers.confidence)
         self.offset = self._offsets()
-        self.bar: Floats | None = None
-        if seen.prior is not None:
-            self.bar = bar_of(seen.prior)
-            if belief.head is not None:
-                self._draw_to_prior(belief.head)
+        self.bar = None if answers.prior is None else bar_of(answers.prior)
+        if belief.head is not None and answers.prior is not None:
+            self._draw_to_prior(belief.head)
         self._best: dict[Step, tuple[Floats, Ints]] = {}
         self._chances: dict[tuple[Step, int], Floats] = {}
         self._pair: dict[tuple[int, int], Floats] = {}
@@ -273,16 +273,17 @@ class View:
         codes, offset = self.seen.codes, np.zeros(self.seen.confidence.shape)
         for v, table in enumerate(self.belief.offsets):
             if codes is not None and len(table):
-                own = self.belief.common(codes[:, v])
-                offset[:, v] = np.where(own < 0, 0.0, table[own])
+                code = self.belief.common(codes[:, v])
+                offset[:, v] = np.where(code < 0, 0.0, table[code])
         return offset
 
     def _draw_to_prior(self, head: Floats) -> None:
         """Draw the log-odds of each answer to what the input says."""
         prior, total = self.seen.prior, self.curve + self.offset
         assert prior is not None and self.bar is not None  # noqa: S101, PT018 - the caller checked
-        one, w_total, w_prior, w_bar = head.T
-        logit = one + w_total * total + w_prior * prior + w_bar * self.bar[:, None]
+        constant, w_total, w_prior, w_bar = head.T
+        logit = constant + w_total * total + w_prior * prior + w_bar * self.bar[:, None]
+        # Less the offset, so that curve and offset add up to what the head says.
         self.curve = on_grid(logit, MAX_ODDS) - self.offset
 
     def columns(self, step: Step, answer: int) -> Floats:
@@ -363,7 +364,8 @@ class View:
         return np.zeros(len(self.seen)) if self.bar is None else chance(self.bar)
 
 
-_Peer = tuple[int, float, float, float, float, float, dict[int, float] | None]
+_Regression = tuple[int, list[float], list[tuple[Any, ...]]]
+"""Of an answer: its number, the first weights, and those of each answer beside it."""
 
 
 class Scorer:
@@ -382,7 +384,7 @@ class Scorer:
         self.head = None if belief.head is None else belief.head.tolist()
         self.first = None if belief.first is None else belief.first.tolist()
         self.later = None if belief.later is None else belief.later.tolist()
-        self.weights: dict[Step, list[tuple[int, list[float], list[_Peer]]]] = {}
+        self.weights: dict[Step, list[_Regression]] = {}
 
     def evidence(
         self, node: int, confidence: float, code: int, prior: Sequence[float] | None, bar: float
@@ -410,9 +412,9 @@ class Scorer:
             v = step[0]
             return [min(max(curve[v] + offset[v], -MAX_ODDS), MAX_ODDS)]
         totals, width = [], self.width
-        for a, (one, w_curve, w_offset, w_bar), peers in self._regressions(step):
+        for a, (constant, w_curve, w_offset, w_bar), peers in self._regressions(step):
             code = codes[a]
-            total = one + w_curve * curve[a] + w_offset * offset[a] + w_bar * bar
+            total = constant + w_curve * curve[a] + w_offset * offset[a] + w_bar * bar
             for b, same, same_curve, diff_curve, diff_offset, pair, table in peers:
                 peer = codes[b]
                 if code == peer and code >= 0:
@@ -423,34 +425,27 @@ class Scorer:
                     key = min(code, width - 1) * width + min(peer, width - 1)
                     total += pair * table.get(key, 0.0)
             totals.append(total)
-        if len({codes[v] for v in step if codes[v] >= 0}) < sum(codes[v] >= 0 for v in step):
-            totals = [
-                sum(
-                    t
-                    for b, t in zip(step, totals, strict=True)
-                    if b == a or codes[b] == codes[a] >= 0
-                )
-                / sum(b == a or codes[b] == codes[a] >= 0 for b in step)
-                for a in step
-            ]
+        classes = [codes[v] for v in step if codes[v] >= 0]
+        if len({*classes}) < len(classes):
+            shared = []
+            for a in step:
+                alike = [b == a or codes[b] == codes[a] >= 0 for b in step]
+                shared.append(sum(compress(totals, alike)) / sum(alike))
+            totals = shared
         return [min(max(round(t * GRID) / GRID, -MAX_ODDS), MAX_ODDS) for t in totals]
 
-    def _regressions(self, step: Step) -> list[tuple[int, list[float], list[_Peer]]]:
-        rows = self.weights.get(step)
-        if rows is None:
-            rows = []
+    def _regressions(self, step: Step) -> list[_Regression]:
+        if step not in self.weights:
+            self.weights[step] = regressions = list[_Regression]()
             for a in step:
                 weights = self.belief.weights_of(step, a).tolist()
-                peers: list[_Peer] = []
-                for k, b in enumerate(b for b in step if b != a):
-                    same, same_curve, diff_curve, diff_offset, pair = weights[HEAD + PEER * k :][
-                        :PEER
-                    ]
-                    table = self.pairs.get((a, b))
-                    peers.append((b, same, same_curve, diff_curve, diff_offset, pair, table))
-                rows.append((a, weights[:HEAD], peers))
-            self.weights[step] = rows
-        return rows
+                peers = [b for b in step if b != a]
+                parts = [weights[HEAD + PEER * k :][:PEER] for k in range(len(peers))]
+                listed = [
+                    (b, *part, self.pairs.get((a, b))) for b, part in zip(peers, parts, strict=True)
+                ]
+                regressions.append((a, weights[:HEAD], listed))
+        return self.weights[step]
 
     def q(
         self, step: Step, node: int, x: float, prior: Sequence[float] | None, bar: float

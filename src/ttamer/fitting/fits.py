@@ -5,32 +5,36 @@
    (:mod:`ttamer.fitting.crossfit`; :mod:`ttamer.fitting.markov` for the paper's learner).
 3. A :class:`~ttamer.fitting.ladder.FittedLadder` is made of them, with what they do on the rows
    held out.
+
+A file larger than memory is read once, a batch at a time, and fitted by a uniform sample of its
+rows: policies of that many rows differ from those of all by less than their own standard errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import combinations
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
 
 from ttamer._checks import counted, is_number, require_number, require_whole
-from ttamer.cascade import answer_rules
-from ttamer.errors import ArgumentError
+from ttamer.cascade import CascadeSpec, answer_rules
+from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitting.belief import Bools, Floats, Ints, Seen
 from ttamer.fitting.crossfit import fit_steps
 from ttamer.fitting.fitted import BeliefKind, FitRecord, Fitted, Tables, first_parents
-from ttamer.fitting.holdout import groups_of, rows_split
 from ttamer.fitting.inputs import FeatureSpec
 from ttamer.fitting.ladder import FittedLadder
 from ttamer.fitting.markov import check_markov, fit_states
 from ttamer.fitting.planner import Log, PlanOptions, folds_of
 from ttamer.fitting.points import Estimates, OperatingPoints
 from ttamer.fitting.policy import StepTables
-from ttamer.fitting.promises import CAP
+from ttamer.fitting.promises import CAP, groups_of, rows_split
 from ttamer.fitting.replay import alone_paid, full_cost, latency_of, paid
 from ttamer.fitting.states import StateTables
 from ttamer.fitting.threshold import default_thresholds, threshold_tables
@@ -38,7 +42,7 @@ from ttamer.problem.checks import check_tradeoffs
 from ttamer.show import ProgressOption, shown
 from ttamer.solvers.blas import one_thread
 from ttamer.trace.checks import check_for_fit, require_trace
-from ttamer.trace.trace import Trace, require_rows
+from ttamer.trace.trace import OnBad, Trace, require_rows
 
 MIN_ROWS = 10  # a fit needs at least so many complete rows
 MAX_ROWS = 400_000  # policies are found on at most so many: a uniform sample of more
@@ -151,6 +155,106 @@ def fit(
         elif belief == "threshold" and not (trace.is_graded and trace.spec.loss_bound is None):
             ladder = ladder.with_holdout(trace)
     return ladder
+
+
+def fit_file(
+    path: str | os.PathLike[str],
+    cascade: CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None = None,
+    *,
+    on_bad: OnBad = "refuse",
+    **options: Any,
+) -> FittedLadder:
+    """Fit a trace file of any length, reading it in batches.
+
+    Args:
+        path: A Parquet, CSV or NPZ file.
+        cascade: The cascade, the path of a ``cascade.toml``, or the cost of each node by name; by
+            default the one kept in the file.
+        on_bad: As for :meth:`ttamer.Trace.read`.
+        **options: As for :func:`ttamer.fit`.
+
+    Returns:
+        A ladder as :func:`ttamer.fit` returns.
+
+    Raises:
+        ArgumentError: An option is out of range.
+        TraceError: The file cannot be read.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from ttamer import datasets
+    >>> trace = datasets.load("minilm-imdb").take(slice(400))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     trace.write(Path(folder, "trace.npz"))
+    ...     ladder = fit_file(Path(folder, "trace.npz"), trace.spec, belief="threshold")
+    >>> ladder.record.rows
+    400
+    """
+    from ttamer.trace.io import read_batches  # it imports pyarrow for some formats
+
+    def batches() -> Iterable[Trace]:
+        return read_batches(path, cascade, on_bad=on_bad)
+
+    return fit_batches(batches, **options)
+
+
+def fit_batches(
+    batches: Callable[[], Iterable[Trace]], *, sample_rows: int = MAX_ROWS, **options: Any
+) -> FittedLadder:
+    """Fit batches of rows, in one reading.
+
+    With no more rows than ``sample_rows`` the result is that of a fit in memory.
+
+    Args:
+        batches: A function that returns them.
+        sample_rows: How many rows the ladder is fitted to, a uniform sample of more.
+        **options: As for :func:`ttamer.fit`.
+
+    Returns:
+        A ladder as :func:`ttamer.fit` returns.
+
+    Raises:
+        ArgumentError: An option is out of range.
+        TraceError: There are no rows.
+
+    >>> from ttamer import datasets
+    >>> trace = datasets.load("minilm-imdb").take(slice(400))
+    >>> parts = [trace.take(slice(0, 200)), trace.take(slice(200, 400))]
+    >>> fit_batches(lambda: parts, belief="threshold").record.rows
+    400
+    """
+    if not callable(batches):
+        raise ArgumentError(
+            f"fit_batches takes a function that returns traces, not {type(batches).__name__}: "
+            "write lambda: traces, or call fit(trace)"
+        )
+    require_whole(sample_rows, "sample_rows", least=1)
+    report = options.get("progress")
+    generator = np.random.default_rng([options.get("seed", 0), 1])  # a stream of its own
+    sample: Trace | None = None
+    keys, rows, digest = np.empty(0), 0, hashlib.sha256()
+    for batch in batches():
+        rows += len(batch)
+        digest.update(batch.digest.encode())
+        sample = batch if sample is None else Trace.concat([sample, batch])
+        keys = np.concatenate([keys, generator.random(len(batch))])
+        if len(keys) > sample_rows:  # the rows of the smallest keys are a uniform sample
+            inside = np.sort(np.argpartition(keys, sample_rows)[:sample_rows])
+            sample, keys = sample.take(inside), keys[inside]
+        if callable(report):
+            report(f"read {counted(rows, 'row')}")
+    if sample is None:
+        raise TraceError("there are no rows to fit")
+    ladder = fit(sample, **options)
+    if rows == len(sample):
+        return ladder
+    record = msgspec.structs.replace(
+        ladder.record,
+        rows=rows,
+        sampled=len(sample),
+        trace_digest=f"batches:{digest.hexdigest()}",
+    )
+    return replace(ladder, fitted=replace(ladder.fitted, record=record))
 
 
 Fit = tuple[Tables, Floats, Estimates]

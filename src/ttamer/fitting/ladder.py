@@ -27,10 +27,9 @@ from ttamer._extras import require
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fitted import FitRecord, Fitted, PolicyRule
-from ttamer.fitting.holdout import held_of
 from ttamer.fitting.points import Mix, OperatingPoints
 from ttamer.fitting.policy import SingleNode, StepBatch, StepPolicy
-from ttamer.fitting.promises import Held, Kind, Promise, make_promise
+from ttamer.fitting.promises import Held, Kind, Promise, held_of, make_promise
 from ttamer.fitting.replay import Played
 from ttamer.fitting.session import FittedSession
 from ttamer.problem.checks import check_tradeoff
@@ -57,8 +56,8 @@ class PartOfFit:
         return self.fitted.record
 
 
-class Described(PartOfFit):
-    """What a policy and a mixture say of themselves."""
+class Deciding(PartOfFit):
+    """What a policy and a mixture of two have in common."""
 
     error: float | None
     cost: float | None
@@ -68,9 +67,36 @@ class Described(PartOfFit):
         """What it costs and how often it errs, in words."""
         return described(self.cost, self.error, self.fitted.measure, self.spec.unit)
 
+    def _rules(self, count: int) -> tuple[list[PolicyRule], NDArray[np.intp]]:
+        """Return what decides, and which of them decides each of the next inputs."""
+        raise NotImplementedError
+
+    def batch(
+        self,
+        count: int,
+        *,
+        prompt: Sequence[str | None] | None = None,
+        inputs: Mapping[str, Sequence[Any]] | None = None,
+    ) -> StepBatch | None:
+        """Start deciding for many inputs in step, without caps; a mixture numbers them from 0.
+
+        Args:
+            count: The number of inputs.
+            prompt: Their texts, where the policy reads them.
+            inputs: What else is known of them, by name.
+
+        Returns:
+            Sessions over arrays; ``None`` for policies that only have sessions of one input.
+        """
+        rules, drawn = self._rules(count)
+        steps = [rule for rule in rules if isinstance(rule, StepPolicy)]
+        if len(steps) < len(rules):
+            return None
+        return StepBatch(steps, drawn, *self.fitted.of_inputs(prompt, inputs or {}, count))
+
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FittedPolicy(Described):
+class FittedPolicy(Deciding):
     """One policy of a fit, or one node by itself.
 
     >>> from ttamer import datasets, fit
@@ -163,41 +189,12 @@ class FittedPolicy(Described):
             return self.rule.session(max_cost=max_cost)
         return self.rule.session(prior[0], costs[0], max_cost)
 
-    def batch(
-        self,
-        count: int,
-        *,
-        prompt: Sequence[str | None] | None = None,
-        inputs: Mapping[str, Sequence[Any]] | None = None,
-    ) -> StepBatch | None:
-        """Start deciding for many inputs in step, without caps.
-
-        Args:
-            count: The number of inputs.
-            prompt: Their texts, where the policy reads them.
-            inputs: What else is known of them, by name.
-
-        Returns:
-            Sessions over arrays; ``None`` for policies that only have sessions of one input.
-        """
-        return _batch([self], np.zeros(count, np.intp), prompt, inputs)
-
-
-def _batch(
-    policies: Sequence[FittedPolicy],
-    drawn: NDArray[np.intp],
-    prompt: Sequence[str | None] | None,
-    inputs: Mapping[str, Sequence[Any]] | None,
-) -> StepBatch | None:
-    """Start policies of one fit on many inputs; as :meth:`FittedPolicy.session` reads inputs."""
-    rules = [policy.rule for policy in policies if isinstance(policy.rule, StepPolicy)]
-    if len(rules) < len(policies):
-        return None
-    return StepBatch(rules, drawn, *policies[0].fitted.of_inputs(prompt, inputs or {}, len(drawn)))
+    def _rules(self, count: int) -> tuple[list[PolicyRule], NDArray[np.intp]]:
+        return [self.rule], np.zeros(count, np.intp)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Mixture(Described):
+class Mixture(Deciding):
     """Two policies of a ladder, and the share of inputs that the more expensive one decides.
 
     The draw is fixed by the seed and the input's key, so a repeated request is decided alike.
@@ -296,25 +293,8 @@ class Mixture(Described):
         policy = self.drawn(next(self._count) if key is None else key)
         return policy.session(max_cost=max_cost, prompt=prompt, inputs=inputs)
 
-    def batch(
-        self,
-        count: int,
-        *,
-        prompt: Sequence[str | None] | None = None,
-        inputs: Mapping[str, Sequence[Any]] | None = None,
-    ) -> StepBatch | None:
-        """Start deciding for many inputs in step, numbered from 0; see :meth:`FittedPolicy.batch`.
-
-        Args:
-            count: The number of inputs.
-            prompt: Their texts, where the policy reads them.
-            inputs: What else is known of them, by name.
-
-        Returns:
-            Sessions over arrays; ``None`` where a policy only has sessions of one input.
-        """
-        drawn = self.draws(count).astype(np.intp)
-        return _batch([self.cheap, self.expensive], drawn, prompt, inputs)
+    def _rules(self, count: int) -> tuple[list[PolicyRule], NDArray[np.intp]]:
+        return [self.cheap.rule, self.expensive.rule], self.draws(count).astype(np.intp)
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace; rows are numbered from 0.
