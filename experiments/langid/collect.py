@@ -93,7 +93,7 @@ def ask(rows: list[Text]) -> Trace:
 
 def write(trace: Trace, path: Path) -> None:
     """Write a small NPZ: numbers in single precision, everything compressed."""
-    columns = columns_of(trace, slice(None))
+    columns = columns_of(trace)
     small = {"f": np.float32, "i": np.int16}
     arrays = {name: values.astype(small[values.dtype.kind]) for name, values in columns.items()}
     arrays["classes"] = np.array(trace.classes)

@@ -386,7 +386,11 @@ def without(*names: str) -> dict:
         (["npz"], {"label": [[1], [2], [3]]}, r"'label': has shape \(3, 1\)"),
         (["npz"], {"label": [1j, 2, 3]}, "'label': holds complex128"),
         (["npz"], {"label": [1, 2, 3, 4]}, "'a.confidence' has 3 rows, 'label' has 4"),
-        (["npz"], {"label": np.array([1, None, "x"], object)}, "'label': holds Python objects"),
+        (
+            ["npz"],
+            {"label": np.array([1, None, "x"], object)},
+            "'label': .* holds Python objects, which",
+        ),
         (["npz"], {"classes": ["x"]}, "codes run from 1 to 3, and 'classes' has 1"),
         (["npz"], {"classes": [1]}, "'classes' must hold text"),
         (["npz"], {"classes": ["x"] * 9, "label": ["x"] * 3}, "'label': holds <U1, and codes"),
@@ -648,7 +652,7 @@ def test_a_member_with_records_is_refused(tmp_path):
 def test_csv_that_stops_being_text(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes(b"a.confidence,label\n0.5,x\n" * 1 + b"0.5,x\n" * 20_000 + b"0.5,\xff\n")
-    with pytest.raises(TraceError, match="is not text in UTF-8"):
+    with pytest.raises(TraceError, match=r"is damaged after row .* invalid UTF8 data"):
         Trace.read(path)
 
 

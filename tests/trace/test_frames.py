@@ -25,16 +25,6 @@ COLUMNS = {
 }
 
 
-class OnlyInterchange:
-    """A frame that has ``__dataframe__`` and no Arrow stream."""
-
-    def __init__(self, frame):
-        self._frame = frame
-
-    def __dataframe__(self, **options):
-        return self._frame.__dataframe__(**options)
-
-
 class OnlyStream:
     """A frame that has an Arrow stream and nothing else."""
 
@@ -60,7 +50,6 @@ MAKERS = {
     ),
     "pandas categories": lambda columns: pd.DataFrame(columns).astype({"label": "category"}),
     "an index": lambda columns: pd.DataFrame(columns, index=["x", "y", "z"]),
-    "interchange": lambda columns: OnlyInterchange(pa.table(columns)),
 }
 
 
@@ -170,11 +159,11 @@ def test_order_and_target_go_with_costs():
     [
         (
             {"small.confidence": [0.9, None, 0.7]},
-            "column 'small.confidence': row 1 .* NaN",
+            "column 'small.confidence': row 1 .* is missing, and small.prediction has",
         ),
         (
             {"small.confidence": ["a", "b", "c"]},
-            "the frame: column 'small.conf.*holds text such as 'a', and numbers are needed",
+            "the frame: column 'small.conf.*row 0 .* holds 'a', which is not a number; correct",
         ),
         ({"label": ["bird"] * 3}, "the frame: no label is ever predicted"),
         (
@@ -183,7 +172,7 @@ def test_order_and_target_go_with_costs():
         ),
         (
             {"small.correct": ["yes"] * 3, "large.v2.correct": ["no"] * 3},
-            "column 'small.correct': holds text such as 'yes', and truth values, or 0 and 1 are",
+            "column 'small.correct': row 0 .* holds 'yes', which is not a truth value; write true",
         ),
     ],
 )

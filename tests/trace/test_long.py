@@ -54,9 +54,9 @@ def test_calls_become_rows_with_gaps(tmp_path, name):
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        (LINES[:2] + LINES[:1], "id 'x' has 2 lines for node 'b'; keep one"),
-        ([*LINES[:2], LINES[0] | {"id": "y", "node": "c"}], "not in the cascade: 'c'"),
-        (LINES[1:3], "there is no line for node 'b'"),
+        (LINES[:2] + LINES[:1], "id 'x' has two lines for node 'b'; keep one"),
+        ([*LINES[:2], LINES[0] | {"id": "y", "node": "c"}], "not in the cascade: 'c.confidence'"),
+        (LINES[1:3], "one row per input.: the column 'b.confidence' is missing"),
         ([*LINES[:2], {"id": "y", "confidence": 0.5}], "column 'node': row 2 .* is empty"),
         ([*LINES[:2], {"node": "a", "confidence": 0.5}], "column 'id': row 2 .* is empty"),
         ([LINES[0], LINES[1] | {"label": "dog"}], "column 'label': id 'x' has two values"),

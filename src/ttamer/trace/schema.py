@@ -11,7 +11,7 @@ import math
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,7 @@ class Column:
         if self.kind == "text":
             return texts_of(values, shape, self.name)
         if self.kind == "flag":
-            values = _flags(values, self.name)
+            values = flags_of(np.asarray(values), f"{self.name}: ")
         return numbers_of(values, self.dtype, shape, self.name)
 
 
@@ -95,39 +95,62 @@ BY_NAME = {column.name: column for column in (*SCHEMA, SCORE)}
 CONFIDENCE, COST = BY_NAME["confidence"], BY_NAME["cost"]
 
 
-class Fault(NamedTuple):
-    """Answers of a node with a value that cannot be."""
+@dataclass(frozen=True)
+class Fault:
+    """Rows of a column with a value that cannot be."""
 
-    column: Column
-    node: int
-    kind: str
-    """ "missing" or infinite; "low" or "high"; "stray": there, although no confidence is."""
+    column: str
     rows: NDArray[np.bool_]
+    why: str = "missing, NaN or infinite"
+    is_gap: bool = True
+    """Whether a value is missing, and none is out of range: such rows may be left out."""
+
+    def text(self, start: int = 0) -> str:
+        """Say where, the first row being ``start``, how often, and why."""
+        count = int(self.rows.sum())
+        more = f" and {count - 1} more of {len(self.rows)}" if count > 1 else ""
+        return (
+            f"column {self.column!r}: row {int(self.rows.argmax()) + start} (counting from 0)"
+            f"{more} {'are' if count > 1 else 'is'} {self.why}"
+        )
 
 
-def faults(arrays: Mapping[Column, NDArray[Any]]) -> Iterator[Fault]:
-    """Yield what cannot be in the columns of nodes, which have a confidence at every answer."""
+def faults(
+    arrays: Mapping[Column, NDArray[Any]],
+    inputs: Mapping[str, NDArray[Any]],
+    names: Sequence[str],
+) -> Iterator[Fault]:
+    """Yield what cannot be: in the columns of nodes, and in inputs that are numbers."""
     answered = is_filled(arrays[CONFIDENCE])
     is_complete = bool(answered.all())
     for column, array in arrays.items():
         for node in range(array.shape[1]) if column.by == "node" else ():
-            values, bad = array[:, node], {}
+            values, name = array[:, node], f"{names[node]}.{column.name}"
+            bad = []
             if column.of_answer and not is_complete:
-                bad["stray"] = is_filled(values) & ~answered[:, node]
+                stray = is_filled(values) & ~answered[:, node]
+                why = f"missing, and {name} has a value there: a node that was not asked has none"
+                bad.append(Fault(f"{names[node]}.confidence", stray, why))
             if column.kind == "number":
                 finite = np.isfinite(values)
                 if not finite.all():
-                    bad["missing"] = np.isinf(values)
+                    lacking = np.isinf(values)
                     # A node may lack a column, but for its confidence and its cost.
                     if column.each_answer and (is_filled(values).any() or column is COST):
-                        bad["missing"] |= answered[:, node] & ~finite
+                        lacking |= answered[:, node] & ~finite
+                    bad.append(Fault(name, lacking))
                 if column.low > -math.inf:
-                    bad["low"] = values < column.low
+                    why = f"negative, and a {column.name} is not"
+                    bad.append(Fault(name, values < column.low, why, is_gap=False))
                 if column.high < math.inf:
-                    bad["high"] = values > column.high
-            for kind, rows in bad.items():
-                if rows.any():
-                    yield Fault(column, node, kind, rows)
+                    why = f"above 1, and a {column.name} is from 0 to 1"
+                    bad.append(Fault(name, values > column.high, why, is_gap=False))
+            yield from (fault for fault in bad if fault.rows.any())
+    for name, values in inputs.items():
+        if values.dtype != object:
+            rows = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+            if rows.any():
+                yield Fault(INPUT + name, rows)
 
 
 def is_filled(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -175,22 +198,27 @@ def read_only(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def _flags(values: Any, what: str) -> NDArray[np.int8]:
+def flags_of(array: NDArray[Any], what: str = "", start: int = 0) -> NDArray[np.int8]:
     """Return truth values as 1 and 0, and -1 where they are not known."""
-    array = np.asarray(values)
     if array.dtype == np.bool_:
         return array.view(np.int8)
-    if array.dtype == np.int8 and (not array.size or -1 <= array.min() <= array.max() <= 1):
+    if array.dtype == np.int8 and not ((array < -1) | (array > 1)).any():
         return array
     if array.dtype == object and all(v is None or isinstance(v, bool) for v in array.flat):
-        array = np.array([np.nan if v is None else v for v in array.flat], float).reshape(
-            array.shape
+        array = np.array([np.nan if v is None else v for v in array.flat]).reshape(array.shape)
+    if array.dtype.kind not in "biuf":  # astype(bool) makes all text true
+        raise TraceError(
+            f'{what}must be truth values, not {array.dtype}; compare it, as with values == "yes"'
         )
-    is_number = array.dtype.kind in "iuf"  # of text, astype(bool) is true throughout
-    if array.dtype.kind == "f" and np.isin(array[~np.isnan(array)], (0, 1)).all():
-        return np.where(np.isnan(array), -1, array).astype(np.int8)
-    remedy = "write .astype(bool)" if is_number else 'compare it, as with values == "yes"'
-    raise TraceError(f"{what}: must be truth values, not {array.dtype}; {remedy}")
+    missing = np.isnan(array)
+    odd = ~missing & (array != 0) & (array != 1)
+    if odd.any():
+        row = np.argwhere(odd)[0]
+        raise TraceError(
+            f"{what}row {row[0] + start} (counting from 0) is {array[tuple(row)]}; right is 1 or "
+            "true, wrong is 0 or false"
+        )
+    return np.where(missing, -1, array).astype(np.int8)
 
 
 def input_array(values: Any, rows: int, name: str) -> NDArray[Any]:
@@ -199,20 +227,11 @@ def input_array(values: Any, rows: int, name: str) -> NDArray[Any]:
     >>> input_array([3, 4], 2, "length").dtype, input_array(["de", None], 2, "language").dtype
     (dtype('float64'), dtype('O'))
     """
-    what = f"input {name!r}"
-    array = np.asarray(values)
+    what, array = f"input {name!r}", np.asarray(values)
     if array.dtype.kind in "OU" and array.ndim == 1:
         return texts_of(array, (rows,), what)
     kind = np.float32 if array.dtype in (np.float16, np.float32) and array.ndim == 2 else np.float64
-    shape = (rows, *array.shape[1:2])
-    array = numbers_of(array, kind, shape, what)
-    bad = ~np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
-    if bad.any():
-        raise TraceError(
-            f"{what}: row {int(bad.argmax())} (counting from 0) is missing, NaN or infinite "
-            f"({int(bad.sum())} in all); fix them, or leave the rows out"
-        )
-    return array
+    return numbers_of(array, kind, (rows, *array.shape[1:2]), what)
 
 
 def class_text(value: object) -> str | None:
@@ -229,11 +248,13 @@ def class_text(value: object) -> str | None:
         return value
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         value = value.item()
-    if value is None or isinstance(value, str):
-        return value
     kind = type(value)
-    if kind.__name__ in ("NAType", "NaTType") and kind.__module__.startswith("pandas."):
+    if value is None or (
+        kind.__name__ in ("NAType", "NaTType") and kind.__module__.startswith("pandas.")
+    ):
         return None
+    if isinstance(value, str):
+        return value
     if isinstance(value, int):
         return str(int(value))
     if isinstance(value, float):
@@ -295,10 +316,8 @@ class ClassCodes:
         >>> ClassCodes(["b"]).recode(np.array([0, -1, 1]), ["a", "b", "unused"]).tolist()
         [1, -1, 0]
         """
-        used = np.zeros(len(texts) + 1, bool)  # the last entry stands for -1
-        used[values] = True
-        table = np.full(len(used), -1, np.int32)
-        for position in np.flatnonzero(used[:-1]).tolist():
+        table = np.full(len(texts) + 1, -1, np.int32)  # the last entry stands for -1
+        for position in np.flatnonzero(used_codes([values], len(texts))).tolist():
             table[position] = self.code(texts[position])
         return np.asarray(table[values])
 
@@ -312,3 +331,16 @@ class ClassCodes:
                 return self.recode(offset, range(low, high + 1)).reshape(values.shape)
         distinct, inverse = np.unique(values, return_inverse=True)
         return self.recode(inverse, distinct.tolist()).reshape(values.shape)
+
+
+def used_codes(arrays: Iterable[NDArray[Any]], count: int) -> NDArray[np.bool_]:
+    """Return, shape (count,), which codes stand in arrays; no sorting, as logs are long.
+
+    >>> used_codes([np.array([2, -1, 0])], 4).tolist()
+    [True, False, True, False]
+    """
+    used = np.zeros(count + 1, bool)  # the last entry stands for -1
+    for codes in arrays:
+        for column in [codes] if codes.ndim == 1 else codes.T:
+            used[column] = True
+    return used[:-1]

@@ -28,7 +28,6 @@ from ttamer.show.curves import draw_curves
 from ttamer.trace.checks import check_classes, require_trace
 from ttamer.trace.losses import losses_of
 from ttamer.trace.schema import (
-    CONFIDENCE,
     INPUT,
     SCHEMA,
     ClassCodes,
@@ -37,6 +36,7 @@ from ttamer.trace.schema import (
     input_array,
     numbers_of,
     read_only,
+    used_codes,
 )
 
 OnBad = Literal["refuse", "skip"]
@@ -117,17 +117,17 @@ class Columns:
         for column, values in self.columns():
             put(self, column.field, column.array(values, (rows, count)[: 2 if column.by == "node"
                                                                        else 1]))  # fmt: skip
-        self._check_columns()
-        if self.raw_loss is not None:
-            _check_max_loss(self.raw_loss, self.spec)
-            largest = float(np.nanmax(self.raw_loss, initial=0.0))
-            put(self, "largest_loss", max(largest, self.largest_loss or 0.0))
         require_kind(self.inputs, Mapping, "inputs must be a mapping of arrays", "{name: values}")
         taken = {f"{node}.{column.name}" for node in self.names for column in SCHEMA}
         for name in self.inputs:
             if not name or INPUT + name in taken:
                 raise TraceError(f"input {name!r}: this name is taken by a node; choose another")
         put(self, "inputs", {k: input_array(v, rows, k) for k, v in self.inputs.items()})
+        self._check_columns()
+        if self.raw_loss is not None:
+            _check_max_loss(self.raw_loss, self.spec)
+            largest = float(np.nanmax(self.raw_loss, initial=0.0))
+            put(self, "largest_loss", max(largest, self.largest_loss or 0.0))
 
     def _check_columns(self) -> None:
         """Refuse codes without a text, numbers out of range, and values where no answer is."""
@@ -140,21 +140,8 @@ class Columns:
                     f"of the {column.texts}; there are codes from {codes.min()} to {codes.max()}",
                     param=column.field,
                 )
-        for column, node, kind, bad in faults(columns):
-            name, row = column.name, int(bad.argmax())
-            why = {
-                "missing": "a value is needed at each answer, and it must be finite",
-                "low": f"a {name} is not negative",
-                "high": f"a {name} is at most {column.high:g}",
-                "stray": f"and {name} has a value there: a node that was not asked has none",
-            }[kind]
-            at_fault = CONFIDENCE if kind == "stray" else column
-            raise TraceError(
-                f"{at_fault.name} of {self.names[node]!r}: row {row} (counting from 0) is "
-                f"{columns[at_fault][row, node]}; {why} ({int(bad.sum())} of {len(bad)} rows); "
-                "correct the log, or leave these rows out",
-                param=column.field,
-            )
+        for fault in faults(columns, self.inputs, self.names):
+            raise TraceError(f"{fault.text()}; correct the log, or leave these rows out")
 
     def __len__(self) -> int:
         return len(self.confidence)
@@ -353,7 +340,7 @@ class Trace(Columns):
 
         Args:
             frame: A frame of pandas or polars, an Arrow table, or any object that exports an Arrow
-                stream (``__arrow_c_stream__``) or ``__dataframe__``.
+                stream (``__arrow_c_stream__``).
             cascade: A :class:`CascadeSpec` or a ``cascade.toml``. Without it and ``costs`` the
                 nodes are taken from the columns, and ``notes`` has a sentence about it.
             costs: The cost of each node by name, instead of a cascade.
@@ -806,7 +793,7 @@ def graded(
     spec: CascadeSpec, score: NDArray[np.float64]
 ) -> tuple[CascadeSpec, NDArray[np.float64]]:
     """Return the losses of scores, and the cascade with 1 as the largest loss."""
-    outside = ~((score >= 0) & (score <= 1) | np.isnan(score))
+    outside = (score < 0) | (score > 1)
     if outside.any():
         raise TraceError(
             f"score: {int(outside.sum())} are not from 0 to 1, the first is "
@@ -918,12 +905,9 @@ def _ranks(
     arrays: Sequence[NDArray[np.int32]], texts: Sequence[str]
 ) -> tuple[NDArray[np.int32], list[str]]:
     """Return the place of each code among the texts that are used, in order, and these texts."""
-    used = np.zeros(len(texts) + 1, bool)  # the last entry stands for code -1
-    for codes in arrays:
-        for column in [codes] if codes.ndim == 1 else codes.T:
-            used[column] = True
-    ranked = sorted(np.flatnonzero(used[:-1]).tolist(), key=lambda code: texts[code])
-    rank = np.full(len(used), -1, np.int32)
+    used = np.flatnonzero(used_codes(arrays, len(texts))).tolist()
+    ranked = sorted(used, key=lambda code: texts[code])
+    rank = np.full(len(texts) + 1, -1, np.int32)  # the last entry stands for code -1
     rank[ranked] = np.arange(len(ranked), dtype=np.int32)
     return rank, [texts[code] for code in ranked]
 
