@@ -339,6 +339,9 @@ def test_a_plan_says_what_would_be_asked_and_paid(make_served):
     plan = plan_collection(served.cascade, limit, paid)
     assert plan.calls == {"small": 30, "large": 150}
     assert plan.cost["small"] == 30
+    judged = plan_collection(served.cascade, limit, paid, judge=Judge("small"))
+    assert judged.calls == {**plan.calls, "verdicts of small": 60}
+    assert "verdicts of small: 60 calls, at most 60\nin all at most" in str(judged)
     assert served.counts == [0, 0]
     spent = collected(served, limit).costs.sum(axis=0)
     assert (plan.cost["large"], plan.cost["small"]) >= tuple(spent[::-1])

@@ -462,19 +462,17 @@ class Client:
             raise self._failure("queue", "has too many calls under way") from None
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        too_large = self._failure("too_large", f"returned more than {self.max_response} bytes")
-        length = response.content_length
-        if length is not None:
-            if length > self.max_response:
-                raise too_large
-            return await response.read()
-        parts, size = [], 0
-        async for part in response.content.iter_any():
-            size += len(part)
-            if size > self.max_response:
-                raise too_large
-            parts.append(part)
-        return b"".join(parts)
+        parts, size = [], response.content_length or 0
+        if size <= self.max_response:
+            size = 0
+            async for part in response.content.iter_any():
+                parts.append(part)
+                size += len(part)
+                if size > self.max_response:
+                    break
+            else:
+                return b"".join(parts)
+        raise self._failure("too_large", f"returned more than {self.max_response} bytes")
 
     async def _refused(self, response: aiohttp.ClientResponse) -> UpstreamFailed:
         status = response.status

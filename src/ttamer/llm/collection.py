@@ -35,24 +35,18 @@ class CollectionPlan:
     """What a collection would ask, and what that would cost at most."""
 
     calls: Mapping[str, int]
-    """The calls of each node that are not paid for yet."""
+    """The calls that are not paid for yet, by node; with a judge also its verdicts, at most."""
     cost: Mapping[str, float]
-    """By node, in the cascade's units: prompts as long as their bytes say, answers as long as they
-    may be."""
+    """In the cascade's units: prompts as long as their bytes say, answers as long as they may
+    be."""
     kept: int
     """The responses that are there."""
-    verdicts: int = 0
-    """The calls of a judge, if all answers differ."""
-    verdict_cost: float = 0.0
 
     def __str__(self) -> str:
-        asked = [(name, "", count, self.cost[name]) for name, count in self.calls.items()]
-        if self.verdicts:
-            asked.append(("verdicts", "at most ", self.verdicts, self.verdict_cost))
-        parts = [f"{name}: {most}{counted(count, 'call', ',')}, at most {cost:g}"
-                 for name, most, count, cost in asked]  # fmt: skip
-        total = sum(self.cost.values()) + self.verdict_cost
-        return "\n".join([*parts, f"in all at most {total:g}; {self.kept} responses are kept"])
+        parts = [f"{name}: {counted(count, 'call', ',')}, at most {self.cost[name]:g}"
+                 for name, count in self.calls.items()]  # fmt: skip
+        total = f"in all at most {sum(self.cost.values()):g}; {self.kept} responses are kept"
+        return "\n".join([*parts, total])
 
 
 class Collection:
@@ -204,29 +198,27 @@ class Collection:
 
     async def plan(self, names: Sequence[str]) -> CollectionPlan:
         """Return what would be asked."""
-        calls, cost = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
-
-        def add(name: str, request: Mapping[str, Any]) -> None:
-            calls[name] = calls.get(name, 0) + 1
-            cost[name] = cost.get(name, 0.0) + cost_at_most(self.nodes[name], request)
-
+        requests: list[tuple[str, Mapping[str, Any]]] = []
         for name, body in product(names, self.bodies.values()):
             node, upstreams = self._node(name)
             with suppress(UpstreamFailed):
                 await node.ask(Work(dict(body)))
-            verifier = node.settings.verifier
-            for asked, upstream in upstreams.items():
-                for request in upstream.missing:
-                    add(asked, request)
-                    if verifier and asked == name:  # its verdict will be asked for
-                        add(verifier, request)
-        verdicts: list[float] = []
+            requests += [(asked, r) for asked, up in upstreams.items() for r in up.missing]
+            if node.settings.verifier:  # the verdict will be asked for
+                requests += [(node.settings.verifier, r) for r in upstreams[name].missing]
+        cost: dict[str, list[float]] = {name: [] for name in names}
+        for name, request in requests:
+            cost.setdefault(name, []).append(cost_at_most(self.nodes[name], request))
         if self.verdicts is not None:
-            for row, prompt in enumerate(self.prompts):
-                longest = " " * int(BYTES_PER_TOKEN * tokens_of(prompt.body))
-                request = self.verdicts.request(row, longest)
-                verdicts += [cost_at_most(self.verdicts.asked.node, request)] * len(names)
-        return CollectionPlan(calls, cost, len(self.paid), len(verdicts), sum(verdicts))
+            longest = (" " * int(BYTES_PER_TOKEN * tokens_of(p.body)) for p in self.prompts)
+            bodies = [self.verdicts.request(row, text) for row, text in enumerate(longest)]
+            judge = self.verdicts.asked.node
+            cost[f"verdicts of {judge.name}"] = [
+                cost_at_most(judge, body) for body, _ in product(bodies, names)
+            ]
+        calls = {name: len(costs) for name, costs in cost.items()}
+        total = {name: sum(costs) for name, costs in cost.items()}
+        return CollectionPlan(calls, total, len(self.paid))
 
     # Comparing
 

@@ -13,12 +13,15 @@ import dataclasses
 import json
 import math
 import os
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ttamer._checks import counted, require_path, shown
 from ttamer.cascade import CascadeNode, CascadeSpec
@@ -32,18 +35,17 @@ from ttamer.llm.confidence import (
     question_text,
     without_reasoning,
 )
-from ttamer.llm.prompts import csv_rows, json_rows, label_of, read_text, write_answers
-from ttamer.llm.settings import TokenCost, checked, comparison_of
+from ttamer.llm.prompts import label_of, rows_of, write_answers
+from ttamer.llm.settings import CascadeSource, TokenCost, checked, comparison_of, spec_of
 from ttamer.trace.schema import INPUT
 from ttamer.trace.trace import OnBad, Trace
 
-Rows = Sequence[tuple[str, Mapping[str, Any]]]
-"""The place and the fields of each row."""
+Row = Mapping[str, Any]
 
 
 def import_answers(
     path: str | os.PathLike[str],
-    cascade: CascadeSpec | str | os.PathLike[str],
+    cascade: CascadeSource,
     *,
     on_bad: OnBad = "refuse",
     answers: str | os.PathLike[str] | None = None,
@@ -56,8 +58,8 @@ def import_answers(
     What is right may also be stated: ``<node>.correct``, ``<node>.score`` from 0 to 1, or
     ``<node>.thumbs`` (up or down); it counts more than the label. ``input.<name>`` is anything else
     known before any node is asked. A node that did not answer a row (null, or an empty cell) has a
-    gap there. A node without confidences gets ``confidence =
-    "none"``. What is not read is named in ``notes``.
+    gap there. A node without confidences gets ``confidence = "none"``. What is not read is named in
+    ``notes``.
 
     Lines of LiteLLM's spend logs and of OpenAI's batches are put together by their prompt and their
     ``custom_id``; their models are the names of nodes, or the ``model`` of a node.
@@ -89,7 +91,7 @@ def import_answers(
     [[0.0, 1.0], [0.0, 0.0]]
     """
     require_path(path, "import_answers")
-    spec = cascade if isinstance(cascade, CascadeSpec) else CascadeSpec.from_file(cascade)
+    spec = spec_of(cascade)
     rule = comparison_of(spec)
     if rule.kind == "embedding":
         raise CascadeError(
@@ -104,17 +106,16 @@ def import_answers(
     used, left_out = _read(rows, nodes, rule, on_bad)
     if not used:
         raise TraceError(f"{path}: all of its rows were left out")
-    quiet = [node.name for node in nodes if "confidence" not in node.columns]
+    quiet = [node.node.name for node in nodes if "confidence" not in node.columns]
     notes += [f'no column {name}.confidence: write confidence = "none" for {name!r} in the '
               "cascade.toml that serves it" for name in quiet]  # fmt: skip
     read = {"label", "prompt", "messages", *(c for node in nodes for c in node.columns.values())}
     inputs = [name for name in columns if name.startswith(INPUT) and name not in read]
-    read |= {*inputs}
-    if dropped := [name for name in columns if name not in read]:
+    if dropped := [name for name in columns if name not in {*read, *inputs}]:
         notes.append("not read: " + ", ".join(dropped[:8]) + (", ..." if len(dropped) > 8 else ""))
-    labelled = sum(answered.label is not None for _, answered in used)
-    if 0 < labelled < len(used):
-        notes.append(f"{len(used) - labelled} of {counted(len(used), 'row')} without a label")
+    unlabelled = sum(answered.label is None for _, answered in used)
+    if 0 < unlabelled < len(used):
+        notes.append(f"{unlabelled} of {counted(len(used), 'row')} without a label")
     silent = dataclasses.replace(spec, nodes=tuple(
         dataclasses.replace(node, options={**node.options, "confidence": "none"})
         if node.name in quiet else node for node in spec.nodes
@@ -124,9 +125,8 @@ def import_answers(
         trace = asyncio.run(
             trace_of(silent, Comparer(rule), answered, left_out=left_out, notes=notes)
         )
-        values = {name.removeprefix(INPUT): [row.get(name) for row, _ in used] for name in inputs}
-        with_inputs = {name: _numbers_or_texts(cells) for name, cells in values.items()}
-        trace = dataclasses.replace(trace, inputs=with_inputs)
+        cells = {name.removeprefix(INPUT): [row.get(name) for row, _ in used] for name in inputs}
+        trace = dataclasses.replace(trace, inputs={n: _column(v) for n, v in cells.items()})
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
     if answers is not None and all(row.prompt for row in answered):
@@ -138,17 +138,16 @@ def import_answers(
     return trace
 
 
-def _numbers_or_texts(cells: Sequence[Any]) -> Sequence[Any]:
-    """Return the cells of a column as numbers where all of them are: in CSV they are texts."""
-    try:
-        return [float(cell) for cell in cells]
-    except (TypeError, ValueError):
-        return cells
+def _column(cells: Sequence[Any]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return a column, of numbers where all cells are: in CSV they are texts."""
+    with suppress(TypeError, ValueError):
+        return np.array([float(cell) for cell in cells])
+    return np.array(cells, object)
 
 
 def _read(
-    rows: Rows, nodes: Sequence[_Columns], rule: Comparison, on_bad: OnBad
-) -> tuple[list[tuple[Mapping[str, Any], Answered]], Counter[str]]:
+    rows: Sequence[tuple[str, Row]], nodes: Sequence[_Columns], rule: Comparison, on_bad: OnBad
+) -> tuple[list[tuple[Row, Answered]], Counter[str]]:
     """Read the rows, and count those that cannot be used where they may be left out."""
     used, left_out = [], Counter[str]()
     for where, row in rows:
@@ -176,8 +175,7 @@ def _read(
 class _Columns(NamedTuple):
     """Where a row has the reply of one node."""
 
-    name: str
-    fixed: float
+    node: CascadeNode
     price: TokenCost | None
     columns: Mapping[str, str]
     """By field, as far as the log has them."""
@@ -189,8 +187,7 @@ class _Columns(NamedTuple):
         """Find the columns of a node in those of a log."""
         fields = ("answer", "confidence", "cost", "input_tokens", "output_tokens", "correct",
                   "score", "thumbs")  # fmt: skip
-        read = {field: f"{node.name}.{field}" for field in fields}
-        read = {field: column for field, column in read.items() if column in columns}
+        read = {field: name for field in fields if (name := f"{node.name}.{field}") in columns}
         if "answer" not in read:
             raise TraceError(
                 f"{path}: the column '{node.name}.answer' is missing; there are "
@@ -199,44 +196,43 @@ class _Columns(NamedTuple):
         price = node.options.get("cost_per_token")
         if price is not None:
             price = checked(TokenCost, price, f"[[node]] {node.name!r}: cost_per_token")
-            if "cost" not in read and not {"input_tokens", "output_tokens"} <= {*read}:
+            tokens = {"input_tokens", "output_tokens"}
+            if "cost" not in read and not tokens <= {*read}:
                 raise TraceError(
                     f"{path}: the cascade prices the tokens of {node.name!r}, and the log has no "
                     f"columns '{node.name}.input_tokens' and '{node.name}.output_tokens', nor "
                     f"'{node.name}.cost'"
                 )
-        return cls(node.name, node.cost, price, read)
+        return cls(node, price, read)
 
-    def read(self, row: Mapping[str, Any], rule: Comparison) -> Answer | None:
+    def read(self, row: Row, rule: Comparison) -> Answer | None:
         """Return the answer on a row; ``None`` where there is none."""
         text = row.get(self.columns["answer"])
         if text is None:
             return None
-        if isinstance(text, list | dict) and rule.kind == "json":
-            text = json.dumps(text, ensure_ascii=False)
         if isinstance(text, list | dict):
-            kind = "a list" if isinstance(text, list) else "an object"
-            raise TraceError(f"{self.name}.answer is {kind}; it must be text")
-        confidence, cost = 0.0, self.fixed
+            if rule.kind != "json":
+                kind = "a list" if isinstance(text, list) else "an object"
+                raise TraceError(f"{self.node.name}.answer is {kind}; it must be text")
+            text = json.dumps(text, ensure_ascii=False)
+        confidence, cost = 0.0, self.node.cost
         if "confidence" in self.columns:
-            confidence = _number(row, self.columns["confidence"])
+            confidence = self._number(row, "confidence", -math.inf)
         if "cost" in self.columns:
-            cost = _number(row, self.columns["cost"], minimum=0.0)
+            cost = self._number(row, "cost")
         elif self.price is not None:
-            tokens = [_number(row, self.columns[field], minimum=0.0)
-                      for field in ("input_tokens", "output_tokens")]  # fmt: skip
-            cost += self.price.input * tokens[0] + self.price.output * tokens[1]
-        text = without_reasoning(str(text))
-        return Answer(text, confidence, cost, right=self._right(row))
+            cost += self.price.input * self._number(row, "input_tokens")
+            cost += self.price.output * self._number(row, "output_tokens")
+        return Answer(without_reasoning(str(text)), confidence, cost, right=self._right(row))
 
-    def _right(self, row: Mapping[str, Any]) -> float:
+    def _right(self, row: Row) -> float:
         """Return how right the answer is said to be; NaN where nothing is said."""
         for field in ("correct", "score", "thumbs"):
             column = self.columns.get(field, "")
             if row.get(column) is None:
                 continue
             if field == "score":
-                score = _number(row, column, minimum=0.0)
+                score = self._number(row, field)
                 if score > 1:
                     raise TraceError(f"{column} is {score:g}; it must be from 0 to 1")
                 return score
@@ -246,130 +242,94 @@ class _Columns(NamedTuple):
             return float(text in ("up", "1", "true"))
         return math.nan
 
-
-def _number(row: Mapping[str, Any], column: str, *, minimum: float = -math.inf) -> float:
-    value = row.get(column)
-    try:
-        number = float(value) if isinstance(value, str | int | float) else math.nan
-    except ValueError:
-        number = math.nan
-    if isinstance(value, bool) or not (math.isfinite(number) and number >= minimum):
-        allowed = "a finite number" if minimum < 0 else "a number from 0"
-        raise TraceError(f"{column} is {value!r}; it must be {allowed}")
-    return number
-
-
-# Files
+    def _number(self, row: Row, field: str, minimum: float = 0.0) -> float:
+        value = row.get(self.columns[field])
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            number = math.nan
+        if not (math.isfinite(number) and number >= minimum):
+            allowed = "a number from 0" if minimum == 0 else "a finite number"
+            raise TraceError(f"{self.columns[field]} is {value!r}; it must be {allowed}")
+        return number
 
 
-def _rows(file: Path, spec: CascadeSpec) -> tuple[Rows, list[str]]:
-    """Return the place and the fields of each row, and notes on what is dropped."""
-    text = read_text(file)
-    if file.suffix == ".csv":
-        rows: Rows = list(csv_rows(file, text))
-    elif file.suffix in (".jsonl", ".ndjson"):
-        rows = list(json_rows(file, text))
-    else:
-        raise TraceError(f"{file}: the suffix must be one of .jsonl, .ndjson, .csv")
+def _rows(file: Path, spec: CascadeSpec) -> tuple[list[tuple[str, Row]], list[str]]:
+    """Return the place and the fields of each row, and notes on what is dropped.
+
+    In a log with one line per call, the calls of one prompt are one row; of several by one model,
+    the last counts.
+    """
+    rows: list[tuple[str, Row]] = [*rows_of(file)]
     fields = {name for _, row in rows for name in row}
-    for read, names in (
-        (_of_batch, {"custom_id", "response"}),
-        (_of_spend_log, {"spend", "model", "response"}),
-    ):
-        if names <= fields:
-            return _by_prompt(file, rows, spec, read)
-    return rows, []
-
-
-class _Call(NamedTuple):
-    """A call in a log with one line per call."""
-
-    key: str
-    """Of its prompt."""
-    models: Sequence[str]
-    """The names that its model may have."""
-    facts: Mapping[str, Any]
-    """What is known of the prompt."""
-    reply: Mapping[str, Any]
-
-
-def _by_prompt(
-    file: Path, rows: Rows, spec: CascadeSpec, read: Callable[[Mapping[str, Any]], _Call]
-) -> tuple[Rows, list[str]]:
-    """Put the calls of one prompt into one row; of several by one model, the last counts."""
+    if not ({"custom_id", "response"} <= fields or {"spend", "model", "response"} <= fields):
+        return rows, []
     names = {node.options.get("model", node.name): node.name for node in spec.nodes}
     names |= {name: name for name in spec.names}
     wide: dict[str, tuple[str, dict[str, Any]]] = {}
     others = Counter[str]()
     for where, row in rows:
-        call = read(row)
-        _, fields = wide.setdefault(call.key, (where, {}))
-        fields |= call.facts
-        name = next((names[model] for model in call.models if model in names), None)
+        key, models, facts, reply = _call(row)
+        _, cells = wide.setdefault(key, (where, {}))
+        cells |= {name: value for name, value in facts.items() if value is not None}
+        name = next((names[model] for model in models if model in names), None)
         if name is not None:
-            fields |= {f"{name}.{field}": value for field, value in call.reply.items()}
-        elif call.models:
-            others[call.models[0]] += 1
-    columns = {column for _, fields in wide.values() for column in fields}
+            cells |= {f"{name}.{field}": value for field, value in reply.items()}
+        elif models:
+            others[models[0]] += 1
+    columns = {column for _, cells in wide.values() for column in cells}
     if lacking := [name for name in spec.names if f"{name}.answer" not in columns]:
         raise TraceError(
             f"{file}: no call of {shown(lacking)} has an answer; the other models are "
             f"{shown([*others]) or 'none'}: write one as model of the node"
         )
     notes = [f"not read: {counted(n, 'call')} of {model}" for model, n in others.items()]
-    return list(wide.values()), notes
+    return [*wide.values()], notes
 
 
-def _of_batch(row: Mapping[str, Any]) -> _Call:
-    """Read a line of OpenAI's batch files."""
-    response, request = row.get("response") or {}, row.get("body") or {}
-    body = response.get("body") if isinstance(response, dict) else None
-    facts = {name: row[name] for name in ("label",) if row.get(name) is not None}
-    facts |= {name: request[name] for name in ("messages", "prompt") if name in request}
-    key = str(row.get("custom_id"))
-    if not isinstance(body, dict) or response.get("status_code", 200) != 200:
-        return _Call(key, [], facts, {})
-    return _Call(key, _models(body.get("model")), facts, _reply_in(body))
+def _call(row: Row) -> tuple[str, list[str], Row, dict[str, Any]]:
+    """Read a line of OpenAI's batches, or of LiteLLM's spend logs.
 
-
-def _of_spend_log(row: Mapping[str, Any]) -> _Call:
-    """Read a line of LiteLLM's spend logs, whose messages may be JSON text."""
-    messages, response = _parsed(row.get("messages")), _parsed(row.get("response"))
-    reply = _reply_in(response) if isinstance(response, dict) else {}
-    if reply:
-        reply["cost"] = row.get("spend")
-    models = [*_models(row.get("model_group")), *_models(row.get("model"))]
-    return _Call(json.dumps(messages, sort_keys=True), models, {"messages": messages}, reply)
+    Returns:
+        The key of its prompt, the names that its model may have, what is known of the prompt, and
+        the columns of the answer.
+    """
+    body: Any = None
+    reply: dict[str, Any] = {}
+    if "custom_id" in row:
+        response, request = row.get("response") or {}, row.get("body") or {}
+        is_good = isinstance(response, dict) and response.get("status_code", 200) == 200
+        key, body = str(row["custom_id"]), (response.get("body") if is_good else None)
+        models = _spellings(body.get("model")) if isinstance(body, dict) else []
+    else:
+        request, body = {"messages": _parsed(row.get("messages"))}, _parsed(row.get("response"))
+        key, reply["cost"] = json.dumps(request, sort_keys=True), row.get("spend")
+        models = _spellings(row.get("model_group")) + _spellings(row.get("model"))
+    facts = {"label": row.get("label"), "messages": request.get("messages"),
+             "prompt": request.get("prompt")}  # fmt: skip
+    try:
+        reply["answer"] = answer_text(body)
+    except (Unreadable, AttributeError):  # a call that failed
+        return key, models, facts, {}
+    with suppress(Unreadable):
+        reply["confidence"] = probability_of_answer(body)
+    usage = body.get("usage") if isinstance(body, dict) else None
+    for name, field in (("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens")):
+        if isinstance(usage, dict):
+            reply[name] = usage.get(field)
+    return key, models, facts, reply
 
 
 def _parsed(value: Any) -> Any:
     """Return a value that may be JSON text, as in exports of databases."""
-    if isinstance(value, str):
-        with suppress(ValueError):
-            return json.loads(value)
+    with suppress(ValueError):
+        return json.loads(value) if isinstance(value, str) else value
     return value
 
 
-def _models(name: Any) -> list[str]:
+def _spellings(name: Any) -> list[str]:
     """Return the names of a model: with and without its provider, and its date."""
     if not isinstance(name, str) or not name:
         return []
     plain = name.rpartition("/")[2]
-    parts = plain.split("-")
-    undated = "-".join(parts[:-3]) if len(parts) > 3 and parts[-3].isdecimal() else plain
-    return list(dict.fromkeys((name, plain, undated)))
-
-
-def _reply_in(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer, its confidence and its tokens in a response of OpenAI's format."""
-    try:
-        reply: dict[str, Any] = {"answer": answer_text(body)}
-    except Unreadable:
-        return {}
-    with suppress(Unreadable):
-        reply["confidence"] = probability_of_answer(body)
-    usage = body.get("usage")
-    if isinstance(usage, dict):
-        reply["input_tokens"] = usage.get("prompt_tokens")
-        reply["output_tokens"] = usage.get("completion_tokens")
-    return reply
+    return list(dict.fromkeys((name, plain, re.sub(r"-\d+-[^-]+-[^-]+$", "", plain))))

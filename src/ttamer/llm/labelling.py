@@ -30,11 +30,11 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
 from itertools import chain
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -48,7 +48,6 @@ from ttamer.llm.prompts import AnsweredPrompt
 from ttamer.trace.trace import Trace
 
 
-@dataclass
 class Labelling:
     """The labels of a trace: which are there, which row comes next, and where they are kept.
 
@@ -70,32 +69,30 @@ class Labelling:
         TraceError: If there are not as many prompts as rows, or the file cannot be used.
     """
 
-    plan: LabelPlan
-    rows: Sequence[AnsweredPrompt]
-    path: str | os.PathLike[str]
-    right: dict[int, tuple[bool, ...]] = field(default_factory=dict)
-    """Whether each node is right, by row."""
-    skipped: set[int] = field(default_factory=set)
-    unknown: int = 0
-    """The labels in the file that belong to no row of the trace."""
-
-    def __post_init__(self) -> None:
-        if len(self.rows) != len(self.plan.trace):
+    def __init__(
+        self, plan: LabelPlan, rows: Sequence[AnsweredPrompt], path: str | os.PathLike[str]
+    ) -> None:
+        if len(rows) != len(plan.trace):
             raise TraceError(
-                f"there are prompts for {counted(len(self.rows), 'row')}, and the trace has "
-                f"{len(self.plan.trace)}; both must be of the same collection"
+                f"there are prompts for {counted(len(rows), 'row')}, and the trace has "
+                f"{len(plan.trace)}; both must be of the same collection"
             )
+        self.plan, self.rows, self._labels = plan, rows, Store(path)
+        self.right: dict[int, tuple[bool, ...]] = {}
+        """Whether each node is right, by row."""
+        self.skipped: set[int] = set()
+        self.unknown = 0
+        """The labels in the file that belong to no row of the trace."""
         self._rows_of: dict[str, list[int]] = {}  # equal rows have one label
-        for number, row in enumerate(self.rows):
+        for number, row in enumerate(rows):
             self._rows_of.setdefault(row.key, []).append(number)
 
     def __enter__(self) -> Self:
-        self._labels = Store(self.path).__enter__()
-        labels = {key: self._labels.get(key) for key in self._rows_of}
+        self._labels.__enter__()
+        labels = {key: label for key in self._rows_of if (label := self._labels.get(key))}
         for key, label in labels.items():
-            if label is not None:
-                self._set(key, json.loads(label))
-        self.unknown = len(self._labels) - sum(label is not None for label in labels.values())
+            self._set(key, json.loads(label))
+        self.unknown = len(self._labels) - len(labels)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -176,7 +173,7 @@ class Labelling:
 class _Label(msgspec.Struct):
     """What the page sends: which of the answers shown are right; ``None`` skips the row."""
 
-    row: int
+    row: Annotated[int, msgspec.Meta(ge=0)]
     right: list[bool] | None = None
 
 
@@ -190,16 +187,10 @@ class LabelPage:
         self.app = web.Application(middlewares=[self._guard], client_max_size=64 * 1024)
         self.app.add_routes([
             web.get("/{token}/", self._show),
-            web.get("/{token}/next", self._next),
-            web.get(r"/{token}/{row:[0-9]{1,9}}", self._row),
+            web.get(r"/{token}/{row:next|[0-9]{1,9}}", self._row),
             web.post("/{token}/label", self._label),
             web.post("/{token}/done", self._done),
         ])  # fmt: skip
-
-    @property
-    def url(self) -> str:
-        """The address of the page."""
-        return f"http://127.0.0.1:{self.port}/{self.token}/"
 
     async def serve(self, port: int = 0, ready: Callable[[str], object] = print) -> None:
         """Serve the page until the person is done; ``ready`` is called with its address.
@@ -213,7 +204,7 @@ class LabelPage:
         try:
             await web.TCPSite(runner, "127.0.0.1", port).start()
             self.port = runner.addresses[0][1]
-            ready(self.url)
+            ready(f"http://127.0.0.1:{self.port}/{self.token}/")
             await self.is_done.wait()
         finally:
             await runner.cleanup()
@@ -222,12 +213,9 @@ class LabelPage:
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """Refuse requests that another page makes, also under another name of this machine."""
         hosts = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost")}
-        if request.headers.get("Host") not in hosts:
+        if (host := request.headers.get("Host")) not in hosts:
             raise web.HTTPMisdirectedRequest
-        if (
-            request.headers.get("Origin", f"http://{request.host}").removeprefix("http://")
-            not in hosts
-        ):
+        if request.headers.get("Origin", f"http://{host}").removeprefix("http://") not in hosts:
             raise web.HTTPForbidden
         token = request.match_info.get("token", "")
         if not secrets.compare_digest(token.encode(), self.token.encode()):
@@ -249,37 +237,29 @@ class LabelPage:
             f"{_hash(html, 'style')}; connect-src 'self'; img-src data:; base-uri 'none'; "
             "form-action 'none'; frame-ancestors 'self'"
         )
-        headers = {
-            "content-security-policy": policy,
-            "referrer-policy": "no-referrer",
-            "x-content-type-options": "nosniff",
-        }
+        headers = {"content-security-policy": policy, "referrer-policy": "no-referrer",
+                   "x-content-type-options": "nosniff"}  # fmt: skip
         return web.Response(text=html, content_type="text/html", headers=headers)
 
-    async def _next(self, _request: web.Request | None = None) -> web.Response:
-        return web.json_response(self.labelling.to_dict(self.labelling.next()))
-
     async def _row(self, request: web.Request) -> web.Response:
-        row = int(request.match_info["row"])
-        if row >= len(self.labelling.rows):
+        asked = request.match_info["row"]
+        row = self.labelling.next() if asked == "next" else int(asked)
+        if row is not None and row >= len(self.labelling.rows):
             raise web.HTTPNotFound
         return web.json_response(self.labelling.to_dict(row))
 
     async def _label(self, request: web.Request) -> web.Response:
         try:
             label = msgspec.json.decode(await request.read(), type=_Label)
-        except msgspec.MsgspecError:
+            right = label.right
+            choices = self.labelling.choices(label.row)
+            if right is not None:
+                pairs = zip(right, (nodes for _, nodes in choices), strict=True)
+                names = [*chain.from_iterable(nodes for is_right, nodes in pairs if is_right)]
+        except (msgspec.MsgspecError, IndexError, ValueError):
             raise web.HTTPBadRequest from None
-        if not 0 <= label.row < len(self.labelling.rows):
-            raise web.HTTPBadRequest
-        choices, names = self.labelling.choices(label.row), None
-        if label.right is not None:
-            if len(label.right) != len(choices):
-                raise web.HTTPBadRequest
-            nodes = (n for is_right, (_, n) in zip(label.right, choices, strict=True) if is_right)
-            names = [*chain.from_iterable(nodes)]
-        self.labelling.add(label.row, names)
-        return await self._next()
+        self.labelling.add(label.row, None if right is None else names)
+        return web.json_response(self.labelling.to_dict(self.labelling.next()))
 
     async def _done(self, _request: web.Request) -> web.Response:
         self.is_done.set()
@@ -304,15 +284,11 @@ class LabelEstimate(NamedTuple):
     """How many more labels bring it down to the width wanted."""
 
     def __str__(self) -> str:
+        labels = counted(self.labels, "label")
         if self.half_width is None or self.more is None:
-            return f"{counted(self.labels, 'label')}: too few for an estimate"
-        text = (
-            f"{counted(self.labels, 'label')}: differences in error are known to "
-            f"{self.half_width:.1%}"
-        )
-        if self.more <= 0:
-            return f"{text}; more labels change little"
-        return f"{text}; {self.more} more are worth it"
+            return f"{labels}: too few for an estimate"
+        more = f"{self.more} more are worth it" if self.more else "more labels change little"
+        return f"{labels}: differences in error are known to {self.half_width:.1%}; {more}"
 
 
 @dataclass(frozen=True)
@@ -404,15 +380,15 @@ class LabelPlan:
         """
         if not right:
             raise TraceError("no row is labelled; label some first")
-        rows = sorted(right)
+        rows, count = sorted(right), counted(len(right), "row")
         correct = [list(right[row]) for row in rows]
-        note = f"{counted(len(rows), 'row')} labelled by a person, in random order"
+        note = f"{count} labelled by a person, in random order"
         if not self.uniform:
-            added, wrong = self._agreed_rows(right)
+            added = self._agreed_rows(right)
             rows += added
-            correct += [[not is_wrong] * len(self.trace.names) for is_wrong in wrong]
+            correct += [[is_right] * len(self.trace.names) for is_right in added.values()]
             note = (
-                f"{counted(len(right), 'row')} labelled by a person, most where nodes differ; "
+                f"{count} labelled by a person, most where nodes differ; "
                 f"{counted(len(added), 'row')} on which all nodes agree added without a label, so "
                 "do not certify on this trace: label with --uniform for that"
             )
@@ -425,18 +401,18 @@ class LabelPlan:
             notes=(*trace.notes, note),
         )
 
-    def _agreed_rows(self, right: Mapping[int, Sequence[bool]]) -> tuple[list[int], list[bool]]:
-        """Return rows on which all nodes agree to add, and whether each counts as wrong."""
-        agreed = self.agreed
-        labelled = [row for row in right if agreed[row]]
+    def _agreed_rows(self, right: Mapping[int, Sequence[bool]]) -> dict[int, bool]:
+        """Return rows on which all nodes agree to add, and whether each counts as right."""
+        agreed, labelled = self.agreed, [row for row in right if self.agreed[row]]
         differ = int((~agreed).sum())
         same = len(agreed) - differ
         wanted = round((len(right) - len(labelled)) * same / differ) if differ else 0
-        free = [row for row in self._order.tolist() if agreed[row] and row not in right]
-        added = free[: max(0, wanted - len(labelled))]
+        unlabelled = [row for row in self._order.tolist() if agreed[row] and row not in right]
+        added = unlabelled[: max(0, wanted - len(labelled))]
+        # As often wrong as labelled ones are, and rather where confidences are low.
         share = (sum(not right[row][0] for row in labelled) + 0.5) / (len(labelled) + 1)
         confidence = self.trace.confidence
         ranks = confidence.argsort(axis=0).argsort(axis=0).mean(axis=1) / max(1, len(agreed) - 1)
         drawn = np.random.default_rng(self.seed).random(len(added))
-        wrong = drawn < np.minimum(1.0, 2 * share * (1 - ranks[added]))
-        return added, wrong.tolist()
+        is_right = drawn >= np.minimum(1.0, 2 * share * (1 - ranks[added]))
+        return dict(zip(added, is_right.tolist(), strict=True))

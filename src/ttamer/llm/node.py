@@ -144,8 +144,6 @@ class ModelAnswer:
     cost: float
     confidence_cost: float = 0.0
     """The part of the cost that is for the confidence alone."""
-    received: Mapping[str, Any] = field(default_factory=dict)
-    """The response as it came, with log-probabilities."""
 
 
 class ModelNode:
@@ -194,21 +192,17 @@ class ModelNode:
 
     async def read(self, response: dict[str, Any], cost: float, work: Work) -> Reply:
         """Return the reply in a response, with its confidence; ``cost`` is that of the call."""
-        source = self.settings.confidence
-        text = answer_text(response)
-        prediction = self.compare.prediction(text)
-        extra = 0.0
-        if source == "none":
-            confidence = 0.0
-        elif source == "field":
+        source, text = self.settings.confidence, answer_text(response)
+        prediction, confidence, extra = self.compare.prediction(text), 0.0, 0.0
+        if source == "field":
             confidence = field_value(response, self.settings.field)
         elif source in ("verifier", "self-report"):
             confidence, extra = await self.judged(text, work)
-        else:
+        elif source != "none":
             confidence = self._of_tokens(response, prediction)
         shown = _shown(response, work.body) if self.settings.needs_logprobs else response
         return await self._reply(
-            ModelAnswer(text, shown, prediction, cost + extra, extra, response), confidence, work
+            ModelAnswer(text, shown, prediction, cost + extra, extra), confidence, work
         )
 
     async def _reply(self, answer: ModelAnswer, confidence: float, work: Work) -> Reply:
@@ -251,14 +245,9 @@ class ModelNode:
         # At a temperature of 0 all answers would be the same.
         body = {**work.body, "temperature": work.body.get("temperature") or 0.7}
         seed = body.get("seed")
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(
-                    self._tried(work, body | ({"seed": seed + k} if isinstance(seed, int) else {}))
-                )
-                for k in range(self.settings.samples)
-            ]
-        results = [task.result() for task in tasks]
+        bodies = [body | ({"seed": seed + k} if isinstance(seed, int) else {})
+                  for k in range(self.settings.samples)]  # fmt: skip
+        results = await asyncio.gather(*(self._tried(work, body) for body in bodies))
         responses = [result for result in results if isinstance(result, Response)]
         failures = [result for result in results if isinstance(result, UpstreamFailed)]
         if not responses:
@@ -272,7 +261,7 @@ class ModelNode:
         cost = sum(self._cost(response, work) for response in responses)
         cost += self.settings.cost * sum(error.paid for error in failures)
         response = responses[chosen].body
-        answer = ModelAnswer(texts[chosen], response, predictions[chosen], cost, 0.0, response)
+        answer = ModelAnswer(texts[chosen], response, predictions[chosen], cost)
         return await self._reply(answer, confidence, work)
 
     async def _tried(self, work: Work, body: Body) -> Response | UpstreamFailed:
@@ -359,19 +348,15 @@ def open_nodes(
     judges = {name: ModelNode(node, upstreams[name], compare) for name, node in settings.items()}
     nodes: dict[str, ModelNode | Verification] = {}
     for node in spec.nodes:
-        table, upstream_of_node = settings[node.name], upstreams[node.name]
+        table, asked = settings[node.name], upstreams[node.name]
         verifier = judges.get(table.verifier)
-        if node.verify_cost is None:
-            nodes[node.name] = ModelNode(
-                table, upstream_of_node, compare, comparer=comparer, verifier=verifier
-            )
-            continue
-        # The answer alone, and its confidence as a step of its own that the policy may skip.
-        plain = replace(table, confidence="none", verifier="")
-        answering = ModelNode(plain, upstream_of_node, compare, comparer=comparer)
-        judging = replace(table, cost=node.verify_cost)
+        # With verify_cost: the answer alone, and its confidence as a step that a policy may skip.
+        plain = table if node.verify_cost is None else replace(table, confidence="none")
+        answering = ModelNode(plain, asked, compare, comparer=comparer, verifier=verifier)
         nodes[node.name] = answering
-        nodes[node.name + SUFFIX] = Verification(answering, judging, verifier)
+        if node.verify_cost is not None:
+            judging = replace(table, cost=node.verify_cost)
+            nodes[node.name + SUFFIX] = Verification(answering, judging, verifier)
     return nodes
 
 
@@ -426,22 +411,8 @@ def _encoded(value: Any) -> bytes:
 
 def _shown(response: dict[str, Any], request: Body) -> dict[str, Any]:
     """Return the response without log-probabilities that the client did not request."""
-    count = (request.get("top_logprobs") or 0) if request.get("logprobs") else None
-    choices = [_shown_choice(choice, count) for choice in response["choices"]]
+    if request.get("logprobs"):
+        return response
+    choices = [{**choice, "logprobs": None} if isinstance(choice, dict) else choice
+               for choice in response["choices"]]  # fmt: skip
     return {**response, "choices": choices}
-
-
-def _shown_choice(choice: Any, count: int | None) -> Any:
-    if not isinstance(choice, dict):
-        return choice
-    if count is None:
-        return {**choice, "logprobs": None}
-    logprobs = choice.get("logprobs")
-    entries = logprobs.get("content") if isinstance(logprobs, dict) else None
-    if not isinstance(logprobs, dict) or not isinstance(entries, list):
-        return choice
-    shown = []
-    for entry in entries:
-        top = entry.get("top_logprobs") if isinstance(entry, dict) else None
-        shown.append({**entry, "top_logprobs": top[:count]} if isinstance(top, list) else entry)
-    return {**choice, "logprobs": {**logprobs, "content": shown}}

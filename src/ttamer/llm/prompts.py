@@ -155,29 +155,26 @@ def read_prompts(
 
 def _rows(file: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the place and the fields of each prompt."""
-    text = read_text(file)
-    if file.suffix == ".csv":
-        for where, row in csv_rows(file, text):
-            if "prompt" not in row:
-                raise TraceError(
-                    f"{file}: has no column prompt, and its first line names {', '.join(row)}; "
-                    "call the column of the prompts prompt"
-                )
-            yield where, {k: row[k] for k in ("prompt", label) if k in row}  # others are ignored
+    remedies = {
+        ".json": "JSON is read as JSON lines, from a file called .jsonl: write one object per line",
+        ".tsv": "tables are read as CSV, with commas, from a file called .csv",
+    }
+    if file.suffix in remedies:
+        raise TraceError(f"{file}: {remedies[file.suffix]}")
+    if file.suffix not in (".jsonl", ".ndjson", ".csv"):
+        for number, line in enumerate(lines_of(read_text(file)), start=1):
+            if line.strip():
+                yield f"{file}: line {number}", {"prompt": line}
         return
-    if file.suffix == ".json":
-        raise TraceError(
-            f"{file}: JSON is read as JSON lines, from a file called .jsonl: write one object per "
-            "line"
-        )
-    if file.suffix == ".tsv":
-        raise TraceError(f"{file}: tables are read as CSV, with commas, from a file called .csv")
-    if file.suffix in (".jsonl", ".ndjson"):
-        yield from json_rows(file, text)
-        return
-    for number, line in enumerate(lines_of(text), start=1):
-        if line.strip():
-            yield f"{file}: line {number}", {"prompt": line}
+    for where, row in rows_of(file):
+        if file.suffix == ".csv" and "prompt" not in row:
+            raise TraceError(
+                f"{file}: has no column prompt, and its first line names {', '.join(row)}; call "
+                "the column of the prompts prompt"
+            )
+        if file.suffix == ".csv":  # other columns are ignored; other fields of JSON are sent
+            row = {name: row[name] for name in ("prompt", label) if name in row}
+        yield where, row
 
 
 def _body(row: dict[str, Any], where: str) -> dict[str, Any]:
@@ -209,18 +206,23 @@ def read_text(file: Path) -> str:
         raise TraceError(f"{file}: is not text in UTF-8") from None
 
 
-def csv_rows(file: Path, text: str) -> Iterator[tuple[str, dict[str, str | None]]]:
-    """Yield the place and the cells of each row of CSV, by column; ``None`` for an empty cell.
+def rows_of(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the fields of each row of JSON lines or CSV.
 
     Raises:
-        TraceError: If the text is not CSV, or a row has more cells than the first line has names.
+        TraceError: If the file is neither, or cannot be read.
     """
+    if file.suffix not in (".jsonl", ".ndjson", ".csv"):
+        raise TraceError(f"{file}: the suffix must be one of .jsonl, .ndjson, .csv")
+    return (_csv_rows if file.suffix == ".csv" else json_rows)(file, read_text(file))
+
+
+def _csv_rows(file: Path, text: str) -> Iterator[tuple[str, dict[str, str | None]]]:
+    """Yield the place and the cells of each row, by column; ``None`` for an empty cell."""
     table = csv.reader(io.StringIO(text, newline=""))
     try:
         names = [name.strip() for name in next(table, [])]
-        for cells in table:
-            if not cells:
-                continue
+        for cells in filter(None, table):
             where = f"{file}: line {table.line_num}"
             if any(cells[len(names) :]):
                 raise TraceError(
