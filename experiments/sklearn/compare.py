@@ -77,7 +77,7 @@ def measured(models, batch, x, held, y, right) -> dict[str, tuple[float, ...]]:
     """Return accuracy, time and booked time per row of models, the threshold and the cascade."""
     cascade = CascadeClassifier(models, batch=batch).fit(x, y)
     costs, trace = list(cascade.costs_.values()), cascade.trace_
-    share = np.clip((cascade.policy_.cost - costs[0]) / costs[-1], 0.0, 1.0)
+    share = cascade.policy_.play(trace).asked[:, -1].mean()
     limit = np.quantile(trace.confidence[:, 0], share)
     first, last = cascade.models_[0][1], cascade.models_[-1][1]
 
@@ -92,7 +92,8 @@ def measured(models, batch, x, held, y, right) -> dict[str, tuple[float, ...]]:
     asked = (first.predict_proba(held).max(axis=1) < limit).mean()
     rules = {name: model.predict for name, model in cascade.models_}
     rules |= {"threshold": threshold, "cascade": cascade.predict}
-    booked = [*costs, costs[0] + costs[-1] * asked, cascade.run_batch(held).cost.mean()]
+    some = cascade.timings_[cascade.models_[-1][0]].of(asked * batch) / batch
+    booked = [*costs, costs[0] + some, cascade.run_batch(held).cost.mean()]
     several = [held[np.arange(start, start + batch) % len(held)] for start in range(0, 640, 40)]
     times = clock([*rules.values()], several[: max(1, 64 // batch)])
     return {

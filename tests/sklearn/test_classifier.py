@@ -153,11 +153,20 @@ LINEAR, NEAR = "LinearDiscriminantAnalysis", "KNeighborsClassifier"
 
 
 def test_calls_and_rows_cost_apart_and_are_shared_by_a_stated_batch(digits, monkeypatch, tmp_path):
-    x, y, *_ = digits
+    x, y, held, _ = digits
     Slow(monkeypatch, **{LINEAR: (100.0, 2.0), NEAR: (400.0, 30.0)})
-    cascade = CascadeClassifier(MODELS, cv=2, batch=50).fit(x, y)
+    cascade = CascadeClassifier(MODELS, cv=2, batch=10).fit(x, y)  # without a word on prices
     assert cascade.timings_["linear"] == pytest.approx((100.0, 2.0))
-    assert cascade.costs_ == pytest.approx({"linear": 4.0, "near": 38.0})
+    assert cascade.costs_ == pytest.approx({"linear": 12.0, "near": 70.0})
+    # A call for one row costs as much as one for ten, and one of ten rows may ask for it.
+    both = cascade.policy_.play(cascade.trace_).asked[:, 1].mean()
+    assert 0.01 < both < 0.5
+    calls = 1 - (1 - both) ** 10
+    assert cascade.policy_.cost == pytest.approx((2 + 10) + (30 * both + 40 * calls))
+    done = cascade.run_batch(held[:200])
+    first, second = done.asked.sum(axis=0)
+    assert first == 200 > second > 0
+    assert done.cost.sum() == pytest.approx((100 + 2 * first) + (400 + 30 * second))
     spec = cascade.trace_.spec
     assert [node.cost for node in spec.nodes] == pytest.approx([2.0, 30.0])
     assert [node.cost_per_call for node in spec.nodes] == pytest.approx([100.0, 400.0])
@@ -180,10 +189,10 @@ def test_the_best_model_answers_batches_on_which_the_cascade_is_no_faster(
     rows = np.concatenate([held, held])
     alone = [size for size in (1, 8, 64, 1000)
              if set(fitted.run_batch(rows[:size]).by) == {"near"}]  # fmt: skip
-    assert [size for size in alone if fitted._best_is_faster(size)] == sizes
+    assert [size for size in alone if fitted._best_alone.of(fitted.policy_, size)] == sizes
     assert set(fitted.timings_) == {"linear", "near", "cascade", "near alone"}
     fitted.policy_ = fitted.ladder_.at(0.5)  # what was timed is another policy
-    assert not fitted._best_is_faster(1)
+    assert not fitted._best_alone.of(fitted.policy_, 1)
 
 
 # Certificates
@@ -373,6 +382,7 @@ def test_parameters_of_the_models_are_reached_by_name():
         ({"costs": "money"}, "it must be \"time\" or a mapping"),
         ({"costs": {"linear": 1.0}}, "they must be those of the models: 'linear', 'near'"),
         ({"budget": 1.0, "mistake_cost": 1.0}, "give one of them"),
+        ({"budget": 1.0, "scoring": "f1_macro"}, "scoring chooses the policy, and so does"),
         ({"cv": 1}, "cv is 1; it must be a whole number from 2 on"),
     ],
 )  # fmt: skip

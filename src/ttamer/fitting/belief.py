@@ -233,11 +233,12 @@ def by_pattern(pattern: Bools) -> list[tuple[Step, Ints]]:
         return []
     if pattern.all():  # the usual case, without a sort of all rows
         return [(tuple(range(pattern.shape[1])), np.arange(len(pattern)))]
-    patterns, number = np.unique(pattern, axis=0, return_inverse=True)
-    rows = [np.flatnonzero(number.reshape(-1) == k) for k in range(len(patterns))]
+    # Numbers in place of rows: sorting them takes a tenth of the time.
+    places = 1 << np.arange(pattern.shape[1], dtype=object if pattern.shape[1] > 62 else int)[::-1]
+    _, first, number = np.unique(pattern @ places, return_index=True, return_inverse=True)
     return [
-        (tuple(np.flatnonzero(nodes).tolist()), part)
-        for nodes, part in zip(patterns, rows, strict=True)
+        (tuple(np.flatnonzero(pattern[row]).tolist()), np.flatnonzero(number == k))
+        for k, row in enumerate(first)
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sized
+from collections.abc import Generator, Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -85,6 +85,17 @@ def run_batch(
     )  # fmt: skip
 
 
+def groups_to_ask(batch: Any) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Yield nodes with the rows to ask them about, until no row asks on.
+
+    The answers to a group are given to the batch before the next group is taken.
+    """
+    while (rows := np.flatnonzero(batch.next >= 0)).size:
+        nodes = batch.next[rows]
+        for node in np.unique(nodes).tolist():
+            yield node, rows[nodes == node]
+
+
 class _Run:
     """One batch under way."""
 
@@ -130,25 +141,24 @@ class _Run:
         """Decide for all rows of a round at once."""
         replies: list[dict[int, Reply]] = [{} for _ in range(self.count)]
         failures: dict[int, list[str]] = {}
-        while (rows := np.flatnonzero(batch.next >= 0)).size:
-            nodes = batch.next[rows]
-            for node in np.unique(nodes).tolist():
-                group, name = rows[nodes == node], self.spec.names[node]
-                confidence: list[float | None] = []
-                results = self._ask(name, group.tolist())
-                prices = batch.costs[group, node].tolist()
-                for row, result, price in zip(group.tolist(), results, prices, strict=True):
-                    reply, error = result.read()
-                    if reply is None:
-                        failures.setdefault(row, []).append(f"{name!r}: {error}")
-                    else:
-                        replies[row][node] = reply
-                    stated = None if reply is None else reply.cost
-                    self.cost[row] += result.paid * price if stated is None else stated
-                    confidence.append(None if reply is None else reply.confidence)
-                texts = [replies[row][node].prediction if node in replies[row] else None
-                         for row in group.tolist()]  # fmt: skip
-                batch.observe(group, confidence, texts)
+        for node, group in groups_to_ask(batch):
+            name, rows = self.spec.names[node], group.tolist()
+            answers: list[Reply | None] = []
+            prices = batch.costs[group, node].tolist()
+            for row, result, price in zip(rows, self._ask(name, rows), prices, strict=True):
+                reply, error = result.read()
+                answers.append(reply)
+                if reply is None:
+                    failures.setdefault(row, []).append(f"{name!r}: {error}")
+                else:
+                    replies[row][node] = reply
+                stated = None if reply is None else reply.cost
+                self.cost[row] += result.paid * price if stated is None else stated
+            batch.observe(
+                group,
+                [None if reply is None else reply.confidence for reply in answers],
+                [None if reply is None else reply.prediction for reply in answers],
+            )
         self.asked = batch.asked
         for row, node in enumerate(batch.answer.tolist()):
             if node < 0:

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, clone
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, check_cv
-from sklearn.utils import assert_all_finite, get_tags
+from sklearn.utils import get_tags
 from sklearn.utils.validation import (
     check_consistent_length,
     check_is_fitted,
@@ -34,8 +33,8 @@ from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import MIN_ROWS, fit
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
-from ttamer.runtime.batching import BatchOutcome
-from ttamer.sklearn.timing import CallTiming, timed
+from ttamer.runtime.batching import BatchOutcome, groups_to_ask
+from ttamer.sklearn.timing import BestAlone, CallTiming, Work, timed
 from ttamer.trace.trace import Trace
 
 Table = Any  # an array, a sparse matrix, a frame, or a list of texts
@@ -70,12 +69,14 @@ class Learning(NamedTuple):
 
     rows: Table
     target: NDArray[Any]
+    strata: NDArray[Any]
+    """Shape (rows,): what is spread evenly over folds."""
     groups: NDArray[Any] | None
     """Shape (rows,): rows of one group are never split."""
     weight: NDArray[np.float64] | None
     """Shape (rows,): how much a row counts."""
-    worth: NDArray[np.float64] | None = None
-    """Shape (rows,): how much its class counts for models; the policy has costs of mistakes."""
+    training: NDArray[np.float64] | None
+    """Shape (rows,): how much it counts for models that take weights: its class counts, too."""
 
     def counted(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return those rows whose weight is not zero."""
@@ -83,36 +84,23 @@ class Learning(NamedTuple):
 
     def fitted(self, model: Any, rows: NDArray[np.intp]) -> Any:
         """Return a clone of a model that was fitted to some rows."""
-        rows = self.counted(rows)
-        weights = [weight for weight in (self.weight, self.worth) if weight is not None]
-        options = {}
-        if weights and has_fit_parameter(model, "sample_weight"):
-            options["sample_weight"] = np.prod(weights, axis=0)[rows]
+        rows, options = self.counted(rows), {}
+        if self.training is not None and has_fit_parameter(model, "sample_weight"):
+            options["sample_weight"] = self.training[rows]
         return clone(model).fit(rows_at(self.rows, rows), self.target[rows], **options)
 
 
 class CascadeEstimator(BaseEstimator):
     """A cascade of models, fitted by cross-fitting; the kind of answer is left to subclasses."""
 
-    def __init__(
-        self,
-        models: Any,
-        costs: str | Mapping[str, float],
-        batch: int,
-        mistake_cost: float | None,
-        budget: float | None,
-        cv: Any,
-        prefit: bool,
-        fit_options: Mapping[str, Any] | None,
-    ) -> None:
-        self.models = models
-        self.costs = costs
-        self.batch = batch
-        self.mistake_cost = mistake_cost
-        self.budget = budget
-        self.cv = cv
-        self.prefit = prefit
-        self.fit_options = fit_options
+    models: Any
+    costs: str | Mapping[str, float]
+    batch: int
+    mistake_cost: float | None
+    budget: float | None
+    cv: Any
+    prefit: bool
+    fit_options: Mapping[str, Any] | None
 
     models_: list[tuple[str, Any]]
     costs_: dict[str, float]
@@ -121,18 +109,16 @@ class CascadeEstimator(BaseEstimator):
     ladder_: FittedLadder | None
     policy_: FittedPolicy | None
     best_model_: str
-    _timed_policy: FittedPolicy | None
-    """The policy that was timed beside the best model."""
-    _faster_alone: dict[int, bool]
-    """Whether the best model is as fast as that policy, by the size of a batch, increasing."""
+    _best_alone: BestAlone | None
+    """When the best model is as fast as the policy that was timed."""
 
     @abstractmethod
     def _target(self, y: Any) -> NDArray[Any]:
         """Return the target as the models take it."""
 
     @abstractmethod
-    def _strata(self, target: NDArray[Any]) -> NDArray[Any]:
-        """Return what is spread evenly over folds."""
+    def _prepared(self, learning: Learning) -> Learning:
+        """Note what replies need, and return rows with their strata and weights for models."""
 
     @abstractmethod
     def _replies(self, name: str, model: Any, rows: Table) -> Replies:
@@ -145,26 +131,6 @@ class CascadeEstimator(BaseEstimator):
     @abstractmethod
     def _returned(self, replies: Replies) -> NDArray[Any]:
         """Return what ``predict`` returns of replies."""
-
-    @abstractmethod
-    def _prepared(self, learning: Learning) -> Learning:
-        """Note what replies need, and return rows with what their classes are worth."""
-
-    def _judged(
-        self, name: str, replies: Replies, rows: Table, target: NDArray[Any]
-    ) -> NDArray[np.float64]:
-        """Return the confidences of replies to rows kept from the model; a hook."""
-        del name, rows, target
-        return replies.confidence
-
-    def _choice(self, ladder: FittedLadder, trace: Trace, target: NDArray[Any]) -> FittedPolicy:
-        """Return the operating point where none is asked for; a hook."""
-        del trace, target
-        return ladder.default().expensive
-
-    def _policy_codes(self) -> NDArray[np.intp]:
-        """Return the policy's number of each class; the last entry is of no class; a hook."""
-        return np.array([-1], np.intp)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters, with those of the models as ``<name>__<parameter>``.
@@ -233,35 +199,35 @@ class CascadeEstimator(BaseEstimator):
             ArgumentError: A parameter cannot be used.
             ValueError: The rows cannot be used, or have a single class.
         """
-        rows, names = self._checked(X, y, reset=True), self._check_parameters()
-        target = self._target(y)
+        rows, target = self._checked(X, reset=True), self._target(y)
+        self._check_parameters()
         if len(target) < 2:
             raise ValueError("there is 1 sample; cross-fitting needs at least 2 samples")
         groups = None if groups is None else np.asarray(groups)
-        check_consistent_length(target, groups)
-        learning = self._prepared(Learning(rows, target, groups, _weights(sample_weight, target)))
-        folds = self._folds(learning)
+        check_consistent_length(rows, target, groups)
+        weight = _weights(sample_weight, target)
+        learning = self._prepared(Learning(rows, target, target, groups, weight, weight))
+        folds = _folds(learning, None if self.prefit else self.cv)
         order = np.concatenate([answered for _, answered in folds])
-        asked, target, positions = rows_at(rows, order), target[order], np.arange(len(target))
-        replies, self.models_ = [], []
-        for name, model in self.models:
-            answers = self._cross_fitted(name, model, learning, folds)
-            sure = self._judged(name, answers, asked, target)
-            replies.append(answers._replace(confidence=sure))
-            deployed = model if self.prefit else learning.fitted(model, positions)
-            self.models_.append((name, deployed))
-        samples = self._samples(rows) if self.costs == "time" else {}
-        works = {name: partial(self._replies, name, model) for name, model in self.models_}
+        replies = [self._cross_fitted(name, model, learning, folds) for name, model in self.models]
+        self.models_ = [
+            (name, model if self.prefit else learning.fitted(model, np.arange(len(target))))
+            for name, model in self.models
+        ]
+        samples = _samples(rows, self.batch) if self.costs == "time" else {}
+        works: dict[str, Work] = {
+            name: partial(self._replies, name, model) for name, model in self.models_
+        }
         self.timings_ = timed(works, samples)[0] if samples else {}
-        trace = self._trace(replies, target, None if groups is None else groups[order])
-        weight = None if learning.weight is None else learning.weight[order]
+        trace = self._trace(replies, target[order], None if groups is None else groups[order])
+        weight = None if weight is None else weight[order]
         if weight is not None:  # a fit weighs rows by how seldom they are drawn
-            chance = np.tile((weight.min() / weight)[:, np.newaxis], len(names))
+            chance = np.tile((weight.min() / weight)[:, np.newaxis], len(self.models))
             trace = dataclasses.replace(trace, chance=chance)
         losses = np.average(np.asarray(trace.loss), axis=0, weights=weight)
-        self.costs_ = dict(zip(names, trace.costs.mean(axis=0).tolist(), strict=True))
-        self.best_model_ = names[int(np.argmin(losses))]
-        self.trace_ = self.ladder_ = self.policy_ = self._timed_policy = None
+        self.costs_ = dict(zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True))
+        self.best_model_ = trace.names[int(np.argmin(losses))]
+        self.trace_ = self.ladder_ = self.policy_ = self._best_alone = None
         if len(trace) < MIN_ROWS:
             return self
         ladder = fit(trace, **(self.fit_options or {}))
@@ -269,12 +235,20 @@ class CascadeEstimator(BaseEstimator):
             ladder = dataclasses.replace(ladder, held=None)
         if certify_on is not None:
             held, labels = self._checked(certify_on[0], reset=False), self._target(certify_on[1])
-            answers_ = [self._replies(name, model, held) for name, model in self.models_]
-            ladder = ladder.with_holdout(self._trace(answers_, labels, None))
+            answers = [self._replies(name, model, held) for name, model in self.models_]
+            ladder = ladder.with_holdout(self._trace(answers, labels, None))
+        if samples:  # a call for one row costs as much as one for a whole batch
+            costs = [self._time(policy.play(trace).asked) for policy in ladder]
+            points = dataclasses.replace(ladder.points, cost=np.array(costs))
+            ladder = dataclasses.replace(ladder, points=points)
         self.trace_, self.ladder_ = trace, ladder
-        self.policy_ = self._operating_point(ladder, trace, target)
+        self.policy_ = self._operating_point(ladder, trace, target[order])
         if samples:
-            self._compare_with_best(samples)
+            best = dict(self.models_)[self.best_model_].predict
+            works = {"cascade": self._decide, f"{self.best_model_} alone": best}
+            timings, times = timed(works, samples)
+            self.timings_ |= timings
+            self._best_alone = BestAlone(self.policy_, times)
         return self
 
     def predict(self, X: Table) -> NDArray[Any]:  # noqa: N803
@@ -287,8 +261,8 @@ class CascadeEstimator(BaseEstimator):
             Shape (rows,): the classes, or the predictions.
         """
         check_is_fitted(self, "models_")
-        if self._best_is_faster(_count(X)):  # it checks the rows itself
-            return np.ravel(dict(self.models_)[self.best_model_].predict(X))
+        if self._best_alone is not None and self._best_alone.of(self.policy_, _count(X)):
+            return np.ravel(dict(self.models_)[self.best_model_].predict(X))  # it checks the rows
         return self._returned(self._decide(X).replies)
 
     def run_batch(self, X: Table) -> BatchOutcome:  # noqa: N803
@@ -303,42 +277,31 @@ class CascadeEstimator(BaseEstimator):
         start = time.monotonic()
         done = self._decide(X)
         answers = self._returned(done.replies).tolist()
-        return BatchOutcome(
-            answers=answers,
-            predictions=answers,
-            by=[self.models_[node][0] for node in done.by.tolist()],
-            asked=done.asked,
-            cost=done.cost,
-            seconds=time.monotonic() - start,
-            errors={},
-        )
+        by = [self.models_[node][0] for node in done.by.tolist()]
+        seconds = time.monotonic() - start
+        return BatchOutcome(answers, answers, by, done.asked, done.cost, seconds, errors={})
 
-    def _checked(self, rows: Table, target: Any = None, *, reset: bool) -> Table:
+    def _checked(self, rows: Table, *, reset: bool) -> Table:
         """Return rows that can be taken by position; what models refuse is refused at once.
 
-        A policy may not ask the model that would refuse a row, so the checks are made here.
+        A policy may not ask the model that would refuse a row, so the checks are made here. Frames
+        and texts are for the models to read.
         """
-        if not reset and hasattr(self, "n_features_in_") and getattr(rows, "ndim", 2) == 1:
-            raise ValueError(
-                f"Expected 2D array, got 1D array instead. Reshape your data: {self.n_features_in_}"
-                " features are expected in each row"
-            )
-        labels = target if reset else "no_validation"
-        validate_data(self, rows, labels, reset=reset, skip_check_array=True)
-        check_consistent_length(rows, target)
-        if issparse(rows):
-            rows = rows.tocsr()
-        elif not (hasattr(rows, "columns") or isinstance(rows, list)):
+        if not (hasattr(rows, "shape") or isinstance(rows, list)):
             rows = np.asarray(rows)
-        if getattr(getattr(rows, "dtype", None), "kind", "") == "f":
+        kind = "O" if isinstance(rows, list) else getattr(getattr(rows, "dtype", None), "kind", "O")
+        options: dict[str, Any] = {"skip_check_array": True}
+        if kind not in "OUS":
             tags = get_tags(self).input_tags
-            assert_all_finite(rows, allow_nan=tags.allow_nan, input_name="X")
+            options = {"accept_sparse": "csr", "dtype": None, "allow_nd": True}
+            options["ensure_all_finite"] = "allow-nan" if tags.allow_nan else True
+        rows = validate_data(self, rows, reset=reset, **options)
         if not _count(rows):
             raise ValueError("Found array with 0 sample(s): a minimum of 1 is required")
         return rows
 
-    def _check_parameters(self) -> list[str]:
-        """Return the names of the models; refuse parameters that cannot be used."""
+    def _check_parameters(self) -> None:
+        """Refuse parameters that cannot be used."""
         if not _are_named(self.models):
             raise ArgumentError(
                 "models must be a list of (name, model), cheapest first, such as "
@@ -347,14 +310,13 @@ class CascadeEstimator(BaseEstimator):
             )
         names = [name for name, _ in self.models]
         reserved = super().get_params(deep=False)
-        bad = [name for name, count in Counter(names).items()
-               if count > 1 or name in reserved or "__" in name]  # fmt: skip
-        if bad:
-            raise ArgumentError(
-                f"the name {bad[0]!r} cannot be used: each model needs one of its own, without "
-                '"__", that is no parameter of the cascade',
-                param="models",
-            )
+        for name, count in Counter(names).items():
+            if count > 1 or name in reserved or "__" in name:
+                raise ArgumentError(
+                    f"the name {name!r} cannot be used: each model needs one of its own, without "
+                    '"__", that is no parameter of the cascade',
+                    param="models",
+                )
         if isinstance(self.costs, Mapping) and set(self.costs) != set(names):
             raise ArgumentError(
                 f"costs has the names {', '.join(map(repr, self.costs))}; they must be those of "
@@ -383,33 +345,6 @@ class CascadeEstimator(BaseEstimator):
                 'belief="markov" decides one row at a time; use "answers" or "threshold" here',
                 param="fit_options",
             )
-        return names
-
-    def _folds(self, learning: Learning) -> list[tuple[Any, Any]]:
-        """Return the rows to learn from and those to answer, the same for all models.
-
-        A splitter that shuffles gives other folds each time it is asked.
-        """
-        target, groups, splitter = learning.target, learning.groups, self.cv
-        if self.prefit:
-            return [(None, learning.counted(np.arange(len(target))))]
-        if groups is None and (share := _repeated(learning.rows)) > 0.05:
-            warnings.warn(
-                f"{percent(share)} of the rows repeat others, so that models are judged on rows "
-                "they learnt from: leave repetitions out, or give groups= to keep them together",
-                UserWarning,
-                stacklevel=3,
-            )
-        if isinstance(splitter, int):
-            target = self._strata(target)
-            # A single rare class must not leave each model half of the rows to learn from.
-            largest = int(np.unique(target, return_counts=True)[1].max())
-            kind = StratifiedKFold if groups is None else StratifiedGroupKFold
-            splitter = kind(max(2, min(splitter, largest)))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The least populated class in y", UserWarning)
-            folds = list(check_cv(splitter, target).split(np.zeros(len(target)), target, groups))
-        return [(learnt, learning.counted(answered)) for learnt, answered in folds]
 
     def _cross_fitted(
         self, name: str, model: Any, learning: Learning, folds: list[tuple[Any, Any]]
@@ -425,15 +360,14 @@ class CascadeEstimator(BaseEstimator):
         self, replies: Sequence[Replies], target: NDArray[Any], groups: NDArray[Any] | None
     ) -> Trace:
         """Return the trace of replies; a call's time is shared by the rows of a stated batch."""
-        nodes, booked = [], []
-        for name, _ in self.models_:
-            if isinstance(self.costs, Mapping):
-                booked.append(float(self.costs[name]))
-                nodes.append(CascadeNode(name, booked[-1]))
-            else:
-                timing = self.timings_[name]
-                booked.append(timing.of(self.batch) / self.batch)
-                nodes.append(CascadeNode(name, timing.per_row, cost_per_call=timing.per_call))
+        if isinstance(self.costs, Mapping):
+            nodes = [CascadeNode(name, float(self.costs[name])) for name, _ in self.models_]
+        else:
+            nodes = [
+                CascadeNode(name, self.timings_[name].per_row, cost_per_call=timing.per_call)
+                for name, timing in self.timings_.items()
+            ]
+        booked = [node.cost + (node.cost_per_call or 0.0) / self.batch for node in nodes]
         columns = self._columns(replies, target)
         unit = "µs" if self.timings_ else ""
         spec = CascadeSpec(tuple(nodes), unit=unit, mistakes=columns.pop("mistakes", {}))
@@ -443,44 +377,29 @@ class CascadeEstimator(BaseEstimator):
         sure = np.stack([reply.confidence for reply in replies], axis=1)
         return Trace(spec, sure, cost=np.tile(booked, (len(sure), 1)), **columns)
 
+    def _price(self, name: str, rows: int) -> float:
+        """Return what a row costs in a call of a model with so many rows."""
+        timing = self.timings_.get(name)
+        return self.costs_[name] if timing is None else timing.of(rows) / rows
+
+    def _time(self, asked: NDArray[np.bool_]) -> float:
+        """Return the mean time of a row in batches of the stated size, given who asks whom."""
+        timings = [self.timings_[name] for name, _ in self.models_]
+        share = asked.mean(axis=0)
+        calls = 1 - (1 - share) ** self.batch  # the chance that some row of a batch asks
+        per_call, per_row = np.array(timings).T
+        return float(share @ per_row + calls @ per_call / self.batch)
+
     def _operating_point(
         self, ladder: FittedLadder, trace: Trace, target: NDArray[Any]
     ) -> FittedPolicy:
         """Return one policy: a mixture of two would answer a row by its place in the batch."""
+        del trace, target
         if self.mistake_cost is not None:
             return ladder.for_mistake_cost(self.mistake_cost)
         if self.budget is not None:
             return ladder.for_budget(self.budget).cheap
-        return self._choice(ladder, trace, target)
-
-    def _samples(self, rows: Table) -> dict[int, list[Table]]:
-        """Return batches to time, by their size: many small ones, for rows ask different models."""
-        total = _count(rows)
-        sizes = sorted({1, max(8, self.batch // 8), self.batch})
-        return {
-            size: [rows_at(rows, (np.arange(size) + start * size) % total)
-                   for start in range(max(1, min(16, 64 // size)))]
-            for size in sizes
-        }  # fmt: skip
-
-    def _compare_with_best(self, samples: Mapping[int, Sequence[Table]]) -> None:
-        """Time the cascade beside its best model, which answers batches where it is as fast."""
-        alone = f"{self.best_model_} alone"
-        works = {"cascade": self._decide, alone: dict(self.models_)[self.best_model_].predict}
-        timings, times = timed(works, samples)
-        self.timings_ |= timings
-        # Less than a twentieth is noise, and the model alone is never slower than itself.
-        self._faster_alone = {size: cascade > 0.95 * best
-                              for size, (cascade, best) in times.items()}  # fmt: skip
-        self._timed_policy = self.policy_
-
-    def _best_is_faster(self, count: int) -> bool:
-        """Return whether the best model answers a batch as fast as the policy that was timed."""
-        if self.policy_ is None or self.policy_ is not self._timed_policy:
-            return False
-        measured = [alone for size, alone in self._faster_alone.items() if size >= count]
-        # Beyond the largest size, what was measured there counts.
-        return measured[0] if measured else [*self._faster_alone.values()][-1]
+        return ladder.default().expensive
 
     def _decide(self, rows: Table) -> Decided:
         """Ask the models that the policy chooses, for all rows of a round at once.
@@ -489,29 +408,28 @@ class CascadeEstimator(BaseEstimator):
         """
         check_is_fitted(self, "models_")
         rows = self._checked(rows, reset=False)
-        count = _count(rows)
+        count, policy = _count(rows), self.policy_
         single: str | None = self.best_model_
-        if self.policy_ is not None and not self._best_is_faster(count):
-            single = self.policy_.single_node
-        if single is not None:
-            node = [name for name, _ in self.models_].index(single)
-            asked = np.zeros((count, len(self.models_)), bool)
-            asked[:, node] = True
-            cost = np.full(count, self.costs_[single])
-            replies = self._replies(single, self.models_[node][1], rows)
-            return Decided(replies, np.full(count, node), asked, cost)
-        batch: Any = self.policy_.batch(count)  # type: ignore[union-attr]  # not single: decides
-        codes = self._policy_codes()
+        if policy and not (self._best_alone and self._best_alone.of(policy, count)):
+            single = policy.single_node
+        if policy is None or single is not None:
+            node = [name for name, _ in self.models_].index(single or self.best_model_)
+            name, model = self.models_[node]
+            asked = np.tile(np.arange(len(self.models_)) == node, (count, 1))
+            cost = np.full(count, self._price(name, count))
+            return Decided(self._replies(name, model, rows), np.full(count, node), asked, cost)
+        batch: Any = policy.batch(count)
+        known: Mapping[str, int] = policy.rule.codes  # type: ignore[union-attr]  # steps decide
+        classes = () if self.trace_ is None else self.trace_.classes
+        codes = np.array([*(known.get(c, len(known) + new) for new, c in enumerate(classes)), -1])
         answered: list[tuple[int, NDArray[np.intp], Replies]] = []
-        while (waiting := np.flatnonzero(batch.next >= 0)).size:
-            nodes = batch.next[waiting]
-            for node in np.unique(nodes).tolist():
-                group = waiting[nodes == node]
-                name, model = self.models_[node]
-                replies = self._replies(name, model, rows_at(rows, group))
-                sure = np.where(np.isnan(replies.confidence), -np.inf, replies.confidence)
-                batch.observe_codes(group, sure, codes[replies.code])
-                answered.append((node, group, replies))
+        cost = np.zeros(count)
+        for node, group in groups_to_ask(batch):
+            replies = self._replies(*self.models_[node], rows_at(rows, group))
+            sure = np.where(np.isnan(replies.confidence), -np.inf, replies.confidence)
+            batch.observe_codes(group, sure, codes[replies.code])
+            answered.append((node, group, replies))
+            cost[group] += self._price(self.models_[node][0], len(group))
         chosen = []
         for node, group, replies in answered:
             returned = batch.answer[group] == node
@@ -519,7 +437,35 @@ class CascadeEstimator(BaseEstimator):
         at, *columns = map(np.concatenate, zip(*chosen, strict=True))
         order = np.argsort(at)
         replies = Replies(*(column[order] for column in columns))
-        return Decided(replies, batch.answer, batch.asked, (batch.asked * batch.costs).sum(axis=1))
+        return Decided(replies, batch.answer, batch.asked, cost)
+
+
+def _folds(learning: Learning, cv: Any) -> list[tuple[Any, Any]]:
+    """Return the rows to learn from and those to answer, the same for all models.
+
+    A splitter that shuffles gives other folds each time it is asked. Without ``cv`` models are
+    fitted already.
+    """
+    strata, groups, splitter = learning.target, learning.groups, cv
+    if cv is None:
+        return [(None, learning.counted(np.arange(len(strata))))]
+    if groups is None and (share := _repeated(learning.rows)) > 0.05:
+        warnings.warn(
+            f"{percent(share)} of the rows repeat others, so that models are judged on rows "
+            "they learnt from: leave repetitions out, or give groups= to keep them together",
+            UserWarning,
+            stacklevel=3,
+        )
+    if isinstance(cv, int):
+        strata = learning.strata
+        # A single rare class must not leave each model half of the rows to learn from.
+        largest = int(np.unique(strata, return_counts=True)[1].max())
+        kind = StratifiedKFold if groups is None else StratifiedGroupKFold
+        splitter = kind(max(2, min(cv, largest)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The least populated class in y", UserWarning)
+        folds = list(check_cv(splitter, strata).split(np.zeros(len(strata)), strata, groups))
+    return [(learnt, learning.counted(answered)) for learnt, answered in folds]
 
 
 def rows_at(rows: Table, positions: NDArray[np.intp]) -> Table:
@@ -533,9 +479,17 @@ def rows_at(rows: Table, positions: NDArray[np.intp]) -> Table:
 
 def _count(rows: Table) -> int:
     """Return the number of rows; a sparse matrix has no length."""
-    if hasattr(rows, "shape"):
-        return int(rows.shape[0])
-    return len(rows if hasattr(rows, "__len__") else np.asarray(rows))
+    return int(rows.shape[0]) if hasattr(rows, "shape") else len(rows)
+
+
+def _samples(rows: Table, batch: int) -> dict[int, list[Table]]:
+    """Return batches to time, by their size: many small ones, for rows ask different models."""
+    samples = {}
+    for size in sorted({1, max(8, batch // 8), batch}):
+        starts = size * np.arange(max(1, min(16, 64 // size)))
+        batches = (starts[:, np.newaxis] + np.arange(size)) % _count(rows)
+        samples[size] = [rows_at(rows, positions) for positions in batches]
+    return samples
 
 
 def _weights(sample_weight: Any, target: NDArray[Any]) -> NDArray[np.float64] | None:

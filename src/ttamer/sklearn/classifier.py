@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.metrics import get_scorer, recall_score
+from sklearn.metrics import get_scorer
 from sklearn.utils import assert_all_finite, compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
@@ -18,7 +18,6 @@ from sklearn.utils.validation import column_or_1d
 from ttamer._checks import percent
 from ttamer.errors import ArgumentError
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
-from ttamer.fitting.policy import StepPolicy
 from ttamer.sklearn.base import CascadeEstimator, Learning, Replies, Table
 from ttamer.trace.schema import class_text
 from ttamer.trace.trace import Trace
@@ -87,15 +86,17 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         prefit: bool = False,
         fit_options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(models, costs, batch, mistake_cost, budget, cv, prefit, fit_options)
-        self.mistakes = mistakes
-        self.class_weight = class_weight
-        self.scoring = scoring
+        self.models, self.costs, self.batch = models, costs, batch
+        self.mistake_cost, self.budget = mistake_cost, budget
+        self.mistakes, self.class_weight, self.scoring = mistakes, class_weight, scoring
+        self.cv, self.prefit, self.fit_options = cv, prefit, fit_options
 
-    def _check_parameters(self) -> list[str]:
-        names = super()._check_parameters()
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
         if self.mistakes is not None and self.class_weight is not None:
             raise ArgumentError("mistakes and class_weight are both given; give one of them")
+        if self.scoring is not None and {self.mistake_cost, self.budget} != {None}:
+            raise ArgumentError("scoring chooses the policy, and so does mistake_cost or budget")
         unfitted = [name for name, model in self.models if not hasattr(model, "classes_")]
         if self.prefit and unfitted:
             raise ArgumentError(
@@ -103,15 +104,11 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
                 "first, or leave prefit out",
                 param="prefit",
             )
-        return names
 
     def _target(self, y: Any) -> NDArray[Any]:
         target: NDArray[Any] = column_or_1d(y, warn=True)
         assert_all_finite(target, input_name="y")
         check_classification_targets(target)
-        return target
-
-    def _strata(self, target: NDArray[Any]) -> NDArray[Any]:
         return target
 
     def _prepared(self, learning: Learning) -> Learning:
@@ -127,7 +124,8 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         self._class_costs = {
             label: {"*": cost} for label, cost in zip(classes.tolist(), worth.tolist(), strict=True)
         }
-        return learning._replace(worth=worth[np.searchsorted(classes, target)])
+        weight = 1.0 if learning.weight is None else learning.weight
+        return learning._replace(training=weight * worth[np.searchsorted(classes, target)])
 
     @available_if(_all_have_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Table) -> NDArray[np.float64]:  # noqa: N803
@@ -150,11 +148,9 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
             )
         columns = np.searchsorted(self.classes_, model.classes_)
         if hasattr(model, "predict_proba"):
-            share = model.predict_proba(rows)
-            if len(columns) < len(self.classes_):
-                full = np.zeros((len(share), len(self.classes_)))
-                full[:, columns] = share
-                share = full
+            known = model.predict_proba(rows)
+            share = np.zeros((len(known), len(self.classes_)))
+            share[:, columns] = known
             code = share.argmax(axis=1)
             answer = share if _all_have_probabilities(self) else code
             return Replies(code, share.max(axis=1), answer)
@@ -177,7 +173,7 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         return {
             "prediction": np.stack([reply.code for reply in replies], axis=1).astype(np.int32),
             "label": np.searchsorted(self.classes_, target).astype(np.int32),
-            "classes": self._texts,
+            "classes": tuple(map(_text, self.classes_)),
             "mistakes": {_text(label): {_text(answer): cost for answer, cost in costs.items()}
                          for label, costs in self._class_costs.items()},
         }  # fmt: skip
@@ -185,47 +181,40 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
     def _returned(self, replies: Replies) -> NDArray[Any]:
         return np.asarray(self.classes_[replies.code])
 
-    @property
-    def _texts(self) -> tuple[str, ...]:
-        return tuple(map(_text, self.classes_))
-
-    def _policy_codes(self) -> NDArray[np.intp]:
-        rule = self.policy_.rule  # type: ignore[union-attr]  # a policy decides
-        codes = rule.codes if isinstance(rule, StepPolicy) else {}
-        return np.array([codes.get(text, len(codes) + new) for new, text in enumerate(self._texts)])
-
-    def _choice(self, ladder: FittedLadder, trace: Trace, target: NDArray[Any]) -> FittedPolicy:
-        """Return the default, or the cheapest policy by a scorer; warn of classes not found."""
+    def _operating_point(
+        self, ladder: FittedLadder, trace: Trace, target: NDArray[Any]
+    ) -> FittedPolicy:
+        """Return the policy asked for, or the cheapest by a scorer; warn of classes not found."""
         assert trace.prediction is not None  # noqa: S101 - classifiers predict
-        rows = np.arange(len(trace))
-        policy = ladder.default().expensive
+        predicted, rows = trace.prediction, np.arange(len(trace))
+        policy = super()._operating_point(ladder, trace, target)
         if self.scoring is not None:
             scorer = get_scorer(self.scoring)
             single = [ladder.point(len(ladder) + node) for node in range(len(trace.spec))]
 
             def score(candidate: FittedPolicy) -> float:
-                codes = trace.prediction[rows, candidate.play(trace).answer]  # type: ignore[index]
+                codes = predicted[rows, candidate.play(trace).answer]
                 return float(scorer(_Answered(self.classes_, codes), rows, target))
 
             wanted = max(map(score, single))
             good = [candidate for candidate in (*ladder, *single) if score(candidate) >= wanted]
             policy = min(good, key=lambda candidate: candidate.cost or 0.0)
-        answers = trace.prediction[rows, policy.play(trace).answer]
         codes = np.searchsorted(self.classes_, target)
-        labels = np.arange(len(self.classes_))
+        count = np.bincount(codes, minlength=len(self.classes_))
+        answers = [predicted[rows, policy.play(trace).answer], *predicted.T]
         recall, *by_model = (
-            recall_score(codes, codes_of, labels=labels, average=None, zero_division=1.0)
-            for codes_of in (answers, *trace.prediction.T)
+            np.bincount(codes, answer == codes, len(count)) / np.maximum(count, 1)
+            for answer in answers
         )
         best = np.max(by_model, axis=0)
         for k in np.flatnonzero((recall == 0) & (best > 0)):
             warnings.warn(
-                f"class {self._texts[k]!r}, {percent(float((codes == k).mean()))} of the rows, is "
+                f"class {trace.classes[k]!r}, {percent(count[k] / len(trace))} of the rows, is "
                 f"never predicted, and one of the models finds {percent(float(best[k]))} of it: "
                 'say what its mistakes cost with mistakes= or class_weight="balanced", or choose '
                 'by scoring="balanced_accuracy"',
                 UserWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
         return policy
 

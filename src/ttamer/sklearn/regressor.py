@@ -7,21 +7,21 @@ Less expected error is more confidence. What an answer loses is its absolute or 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack, issparse
 from sklearn.base import RegressorMixin
-from sklearn.model_selection import KFold
+from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.tree import DecisionTreeRegressor
 from sklearn.utils import assert_all_finite
 from sklearn.utils.validation import column_or_1d
 
 from ttamer.errors import ArgumentError
-from ttamer.sklearn.base import CascadeEstimator, Learning, Replies, Table
+from ttamer.sklearn.base import CascadeEstimator, Learning, Replies, Table, rows_at
 
 LOSSES = ("absolute_error", "squared_error")
 
@@ -58,8 +58,6 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
     """
 
     error_models_: dict[str, DecisionTreeRegressor]
-    _texts: dict[str, dict[str, int]]
-    """The codes of the commonest texts, by column; other columns are numbers."""
 
     def __init__(
         self,
@@ -74,65 +72,52 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
         prefit: bool = False,
         fit_options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(models, costs, batch, mistake_cost, budget, cv, prefit, fit_options)
-        self.loss = loss
+        self.models, self.costs, self.batch, self.loss = models, costs, batch, loss
+        self.mistake_cost, self.budget = mistake_cost, budget
+        self.cv, self.prefit, self.fit_options = cv, prefit, fit_options
 
-    def _check_parameters(self) -> list[str]:
+    def _check_parameters(self) -> None:
         if self.loss not in LOSSES:
             raise ArgumentError(
                 f"loss is {self.loss!r}; it must be one of {', '.join(LOSSES)}", param="loss"
             )
-        return super()._check_parameters()
+        super()._check_parameters()
 
     def _target(self, y: Any) -> NDArray[np.float64]:
         target: NDArray[np.float64] = column_or_1d(y, warn=True, dtype=np.float64)
         assert_all_finite(target, input_name="y")
         return target
 
-    def _strata(self, target: NDArray[Any]) -> NDArray[np.intp]:
-        """Return up to ten groups of equal size of the target.
-
-        In rows sorted by their target, plain folds would have each model extrapolate.
-        """
-        groups = max(1, min(10, len(target) // max(2, min(self.cv, len(target)))))
-        ranks = np.argsort(np.argsort(target, kind="stable"))
-        return np.asarray(ranks * groups // len(target))
-
     def _prepared(self, learning: Learning) -> Learning:
-        self.error_models_, rows = {}, learning.rows
-        texts = [name for name in getattr(rows, "columns", ())
-                 if np.asarray(rows[name][:0]).dtype.kind not in "biuf"]  # fmt: skip
-        self._texts = {
-            name: {
-                text: code
-                for code, (text, _) in enumerate(Counter(map(str, rows[name])).most_common(64))
-            }
-            for name in texts
-        }
-        return learning
+        """Give rows of like targets one stratum: sorted rows would have models extrapolate."""
+        self.error_models_, count = {}, len(learning.target)
+        folds = self.cv if isinstance(self.cv, int) else 5
+        groups = max(1, min(10, count // max(2, min(folds, count))))
+        ranks = np.argsort(np.argsort(learning.target, kind="stable"))
+        return learning._replace(strata=ranks * groups // count)
 
     def _replies(self, name: str, model: Any, rows: Table) -> Replies:
         """Return predictions, with confidences once the model of errors is fitted."""
         answer = np.asarray(model.predict(rows), np.float64).reshape(-1)
         sure = np.zeros(len(answer))
         if name in self.error_models_:
-            sure = -self.error_models_[name].predict(self._features(rows, answer))
+            sure = -self.error_models_[name].predict(_features(rows, answer))
         return Replies(np.full(len(answer), -1), sure, answer)
 
-    def _judged(
-        self, name: str, replies: Replies, rows: Table, target: NDArray[Any]
-    ) -> NDArray[np.float64]:
-        """Fit the model of errors, and return confidences that it gives on rows kept from it."""
-        features = self._features(rows, replies.answer)
-        off = np.abs(replies.answer - target)
-        sure = np.empty(len(off))
+    def _cross_fitted(
+        self, name: str, model: Any, learning: Learning, folds: list[tuple[Any, Any]]
+    ) -> Replies:
+        """Fit the model of errors, too: confidences are those on rows kept from it."""
+        replies = super()._cross_fitted(name, model, learning, folds)
+        order = np.concatenate([answered for _, answered in folds])
+        features = _features(rows_at(learning.rows, order), replies.answer)
+        off = np.abs(replies.answer - learning.target[order])
         # Leaves of ten rows, or a fiftieth of all, are as fine as so noisy a target allows.
         tree = DecisionTreeRegressor(min_samples_leaf=max(10, len(off) // 50), random_state=0)
-        for learnt, answered in KFold(min(5, len(off)), shuffle=True, random_state=0).split(off):
-            tree.fit(features[learnt], off[learnt])
-            sure[answered] = -tree.predict(features[answered])
+        parts = KFold(min(5, len(off)), shuffle=True, random_state=0)
+        sure = -cross_val_predict(tree, features, off, cv=parts)
         self.error_models_[name] = tree.fit(features, off)
-        return sure
+        return replies._replace(confidence=sure)
 
     def _columns(self, replies: Sequence[Replies], target: NDArray[Any]) -> dict[str, Any]:
         off = np.abs(np.stack([reply.answer for reply in replies], axis=1) - target[:, np.newaxis])
@@ -141,19 +126,21 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
     def _returned(self, replies: Replies) -> NDArray[np.float64]:
         return replies.answer
 
-    def _features(self, rows: Table, prediction: NDArray[np.float64]) -> Any:
-        """Return what errors are predicted from: numbers, codes of texts, and the prediction."""
-        added = prediction[:, np.newaxis]
-        if issparse(rows):
-            return hstack([rows, csr_matrix(added)], format="csr")
-        if isinstance(rows, list) and isinstance(rows[0], str):  # texts: their prediction alone
-            return added
-        if not hasattr(rows, "columns"):
-            return np.column_stack([np.asarray(rows, np.float64), added])
-        columns = [
-            [self._texts[name].get(str(text), -1) for text in rows[name]]
-            if name in self._texts
-            else np.asarray(rows[name], np.float64)
-            for name in rows.columns
-        ]
-        return np.column_stack([*columns, added])
+
+def _features(rows: Table, prediction: NDArray[np.float64]) -> Any:
+    """Return what errors are predicted from: numbers, texts by hash, and the prediction."""
+    added = prediction[:, np.newaxis]
+    if issparse(rows):
+        return hstack([rows, csr_matrix(added)], format="csr")
+    if isinstance(rows, list) and isinstance(rows[0], str):  # texts: their prediction alone
+        return added
+    if not hasattr(rows, "columns"):
+        return np.column_stack([np.asarray(rows, np.float64), added])
+    columns = [np.asarray(rows[name]) for name in rows.columns]
+    numbers = [
+        column.astype(np.float64)
+        if column.dtype.kind in "biuf"
+        else [crc32(str(text).encode()) % 1009 for text in column]  # a tree splits any order
+        for column in columns
+    ]
+    return np.column_stack([*numbers, added])

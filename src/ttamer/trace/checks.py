@@ -138,14 +138,15 @@ def _cost_warnings(trace: Trace) -> tuple[str, ...]:
     """Return a warning where costs of rows are not those of the cascade.
 
     By a factor of 30 they are in different units; by 3 on 100 rows or more, prices have changed. A
-    price by tokens is only a part of a node's cost.
+    price by tokens is only a part of a node's cost, and so is that of a row where calls cost, too.
     """
     if trace.cost.ndim == 1 or not len(trace):
         return ()
     differ: list[tuple[float, CascadeNode | None, float]] = [(1.0, None, 0.0)]
     for node, costs in zip(trace.spec.nodes, trace.cost.T, strict=True):
         known = costs[~np.isnan(costs)]
-        if not node.cost or not len(known) or "cost_per_token" in node.options:
+        is_part = node.cost_per_call or "cost_per_token" in node.options
+        if not node.cost or not len(known) or is_part:
             continue
         ratio = float(known.mean()) / node.cost
         differ.append((max(ratio, 1 / ratio if ratio else 1.0), node, float(known.mean())))
