@@ -180,28 +180,17 @@ def test_a_stream_is_audited_once_it_was_sent_and_says_nothing_of_the_audit(logg
     bodies = served.models["large"].bodies
 
     async def scenario(client):
-        body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
-        body["stream_options"] = {"include_usage": True}
-        messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
         sent = []
 
-        async def receive():
-            return messages.pop() if messages else await asyncio.sleep(60)
-
         async def send(message):
-            await asyncio.sleep(0.001)
             assert not bodies
             sent.append(message.get("body", b""))
             if how == "leaves" and len(sent) > 5:
                 raise OSError
 
-        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-        scope = {
-            "type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers,
-            "query_string": b"", "http_version": "1.1", "scheme": "http", "app": served.app,
-        }  # fmt: skip
+        body = {"stream": True, "stream_options": {"include_usage": True}}
         with contextlib.suppress(OSError, ClientDisconnect):
-            await served.app(scope, receive, send)
+            await served.asked(body, send)
         await settle(served)
         del client
         return b"".join(sent)
@@ -390,12 +379,12 @@ class TestDrift:
         spec = tt.CascadeSpec.of({name: COSTS[name] for name in ("small", "large")})
         return right, tt.Trace.from_arrays(spec, sure, correct=right)
 
-    def drifting(self, logged, tmp_path, monkeypatch, token=None):
+    def drifting(self, logged, tmp_path, monkeypatch):
         held = self.rows(300, 0.6, 1)[1]
         held.write(tmp_path / "held.csv")
         ladder = fitted_ladder(2).with_holdout(held)
         monkeypatch.setattr("support.served.fitted_ladder", lambda *_: ladder)
-        table = {"error": 0.2, "tradeoff": None, "token_env": token}
+        table = {"error": 0.2, "tradeoff": None}
         table["audit"] = {"share": 1.0, "reference": str(tmp_path / "held.csv")}
         return logged(serve=table)
 
@@ -435,14 +424,12 @@ class TestDrift:
     def test_what_the_job_cannot_do_is_refused_before_a_port_opens(
         self, logged, tmp_path, monkeypatch
     ):
-        monkeypatch.setenv("TOKEN", "secret")
-        served = self.drifting(logged, tmp_path, monkeypatch, "TOKEN")
+        served = self.drifting(logged, tmp_path, monkeypatch)
         path = tmp_path / "policy.ttamer"
         tt.save(tt.load(path).at(0.5), path)
         settings, policies = served.service.settings, served.service.policies
         policies.active = policies.load()
         with pytest.raises(tt.CascadeError, match="holds one policy; fit a ladder"):
-            auditing.DriftJob(settings, policies, served.service.metrics)
+            auditing.DriftJob(settings, "held.csv", policies, served.service.metrics)
         (tmp_path / "policy.ttamer.drift").touch()  # the job put it there
-        job = auditing.DriftJob(settings, policies, served.service.metrics)
-        assert "TOKEN" not in job._environment
+        auditing.DriftJob(settings, "held.csv", policies, served.service.metrics)

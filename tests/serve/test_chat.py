@@ -245,6 +245,27 @@ class TestStreams:
         assert response.text.startswith(": waiting\n\n")
         assert response.text.endswith("[DONE]\n\n")
 
+    def test_a_stream_that_is_not_read_for_long_ends(self, serve, monkeypatch):
+        monkeypatch.setattr("ttamer.serve.stream._Stream.unread_seconds", 0.05)
+        served = serve(serve={"tradeoff": 0.0, "compare": "exact"}, force=True)
+        served.models["small"].text = "x" * 100
+
+        async def scenario(client):
+            del client
+            sent = []
+
+            async def send(message):
+                sent.append(message.get("body", b""))
+                while len(sent) == 3 and served.service.gate.running:
+                    await asyncio.sleep(0.01)
+
+            await served.asked({"stream": True}, send)
+            return sent
+
+        sent = served.run(scenario)
+        assert 3 < len(sent) < 30  # what waited to be sent, and the end
+        assert b"[DONE]" not in sent[-2]
+
 
 class TestClientsThatLeave:
     @pytest.mark.parametrize("stream", [False, True])
@@ -267,24 +288,7 @@ class TestClientsThatLeave:
 
     async def leave(self, served, stream):
         """Send a request by ASGI itself, and leave while it is answered."""
-        body = {"model": "ttamer", "messages": [{"role": "user", "content": "x"}], "stream": stream}
-        messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
-
-        async def receive():
-            if messages:
-                return messages.pop(0)
-            await asyncio.sleep(0.2)
-            return {"type": "http.disconnect"}
-
-        async def send(message):
-            del message
-
-        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-        scope = {
-            "type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers,
-            "query_string": b"", "http_version": "1.1", "scheme": "http", "app": served.app,
-        }  # fmt: skip
-        await served.app(scope, receive, send)
+        await served.asked({"stream": stream}, leaves_after=0.2)
 
 
 class TestLimits:

@@ -6,7 +6,7 @@ import math
 import pytest
 
 import ttamer as tt
-from ttamer.serve.policies import Active, PolicyStore
+from ttamer.serve.policies import PolicyStore
 
 
 @pytest.fixture(autouse=True)
@@ -120,8 +120,8 @@ def test_a_hangup_reloads_at_once(serve):
 
 def test_the_policies_that_requests_choose_are_bounded(serve):
     active = serve(serve={"allow": ["tradeoff"]}).service.policies.active
-    for number in range(3 * Active.max_points):
-        active.cascade(("tradeoff", number / 1000))
-    assert len(active._points) == Active.max_points
+    for number in range(200):
+        active.cascade(("tradeoff", number / 1000), 20.0 + number)
+    assert active._cascades.cache_info().currsize == 64
     assert active.cascade(None, math.inf).max_cost == math.inf
     assert active.cascade() is active.cascade()

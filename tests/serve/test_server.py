@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -9,14 +10,18 @@ import socket
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import httpx2
 import openai
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 import ttamer as tt
 from support.faulty_upstream import FaultyUpstream
 from support.served import COSTS, SKILLS, fitted_ladder, write_cascade
+from ttamer.serve.server import BoundedH11
 
 pytestmark = pytest.mark.server
 
@@ -117,6 +122,27 @@ def test_silent_and_half_requests_do_not_keep_others_out(tmp_path):
                 with contextlib.suppress(ConnectionError):
                     connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n")
         wait_for(lambda: ask(root).status_code == 200, 5)
+
+
+def test_a_response_that_is_not_read_is_given_up(monkeypatch):
+    monkeypatch.setattr(BoundedH11, "unread_seconds", 0.01)
+
+    async def scenario():
+        config = uvicorn.Config(lambda *_: None, http=BoundedH11)
+        config.load()
+        connection, transport = BoundedH11(config, ServerState(), {}), Mock()
+        transport.get_extra_info.return_value = None
+        connection.connection_made(transport)
+        connection.pause_writing()
+        connection.resume_writing()
+        await asyncio.sleep(0.05)
+        assert not transport.abort.called
+        connection.pause_writing()
+        await asyncio.sleep(0.05)
+        assert transport.abort.called
+        connection.connection_lost(None)
+
+    asyncio.run(scenario())
 
 
 def test_connections_that_idle_after_an_answer_give_way(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -74,6 +75,27 @@ class Served:
                 return await asyncio.wait_for(scenario(client), 30)
 
         return self.runner.run(work())
+
+    async def asked(self, body: dict[str, Any], send: Any = None, leaves_after: float = 60) -> None:
+        """Send a request by ASGI itself, whose client reads by ``send`` and may leave."""
+        body = {"messages": [{"role": "user", "content": "x"}]} | body
+        messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            await asyncio.sleep(leaves_after)
+            return {"type": "http.disconnect"}
+
+        async def drop(message: Any) -> None:
+            del message
+
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+        scope = {
+            "type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers,
+            "query_string": b"", "http_version": "1.1", "scheme": "http", "app": self.app,
+        }  # fmt: skip
+        await self.app(scope, receive, send or drop)
 
     def chat(self, *bodies: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
         """Return the responses to chat requests, one after another; of one request, its own."""

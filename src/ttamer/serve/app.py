@@ -26,17 +26,8 @@ from starlette.routing import Route
 
 from ttamer.llm.client import Client, Deadline, open_session
 from ttamer.llm.compare import Comparer
-from ttamer.llm.judging import Judge, verdict_from
 from ttamer.llm.likeness import cosines
-from ttamer.llm.node import (
-    ModelNode,
-    Upstream,
-    Usage,
-    Verification,
-    Work,
-    call_cost,
-    open_nodes,
-)
+from ttamer.llm.node import ModelNode, Upstream, Verification, Work, open_nodes
 from ttamer.llm.settings import EnvName, NodeSettings
 from ttamer.runtime.reply import Reply
 from ttamer.serve.audits import Audits
@@ -154,12 +145,12 @@ class Service:
         self.metrics = Metrics(names)
         self.gate = Gate(serve.max_concurrent, serve.max_body)
         self.is_ready = False
+        self._clients: dict[str, Upstream] = {}
         self.nodes: dict[str, ModelNode | Verification] = {}
-        self.upstreams: dict[str, Upstream] = {}
         asks = {name: partial(self._ask, name) for name in names}
         self.policies = PolicyStore(policy, settings, asks, force=force)
         self.decisions = DecisionLog(serve.log, settings.spec, texts=serve.log_texts)
-        self.audits = Audits(settings, self.policies, self.metrics, self.decisions)
+        self.audits = Audits(settings, self.policies, self.nodes, self.metrics, self.decisions)
         self.inputs = Inputs()
         self.chat = Chat(
             settings, self.policies, self.nodes, self.inputs, self.metrics, self.decisions,
@@ -176,15 +167,6 @@ class Service:
                 reply = reply._replace(prediction=digest)
         return reply
 
-    async def _ask_judge(self, judge: Judge, question: str, answer: str) -> tuple[float, float]:
-        deadline = Deadline.after(self.settings.serve.timeout)
-        body = judge.request(question, answer, None)
-        response = await self.upstreams[judge.node].complete(body, deadline)
-        node, cost = self.settings.nodes[judge.node], response.cost
-        if cost is None:
-            cost = call_cost(node, Usage.of(response.body))
-        return float(verdict_from(response.body)), node.cost if cost is None else cost
-
     def _gauges(self) -> None:
         gauge, gate = self.metrics.gauge, self.gate
         gauge("ttamer_running", "Requests being answered", lambda: gate.running)
@@ -198,7 +180,7 @@ class Service:
         )  # fmt: skip
 
     def _is_open(self, name: str) -> float:
-        upstream = self.upstreams.get(name)
+        upstream = self._clients.get(name)
         return float(isinstance(upstream, Client) and upstream.breaker.is_open)
 
     @asynccontextmanager
@@ -206,7 +188,8 @@ class Service:
         """Open the connections to the nodes, the log and the audits."""
         settings = self.settings
         async with open_session() as session:
-            clients = {n: self._connect(node, session) for n, node in settings.nodes.items()}
+            for name, node in settings.nodes.items():
+                self._clients[name] = self._connect(node, session)
             comparer = None
             if settings.embeddings is not None:
                 embedder = Client.of_embeddings(settings.embeddings, session)
@@ -214,14 +197,10 @@ class Service:
                 if settings.compare.kind == "embedding":
                     comparer = Comparer(settings.compare, cosines(embedder.embed))
             self.audits.comparer = comparer
-            if settings.audit is not None and settings.audit.judge:
-                self.audits.ask_judge = partial(self._ask_judge, Judge(settings.audit.judge))
-            nodes = open_nodes(
-                settings.source, settings.nodes, lambda node: clients[node.name], settings.compare,
-                comparer,
+            self.nodes |= open_nodes(
+                settings.source, settings.nodes, lambda node: self._clients[node.name],
+                settings.compare, comparer,
             )  # fmt: skip
-            self.nodes.update(nodes)
-            self.upstreams.update(clients)
             # Audits write to the log, which is open first and closed last.
             self.decisions.start()
             self.audits.start()

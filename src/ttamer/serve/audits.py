@@ -13,7 +13,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +27,8 @@ from ttamer.fitting.ladder import FittedLadder
 from ttamer.llm.client import Deadline, UpstreamFailed
 from ttamer.llm.compare import Comparer
 from ttamer.llm.confidence import Unreadable, question_text
-from ttamer.llm.node import Usage
-from ttamer.llm.settings import EnvName
+from ttamer.llm.judging import Judge, verdict_from
+from ttamer.llm.node import ModelNode, Usage, Verification, Work
 from ttamer.runtime.reply import NodeCall, Outcome
 from ttamer.serve.answering import ask_others, is_ineligible
 from ttamer.serve.decisions import DecisionLog
@@ -47,9 +47,10 @@ class Audits:
     max_waiting, max_bytes = 200, 64 * 2**20  # audits that wait, and the bytes of their requests
 
     def __init__(
-        self, settings: Settings, policies: PolicyStore, metrics: Metrics, decisions: DecisionLog
-    ) -> None:
-        self._settings, self._policies = settings, policies
+        self, settings: Settings, policies: PolicyStore,
+        nodes: Mapping[str, ModelNode | Verification], metrics: Metrics, decisions: DecisionLog,
+    ) -> None:  # fmt: skip
+        self._settings, self._policies, self._nodes = settings, policies, nodes
         self._metrics, self._decisions = metrics, decisions
         self._tasks: set[asyncio.Task[Any]] = set()
         self._bytes = 0
@@ -57,13 +58,13 @@ class Audits:
         self._labels: dict[str, str | None] = {}  # of requests whose audit is under way
         self.comparer: Comparer | None = None
         """What compares a label with answers."""
-        self.ask_judge: Callable[[str, str], Awaitable[tuple[float, float]]] | None = None
-        """From a question and an answer to a verdict and its cost."""
         audit = settings.audit
+        self._judge = Judge(audit.judge) if audit is not None and audit.judge else None
         self._sampler = None if audit is None else _sampler(audit, settings)
         self.drift: DriftJob | None = None
         if audit is not None and audit.reference:
-            self.drift = DriftJob(settings, policies, metrics)  # refused before a port opens
+            # Refused before a port opens, where it cannot run.
+            self.drift = DriftJob(settings, audit.reference, policies, metrics)
 
     def start(self) -> None:
         """Start the drift job, where there is one."""
@@ -146,17 +147,19 @@ class Audits:
     async def _judged(self, job: Job, calls: Iterable[NodeCall]) -> tuple[dict[str, float], float]:
         """Return the judge's verdict on each different answer, and what they cost."""
         scores: dict[str, float] = {}
-        spent = 0.0
-        if self.ask_judge is None:
+        spent, judge, question = 0.0, self._judge, question_text(job.work.body)
+        node = None if judge is None else self._nodes[judge.node]
+        if judge is None or not isinstance(node, ModelNode):  # no node verifies, beside audits
             return scores, spent
-        question = question_text(job.work.body)
         for text in dict.fromkeys(str(call.prediction or "") for call in calls):
             if not text:  # no answer can be read
                 scores[text] = 0.0
                 continue
+            body, limit = judge.request(question, text, None), self._settings.serve.timeout
             try:
-                scores[text], cost = await self.ask_judge(question, text)
-                spent += cost
+                response = await node.upstream.complete(body, Deadline.after(limit))
+                spent += node.booked(Usage.of(response.body), response.cost, Work(body))
+                scores[text] = float(verdict_from(response.body))
             except (UpstreamFailed, Unreadable) as error:
                 log.warning("audit: the judge: %s", error)
         return scores, spent
@@ -203,8 +206,9 @@ class DriftJob:
     most_busy = 0.05  # of the time
     niceness = 10  # requests have priority
 
-    def __init__(self, settings: Settings, policies: PolicyStore, metrics: Metrics) -> None:
-        assert settings.audit is not None  # noqa: S101 - it has a reference
+    def __init__(
+        self, settings: Settings, reference: str, policies: PolicyStore, metrics: Metrics
+    ) -> None:
         self._log, self._policies, self._metrics = settings.serve.log, policies, metrics
         policy = Path(policies.path)
         is_ladder = isinstance(policies.active.artefact, FittedLadder)
@@ -221,11 +225,8 @@ class DriftJob:
         self._command = [
             # -P: a module in the working directory must not take the place of ours.
             sys.executable, "-P", "-m", "ttamer", "drift", self._log, "--policy", policies.path,
-            "--error", repr(settings.serve.error), "--reference", settings.audit.reference,
-            "--replace", "--json",
+            "--error", repr(settings.serve.error), "--reference", reference, "--replace", "--json",
         ]  # fmt: skip
-        hidden = _secrets(settings)
-        self._environment = {k: v for k, v in os.environ.items() if k not in hidden}
 
     async def run(self) -> None:
         """Run the job again and again."""
@@ -241,9 +242,8 @@ class DriftJob:
     async def _run_once(self) -> None:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe,
-            env=self._environment,
-        )  # fmt: skip
+            *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        )
         try:
             with suppress(AttributeError, OSError):  # where the system has no priorities
                 os.setpriority(os.PRIO_PROCESS, process.pid, self.niceness)
@@ -263,14 +263,3 @@ class DriftJob:
         if facts["replaced"]:
             self._metrics.swaps.inc()
             self._policies.hangup.set()
-
-
-def _secrets(settings: Settings) -> frozenset[str]:
-    """Return the environment variables that hold keys, which a fit does not need."""
-    names = [settings.serve.token_env]
-    if settings.embeddings is not None:
-        names.append(settings.embeddings.key_env)
-    for node in settings.nodes.values():
-        values = node.headers.values()
-        names += [node.key_env, *(value.env for value in values if isinstance(value, EnvName))]
-    return frozenset(filter(None, names))

@@ -101,6 +101,7 @@ class DecisionLog:
             if is_ineligible(call):  # the node had no chance at all
                 row["chance"] = 0.0
             row |= {"cost": call.cost, "seconds": round(call.seconds, 4)}
+            row.pop("failed", None)  # an audit asks a node that failed once more
             if call.error is not None:
                 row["failed"] = call.error.partition(":")[0]
             elif call.confidence is not None:

@@ -10,12 +10,11 @@ import asyncio
 import logging
 import math
 import os
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
 
 from ttamer.artefact.file import open_artefact
 from ttamer.cascade import CascadeSpec, answer_rules
@@ -44,32 +43,22 @@ class Active:
     artefact: FittedLadder | FittedPolicy | None
     nodes: Mapping[str, Ask]
     max_cost: float | None = None
-    max_points: ClassVar[int] = 64
-    """Of operating points that requests asked for, the policies that are kept."""
-    _points: OrderedDict[Point, Decider] = field(default_factory=OrderedDict, repr=False)
 
     def cascade(self, point: Point | None = None, max_cost: float | None = None) -> Cascade:
         """Return what runs a request at an operating point; the lower cap on the cost holds."""
-        if point is None and max_cost is None:
-            return self._default
-        policy = self.policy if point is None else self._at(point)
-        caps = [cap for cap in (self.max_cost, max_cost) if cap is not None]
-        return Cascade(policy, self.nodes, max_cost=min(caps, default=None))
+        return self._cascades(point, max_cost)
 
     @cached_property
-    def _default(self) -> Cascade:
-        return Cascade(self.policy, self.nodes, max_cost=self.max_cost)
+    def _cascades(self) -> Callable[[Point | None, float | None], Cascade]:
+        # Clients choose points and caps, and could choose any number of them.
+        return lru_cache(maxsize=64)(self._cascade)
 
-    def _at(self, point: Point) -> Decider:
-        if self.artefact is None:
-            return self.policy
-        if point not in self._points:
-            self._points[point] = policy_at(self.artefact, point)
-            # Clients choose the points, and could choose any number of them.
-            while len(self._points) > self.max_points:
-                self._points.popitem(last=False)
-        self._points.move_to_end(point)
-        return self._points[point]
+    def _cascade(self, point: Point | None, max_cost: float | None) -> Cascade:
+        policy = self.policy
+        if point is not None and self.artefact is not None:
+            policy = policy_at(self.artefact, point)
+        caps = [cap for cap in (self.max_cost, max_cost) if cap is not None]
+        return Cascade(policy, self.nodes, max_cost=min(caps, default=None))
 
     @cached_property
     def _tables(self) -> StepTables | None:
@@ -223,11 +212,8 @@ class PolicyStore:
 
     def _check(self, artefact: FittedLadder | FittedPolicy) -> None:
         """Refuse a policy that was fitted for other costs, answers or confidences."""
-        fitted, spec, rules = (
-            artefact.spec,
-            self._settings.spec,
-            answer_rules(self._settings.source),
-        )
+        fitted, spec = artefact.spec, self._settings.spec
+        rules = answer_rules(self._settings.source)
         differences = [
             f"cost {old.cost:g} of {new.name!r}, and it is {new.cost:g} now"
             for old, new in zip(fitted.nodes, spec.nodes, strict=True)

@@ -36,16 +36,19 @@ def check_exposure(host: str, *, has_token: bool) -> None:
 
 
 class BoundedH11(H11Protocol):
-    """Connections with a time limit for each head of a request, and a limit of their number.
+    """Connections with time limits for a request's head and for reading, and a limit of number.
 
-    uvicorn closes a connection that is idle between requests, and none that never sends one. Where
-    there are too many, the one that has been without a request for longest gives way.
+    uvicorn closes a connection that is idle between requests, and none that never sends one, or
+    never reads. Where there are too many, the one that has been without a request for longest
+    gives way.
     """
 
     max_connections = 10_000
     head_seconds = 15.0  # in which the head of a request must have come
+    unread_seconds = 75.0  # in which the other end must read some of a response
     idle: ClassVar[dict[BoundedH11, None]] = {}
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Make room, and wait for the head of a request."""
@@ -71,9 +74,22 @@ class BoundedH11(H11Protocol):
         if self._is_idle() or self.cycle.response_complete:
             self.idle[self] = None
 
+    def pause_writing(self) -> None:
+        """Wait for the other end to read."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(self.unread_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Write on."""
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the wait."""
+        """End the waits."""
         self._end_wait()
+        if self._unread is not None:
+            self._unread.cancel()
         super().connection_lost(exc)
 
     def _await_head(self) -> None:

@@ -23,7 +23,7 @@ from ttamer.llm.client import UpstreamFailed, stated_cost
 from ttamer.llm.confidence import Unreadable, message_text
 from ttamer.llm.node import ModelNode, Usage, Work, ineligible
 from ttamer.runtime.calling import Call
-from ttamer.runtime.reply import NodeCall, Outcome, Reply
+from ttamer.runtime.reply import NodeCall, Outcome, Reply, error_text
 from ttamer.serve.answering import is_last
 from ttamer.serve.chat import Chat
 from ttamer.serve.requests import Job, Refused
@@ -39,111 +39,109 @@ async def streamed(chat: Chat, job: Job, stack: AsyncExitStack) -> StreamingResp
     Args:
         chat: What answers.
         job: The request.
-        stack: What the request holds; the task holds it from now on.
+        stack: What the request holds; the stream holds it from now on.
 
     Raises:
         Refused: If there is no answer.
     """
-    # Bounded: a client that reads slowly holds up its own task, and takes no memory.
-    queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=16)
-    events = _Events(chat, job, queue)
-    task = asyncio.create_task(events.run(stack.pop_all()))
-    first: Any = None
-    try:
-        async with asyncio.timeout(KEEP_ALIVE):
-            first = await queue.get()
-    except TimeoutError:
-        pass
-    except asyncio.CancelledError:
-        await _cancelled(task)
-        raise
-    if isinstance(first, Refused):  # nothing was sent: the response can have its status
-        raise first
-    # Else nginx would collect the stream before it sends it.
-    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    headers["x-ttamer-policy"] = job.active.version
-    return _Stream(
-        events, task, _read(queue, first), media_type="text/event-stream", headers=headers
-    )
+    stream = _Stream(chat, job)
+    await stream.begin(stack.pop_all())
+    return stream
 
 
-async def _read(queue: asyncio.Queue[Any], first: Any) -> AsyncIterator[bytes]:
-    item = first
-    while True:
-        while item is None:
-            try:
-                async with asyncio.timeout(KEEP_ALIVE):
-                    item = await queue.get()
-            except TimeoutError:
-                yield b": waiting\n\n"
-        if item is _END:
-            return
-        yield event(item.body) if isinstance(item, Refused) else item
-        item = None
-
-
-async def _cancelled(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
+class _Unread(Exception):
+    """The client does not read."""
 
 
 class _Stream(StreamingResponse):
-    """A stream that ends its task, also where the client left before it began."""
-
-    def __init__(self, events: _Events, task: asyncio.Task[None], *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._events, self._task = events, task
-
-    async def __call__(self, *connection: Any) -> None:
-        try:
-            await super().__call__(*connection)
-        finally:
-            self._events.keep()
-            await _cancelled(self._task)
-
-
-class _Events:
-    """Runs the policy for one stream, and puts its events."""
+    """A task that runs the policy and puts events, and the response that reads them."""
 
     unread_seconds = 60.0  # after which a stream that the client does not read ends
+    _task: asyncio.Task[None]
 
-    def __init__(self, chat: Chat, job: Job, queue: asyncio.Queue[Any]) -> None:
-        self._chat, self._job, self._queue = chat, job, queue
+    def __init__(self, chat: Chat, job: Job) -> None:
+        # Else nginx would collect the stream before it sends it.
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        headers["x-ttamer-policy"] = job.active.version
+        super().__init__(self._read(), media_type="text/event-stream", headers=headers)
+        self._chat, self._job = chat, job
+        # Bounded: a client that reads slowly holds up its own task, and takes no memory.
+        self._queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=16)
+        self._first: Any = None
         self._outcome: Outcome | None = None
         self._head = {
             "id": f"chatcmpl-{job.id}", "object": "chat.completion.chunk", "created": job.created,
         }  # fmt: skip
 
-    async def run(self, held: AsyncExitStack) -> None:
+    async def begin(self, held: AsyncExitStack) -> None:
+        """Start the task, and wait for its first event, which decides the status."""
+        self._task = asyncio.create_task(self._run(held))
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(KEEP_ALIVE):
+                    self._first = await self._queue.get()
+        except asyncio.CancelledError:
+            await self._end()
+            raise
+        if isinstance(self._first, Refused):  # nothing was sent: the response can have its status
+            raise self._first
+
+    async def __call__(self, *connection: Any) -> None:
+        """Send the events; end the task, also where the client left before the first."""
+        try:
+            await super().__call__(*connection)
+        finally:
+            if self._outcome is not None:  # also where the client left: it was paid for
+                self._chat.keep(self._job, self._outcome)
+            await self._end()
+
+    async def _end(self) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _read(self) -> AsyncIterator[bytes]:
+        item = self._first
+        while item is not _END:
+            if item is not None:
+                yield event(item.body) if isinstance(item, Refused) else item
+            try:
+                async with asyncio.timeout(KEEP_ALIVE):
+                    item = await self._queue.get()
+            except TimeoutError:
+                item = b": waiting\n\n"
+
+    async def _run(self, held: AsyncExitStack) -> None:
         """Put all events, and the end; then give back what the request holds."""
         async with held:
-            with suppress(TimeoutError):  # the client does not read
-                await self._run()
-
-    def keep(self) -> None:
-        """Log what was sent; also where the client left: it was answered, and paid for."""
-        if self._outcome is not None:
-            self._chat.keep(self._job, self._outcome)
+            try:
+                await self._put_events()
+                await self._put(_END)
+            except _Unread:
+                if self._queue.full():
+                    self._queue.get_nowait()  # whose place the end takes
+                self._queue.put_nowait(_END)
 
     async def _put(self, item: Any) -> None:
-        if self._queue.full():
+        if not self._queue.full():
+            self._queue.put_nowait(item)
+            return
+        try:
             async with asyncio.timeout(self.unread_seconds):
                 await self._queue.put(item)
-        else:
-            self._queue.put_nowait(item)
+        except TimeoutError:
+            raise _Unread from None
 
-    async def _run(self) -> None:
+    async def _put_events(self) -> None:
         try:
             self._outcome = await self._chat.outcome(self._job, self._relay)
             await self._put_answer(self._outcome)
         except Refused as error:
             await self._put(error)
-        except TimeoutError:
+        except _Unread:
             raise
         except Exception:
             log.exception("request %s", self._job.id)
             await self._put(Refused(500, "internal_error", "an error of the server"))
-        await self._put(_END)
 
     async def _put_answer(self, outcome: Outcome) -> None:
         """Put the answer, if it was not relayed; and its usage and facts, where they are wanted."""
@@ -179,7 +177,7 @@ class _Events:
         if not is_last(call, may_differ=self._chat.settings.serve.stream == "last"):
             return None
         start, work = time.monotonic(), self._job.work
-        relayed = _Relayed(node, work)
+        relayed, error = _Relayed(node, work), None
         try:
             body = node.requested(work)
             async with stream(body, work.deadline, work.headers) as chunks:
@@ -187,16 +185,15 @@ class _Events:
                     if choices := relayed.take(chunk):
                         head = {**self._head, "model": call.node}
                         await self._put(event({**head, "choices": choices}))
-        except UpstreamFailed as error:
+        except UpstreamFailed as failure:
             if not relayed.has_begun:
                 raise
-            seconds = time.monotonic() - start
-            return NodeCall(call.node, None, None, relayed.cost, seconds, f"{error.kind}: {error}")
-        # The client has its answer; this is for the log and for audits.
-        reply = await relayed.reply()
+            error = error_text(failure)
+        cost = relayed.cost()
+        # The client has its answer; its confidence is for the log and for audits.
+        reply = await relayed.reply(cost) if error is None else None
         prediction, confidence = (None, None) if reply is None else reply[:2]
-        seconds = time.monotonic() - start
-        return NodeCall(call.node, prediction, confidence, relayed.cost, seconds)
+        return NodeCall(call.node, prediction, confidence, cost, time.monotonic() - start, error)
 
 
 class _Relayed:
@@ -212,8 +209,6 @@ class _Relayed:
         self._usage: Usage | None = None
         self._stated: float | None = None
         self._is_plain = True
-        self._is_booked = False
-        self._cost = 0.0
         self.has_begun = False
 
     def take(self, chunk: dict[str, Any]) -> list[Any]:
@@ -246,21 +241,17 @@ class _Relayed:
         if isinstance(content, list):
             self._tokens += content
 
-    @property
     def cost(self) -> float:
-        """What the call cost; its tokens are counted for the request."""
-        if not self._is_booked:
-            self._is_booked = True
-            self._cost = self._node.booked(self._usage, self._stated, self._work)
-        return self._cost
+        """Return what the call cost, and count its tokens for the request."""
+        return self._node.booked(self._usage, self._stated, self._work)
 
-    async def reply(self) -> Reply | None:
+    async def reply(self, cost: float) -> Reply | None:
         """Return the reply that the whole answer would have been, where that is known."""
         message = {"role": "assistant", "content": "".join(self._text)}
         choice = {"message": message, "logprobs": {"content": self._tokens}}
         if self._is_plain:
             with suppress(Unreadable, ValueError, TypeError, LookupError):
-                return await self._node.read({"choices": [choice]}, self.cost, self._work)
+                return await self._node.read({"choices": [choice]}, cost, self._work)
         return None
 
 
