@@ -8,9 +8,10 @@ from hypothesis import given, strategies as st
 
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError
+from ttamer.trace.checks import require_rows
 from ttamer.trace.losses import complete_losses
 from ttamer.trace.schema import ClassCodes
-from ttamer.trace.trace import Trace, require_rows
+from ttamer.trace.trace import Trace
 
 PAIR = CascadeSpec.of({"a": 1.0, "b": 4.0})
 

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from ttamer.baselines.rules import RuleScorer, sweep_prices
 from ttamer.fitting.replay import Played, Setting
+from ttamer.trace.checks import require_rows
 from ttamer.trace.losses import complete_losses
-from ttamer.trace.trace import Trace, require_rows
+from ttamer.trace.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,8 +20,9 @@ from ttamer.cascade import CascadeSpec
 from ttamer.errors import TTamerError
 from ttamer.fitting.replay import Played, Rule, Setting, asked_up_to, paid
 from ttamer.stats.envelope import lower_envelope
+from ttamer.trace.checks import require_rows
 from ttamer.trace.losses import Losses, complete_losses
-from ttamer.trace.trace import Trace, require_rows
+from ttamer.trace.trace import Trace
 
 
 class Unsuitable(TTamerError):  # noqa: N818 - named after what happened

@@ -41,8 +41,8 @@ from ttamer.fitting.threshold import default_thresholds, threshold_tables
 from ttamer.problem.checks import check_tradeoffs
 from ttamer.show import ProgressOption, shown
 from ttamer.solvers.blas import one_thread
-from ttamer.trace.checks import check_for_fit, require_trace
-from ttamer.trace.trace import OnBad, Trace, require_rows
+from ttamer.trace.checks import check_for_fit, require_rows, require_trace
+from ttamer.trace.trace import OnBad, Trace
 
 MIN_ROWS = 10  # a fit needs at least so many complete rows
 MAX_ROWS = 400_000  # policies are found on at most so many: a uniform sample of more

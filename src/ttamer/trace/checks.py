@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -105,6 +105,20 @@ def require_trace(trace: object, what: str) -> None:
     remedy = "Trace.from_frame(frame, costs={...}) for a data frame"
     remedy = f"make one with Trace.read(path), or {remedy}"
     require_kind(trace, Trace, f"{what} needs a Trace", remedy)
+
+
+def require_rows(trace: Sized, least: int, what_for: str) -> None:
+    """Refuse a trace too short for what is asked.
+
+    >>> require_rows([1, 2, 3], 5, "a fit")
+    Traceback (most recent call last):
+    ttamer.errors.TraceError: the trace has 3 rows, and a fit needs at least 5: bring a longer trace
+    """
+    if len(trace) < least:
+        raise TraceError(
+            f"the trace has {counted(len(trace), 'row')}, and {what_for} needs at least {least}: "
+            "bring a longer trace"
+        )
 
 
 def check_for_fit(trace: Trace, least: int = 100) -> None:

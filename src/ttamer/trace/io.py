@@ -1,6 +1,6 @@
 """Reading and writing traces: Parquet, CSV, JSON Lines, NPZ and data frames.
 
-A source hands its rows over in batches of :class:`Cells`: Parquet, CSV, JSON Lines and frames by
+A source hands its rows over in batches of :class:`Chunk`: Parquet, CSV, JSON Lines and frames by
 way of Arrow, NPZ with NumPy alone. From there on there is one way: cells become the columns of the
 schema, and every value is checked. A log with one line per call is made one with one row per input
 before. Nothing is left out in silence: a row that cannot be used is refused by column and number,
@@ -52,7 +52,7 @@ from ttamer.trace.trace import Cascade, FrameLibrary, OnBad, Trace, graded
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".jsonl", ".npz")
 
 
-class Cells(NamedTuple):
+class Chunk(NamedTuple):
     """Some cells of a column."""
 
     values: NDArray[Any]
@@ -74,7 +74,7 @@ class Source:
         self.where, self.columns = where, tuple(columns)
         """What every message begins with; the names of the columns."""
 
-    def batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[dict[str, Cells]]:
+    def batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[dict[str, Chunk]]:
         """Yield columns by name, each of a kind, at most ``rows`` rows at a time."""
         pa, start, size = arrow(), 0, rows or self.batch_rows
         batches = self.record_batches(kinds, rows)
@@ -300,7 +300,7 @@ def _mean_costs(source: Source) -> dict[str, float]:
 
 
 def _parsed(
-    layout: Layout, cells: Mapping[str, Cells], codes: _Codes, start: int
+    layout: Layout, cells: Mapping[str, Chunk], codes: _Codes, start: int
 ) -> dict[str, NDArray[Any]]:
     """Return the columns of a batch as arrays of the schema's types."""
     columns = {}
@@ -312,7 +312,7 @@ def _parsed(
     return columns
 
 
-def _values(cells: Cells, use: Use, codes: _Codes, start: int) -> NDArray[Any]:
+def _values(cells: Chunk, use: Use, codes: _Codes, start: int) -> NDArray[Any]:
     values, texts = cells.values, cells.texts
     if texts is not None and use.kind in ("number", "flag"):
         values, texts = _numbers_in(cells, use.kind, start), None
@@ -343,13 +343,13 @@ def _values(cells: Cells, use: Use, codes: _Codes, start: int) -> NDArray[Any]:
     return values if is_single else values.astype(np.float64, copy=False)
 
 
-def _coded(cells: Cells, coder: ClassCodes) -> NDArray[np.int32]:
+def _coded(cells: Chunk, coder: ClassCodes) -> NDArray[np.int32]:
     if cells.texts is None:
         return coder.encode(cells.values)
     return coder.recode(cells.values, cells.texts)
 
 
-def _numbers_in(cells: Cells, kind: str, start: int) -> NDArray[np.float64]:
+def _numbers_in(cells: Chunk, kind: str, start: int) -> NDArray[np.float64]:
     """Return the numbers or truth values that text stands for; refuse the first other cell."""
     truths = dict.fromkeys(("1", "true", "1.0"), 1.0) | dict.fromkeys(("0", "false", "0.0"), 0.0)
     texts = [str(text) for text in cells.texts or ()]
@@ -521,7 +521,7 @@ def _assembled(
 # Sources of Arrow.
 
 
-def _arrow_cells(pa: Any, array: Any, use: str, where: str) -> Cells:
+def _arrow_cells(pa: Any, array: Any, use: str, where: str) -> Chunk:
     """Return an array of Arrow as cells of a kind of use."""
     types, name = pa.types, str(array.type)
     if types.is_dictionary(array.type) and not _is_text(array.type.value_type):
@@ -538,9 +538,9 @@ def _arrow_cells(pa: Any, array: Any, use: str, where: str) -> Cells:
             used = np.flatnonzero(used_codes([positions], len(texts)))
             texts = [texts[number].as_py() for number in used.tolist()]
             positions = np.where(positions < 0, -1, np.searchsorted(used, positions))
-        return Cells(positions, name, texts if isinstance(texts, list) else texts.to_pylist())
+        return Chunk(positions, name, texts if isinstance(texts, list) else texts.to_pylist())
     if types.is_null(kind):
-        return Cells(np.full(len(array), math.nan), name)
+        return Chunk(np.full(len(array), math.nan), name)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         lengths = arrow("pyarrow.compute").list_value_length(array)
         if array.null_count or len(lengths.unique()) > 1:
@@ -549,12 +549,12 @@ def _arrow_cells(pa: Any, array: Any, use: str, where: str) -> Cells:
                 "vector of one length"
             )
         values = array.flatten().to_numpy(zero_copy_only=False)
-        return Cells(values.reshape(len(array), -1), name)
+        return Chunk(values.reshape(len(array), -1), name)
     if types.is_boolean(kind) or types.is_decimal(kind):
         array = array.cast(pa.int8() if types.is_boolean(kind) else pa.float64())
     elif not (types.is_floating(kind) or types.is_integer(kind)):
-        return Cells(np.empty(len(array), object), name)  # refused by its type
-    return Cells(array.to_numpy(zero_copy_only=False), name)
+        return Chunk(np.empty(len(array), object), name)  # refused by its type
+    return Chunk(array.to_numpy(zero_copy_only=False), name)
 
 
 def _is_text(kind: Any) -> bool:
@@ -803,16 +803,16 @@ class _Npz(Source):
         self._arrays = arrays
         super().__init__(where, tuple(arrays))
 
-    def batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[dict[str, Cells]]:
+    def batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[dict[str, Chunk]]:
         count = len(next(iter(self._arrays.values()), ()))
         for start in range(0, count, rows or count or 1):
             part = slice(start, start + (rows or count))
             yield {name: self._cells(name, self._arrays[name][part], kinds[name]) for name in kinds}
 
-    def _cells(self, name: str, values: Any, kind: str) -> Cells:
+    def _cells(self, name: str, values: Any, kind: str) -> Chunk:
         if isinstance(values, list):  # text
             positions = [-1 if text is None else k for k, text in enumerate(values)]
-            return Cells(np.array(positions, np.intp), "text", values)
+            return Chunk(np.array(positions, np.intp), "text", values)
         table = "groups" if name == "group" else "classes"
         if kind == "class" and table in self._tables:
             where, texts = f"{self.where}: column {name!r}:", self._tables[table]
@@ -826,11 +826,11 @@ class _Npz(Source):
                     f"{where} codes run from {values.min()} to {values.max()}, and {table!r} has "
                     f"{len(texts)} (-1 is no answer)"
                 )
-            return Cells(values, str(values.dtype), texts)
+            return Chunk(values, str(values.dtype), texts)
         if values.dtype.kind == "U":
             distinct, inverse = np.unique(values, return_inverse=True)
-            return Cells(inverse, "text", distinct.tolist())
-        return Cells(values, str(values.dtype))
+            return Chunk(inverse, "text", distinct.tolist())
+        return Chunk(values, str(values.dtype))
 
 
 # Writing.

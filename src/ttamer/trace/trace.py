@@ -11,21 +11,19 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ttamer._checks import counted, number, percent, require_kind, require_path, require_whole
-from ttamer.cascade import CascadeNode, CascadeSpec, Kind, Target, split_nodes
+from ttamer._checks import counted, require_kind, require_path
+from ttamer.cascade import CascadeSpec, Kind, Target
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.show import card
-from ttamer.show.curves import draw_curves
-from ttamer.trace.checks import check_classes, require_trace
+from ttamer.trace import parts, summary
+from ttamer.trace.checks import check_classes
 from ttamer.trace.losses import losses_of
 from ttamer.trace.schema import (
     INPUT,
@@ -228,21 +226,20 @@ class Columns:
                 "cost": self.cost.ndim}  # fmt: skip
         if used["groups"]:
             head["groups"] = used["groups"]
-        if (passed := _reach_of(self.spec)) is not None:  # a cost like the others, though no column
-            head["passing"] = passed
+        # Names and order are those of 0.2: policy files hold digests.
+        if (passing := parts.reach_of(self.spec)) is not None:
+            head["passing"] = passing
         sha = hashlib.sha256(json.dumps(head).encode())
-        # Names and order are those of 0.2, which had columns besides: policy files hold digests.
         present: dict[str, tuple[NDArray[Any], str]] = {
             column.name: (values, column.texts) for column, values in self.columns()
         } | {"cost": (self.cost, "")}
         first = ("confidence", "cost", "prediction", "label", "correct", "loss")
         last = ("entropy", "latency", "margin")
-        names = [name for name in first if name in present]
-        names += [name for name in present if name not in (*first, *last)]
-        parts = [(name, *present[name]) for name in names]
-        parts += [(f"signal.{name}", self.inputs[name], "") for name in sorted(self.inputs)]
-        parts += [(f"extra.{name}", *present[name]) for name in last if name in present]
-        for name, values, texts in parts:
+        middle = [name for name in present if name not in (*first, *last)]
+        entries = [(name, *present[name]) for name in (*first, *middle) if name in present]
+        entries += [(f"signal.{name}", self.inputs[name], "") for name in sorted(self.inputs)]
+        entries += [(f"extra.{name}", *present[name]) for name in last if name in present]
+        for name, values, texts in entries:
             sha.update(f"\n{name}\n".encode())
             for column in [values] if values.ndim == 1 else values.T:
                 for start in range(0, len(column), 1 << 17):  # no second copy of the trace is made
@@ -473,32 +470,7 @@ class Trace(Columns):
         >>> Trace(CascadeSpec.of({"a": 1.0}), [[0.5], [0.6]]).coverage
         '2 rows, each with an answer of every node; no losses are known'
         """
-        rows, answers = len(self), self.answered.sum(axis=0)
-        gaps = [
-            f"{name!r} answered on {_share(int(count), rows)}"
-            for name, count in zip(self.names, answers, strict=True)
-            if count < rows
-        ]
-        more = f"{len(gaps) - 6} more nodes have gaps"
-        parts = [*gaps[:6], more] if len(gaps) > 7 else gaps
-        head = counted(rows, "row", ",")
-        if not gaps:
-            head += ", each with an answer of every node"
-        if self.label is not None:
-            parts.append(f"a label on {_share(int((self.label >= 0).sum()), rows)}")
-        if self.chance is not None:
-            parts.append(f"the chance of {_share(int((self.chance >= 0).sum()), self.chance.size)}")
-        if self.group is not None:
-            parts.append(counted(len(np.unique(self.group)), "group", ","))
-        try:
-            known, total = int((self.loss >= 0).sum()), int(answers.sum())
-        except TraceError:
-            parts.append("no losses are known")
-        else:
-            every = "the loss of every answer is known"
-            share = f"the loss of {_share(known, total)} of the answers is known"
-            parts.append(every if known == total else share)
-        return "; ".join([head, *parts])
+        return summary.coverage(self)
 
     def __repr__(self) -> str:
         present = [c.name for c, _ in self.columns() if c.field not in ("confidence", "cost")]
@@ -509,25 +481,7 @@ class Trace(Columns):
         return f"Trace({', '.join([counted(len(self.spec), 'node'), *names])}; {self.coverage})"
 
     def _repr_html_(self) -> str:
-        unit = self.spec.unit and f" ({self.spec.unit})"
-        head = ["node", "answers", f"cost{unit}", "mean confidence"]
-        shares = (self.answered.sum(axis=0) / max(len(self), 1)).tolist()
-        columns = [
-            [percent(share) for share in shares],
-            [number(value) for value in _means(self.costs)],
-            [number(value) for value in _means(self.confidence)],
-        ]
-        try:
-            losses = _means(self.loss * self.unit)
-        except TraceError:  # it does not have which answers are right
-            pass
-        else:
-            graded = self.is_graded
-            head.append(self.measure if graded else "right")
-            columns.append([number(x) if graded else percent(1 - x, digits=1) for x in losses])
-        rows = [list(row) for row in zip(self.names, *columns, strict=True)] if len(self) else []
-        title = f"Trace: {counted(len(self), 'row', ',')}, {counted(len(self.spec), 'node')}"
-        return card(title, notes=[*self.notes, self.coverage], head=head, rows=rows)
+        return summary.table(self)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw how often each node is right (or what it loses), by how certain it is.
@@ -546,18 +500,7 @@ class Trace(Columns):
         >>> len(datasets.load("minilm-imdb", "fit").plot().axes[0].lines)
         6
         """
-        shown = self.loss * self.unit if self.is_graded else 1 - self.loss
-        curves = {}
-        for node, name in enumerate(self.names):
-            known = np.flatnonzero(~np.isnan(shown[:, node]))
-            order = known[np.argsort(self.confidence[known, node], kind="stable")]
-            parts = [part for part in np.array_split(order, 20) if len(part)]
-            means = [float(shown[part, node].mean()) for part in parts]
-            curves[name] = ([(k + 0.5) / len(parts) for k in range(len(parts))], means)
-        what = self.measure if self.is_graded else "right"
-        axis = "rows, from the least certain to the most certain"
-        percents = not self.is_graded
-        return draw_curves(curves, axis, what, x_percent=True, y_percent=percents, path=path)
+        return summary.curves(self, path)
 
     def with_spec(self, spec: CascadeSpec) -> Trace:
         """Return the same rows for a cascade of the same nodes with other costs, kind or target.
@@ -600,21 +543,7 @@ class Trace(Columns):
         >>> split.names, split.confidence.tolist(), split.cost.tolist()
         (('a', 'a (verified)'), [[0.0, 0.9], [0.0, 0.4]], [1.0, 0.5])
         """
-        spec, source = split_nodes(self.spec)
-        if len(spec) == len(self.spec):
-            return self
-        unseen = [k for k, (node, following) in enumerate(pairwise(source)) if node == following]
-        verified = [k + 1 for k in unseen]
-        fields = _fields_for(self, spec, source)
-        confidence = fields["confidence"]
-        confidence[:, unseen] = np.where(np.isnan(confidence[:, unseen]), np.nan, 0.0)
-        if self.cost.ndim == 2:
-            fields["cost"][:, verified] = spec.costs[verified]
-        # The latency is the answer's; its margin and entropy are known once it is verified.
-        for name, lacking in (("latency", verified), ("margin", unseen), ("entropy", unseen)):
-            if name in fields:
-                fields[name][:, lacking] = np.nan
-        return dataclasses.replace(self, **fields)
+        return parts.verified(self)
 
     def split(self, fraction: float, seed: int) -> tuple[Trace, Trace]:
         """Split at random: a share of the rows to fit on, and the others to test on.
@@ -636,26 +565,7 @@ class Trace(Columns):
         >>> len(fit), len(test)
         (2, 1)
         """
-        if not 0 < fraction < 1:
-            raise ArgumentError(
-                f"fraction is {fraction}; it must lie between 0 and 1", param="fraction"
-            )
-        require_whole(seed, "seed")
-        require_rows(self, 2, "a split")
-        order = np.random.default_rng(seed).permutation(len(self))
-        count = min(max(round(fraction * len(self)), 1), len(self) - 1)
-        if self.group is None:
-            return self.take(order[:count]), self.take(order[count:])
-        # Groups in the order of their first row; a row without a group is one by itself.
-        codes = np.where(self.group < 0, -1 - np.arange(len(self)), self.group)[order]
-        _, first, member = np.unique(codes, return_index=True, return_inverse=True)
-        rank = first[member]
-        if (rank == rank[0]).all():
-            raise TraceError("all rows are of one group, which is never split: bring more groups")
-        ends = np.flatnonzero(np.diff(np.sort(rank)) > 0) + 1  # where a group ends
-        cut = int(ends[np.abs(ends - count).argmin()])
-        order = order[np.argsort(rank, kind="stable")]
-        return self.take(order[:cut]), self.take(order[cut:])
+        return parts.split(self, fraction, seed)
 
     @classmethod
     def concat(cls, traces: Sequence[Trace]) -> Trace:
@@ -676,48 +586,7 @@ class Trace(Columns):
         >>> len(Trace.concat([part, part]))
         4
         """
-        require_kind(traces, Iterable, "concat takes a list of traces", "write [one, two]")
-        traces = list(traces)
-        for trace in traces:
-            require_trace(trace, "concat")
-        if not traces:
-            raise TraceError("concat: there are no traces; give at least one")
-        first = traces[0]
-        for position, trace in enumerate(traces[1:], start=1):
-            _check_alike(first, trace, position)
-        if len(traces) == 1:
-            return first
-        texts = {name: ClassCodes(getattr(first, name)) for name in ("classes", "groups")}
-        fields: dict[str, Any] = {}
-        for column in SCHEMA:
-            arrays = [getattr(trace, column.field) for trace in traces]
-            if arrays[0] is None:
-                continue
-            if column.field == "cost":
-                if all(a.ndim == 1 and np.array_equal(a, first.cost) for a in arrays):
-                    continue
-                arrays = [trace.costs for trace in traces]
-            if column.texts:
-                arrays = [
-                    texts[column.texts].recode(codes, getattr(trace, column.texts))
-                    for trace, codes in zip(traces, arrays, strict=True)
-                ]
-            fields[column.field] = _stack(arrays, "F")
-        left_out: dict[str, int] = {}
-        for trace in traces:
-            for reason, count in trace.left_out.items():
-                left_out[reason] = left_out.get(reason, 0) + count
-        if first.raw_loss is not None:
-            fields["largest_loss"] = max(trace.largest_loss or 0.0 for trace in traces)
-        return dataclasses.replace(
-            first,
-            **fields,
-            classes=texts["classes"].classes,
-            groups=texts["groups"].classes,
-            inputs={name: _stack([t.inputs[name] for t in traces], "C") for name in first.inputs},
-            left_out=left_out,
-            notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
-        )
+        return parts.concat(traces)
 
     def restrict(self, nodes: Iterable[str]) -> Trace:
         """Return the trace of some nodes, in the cascade's own order.
@@ -741,52 +610,7 @@ class Trace(Columns):
         >>> fewer.names, fewer.confidence.tolist()
         (('a', 'c'), [[0.1, 0.3]])
         """
-        if isinstance(nodes, str):
-            raise ArgumentError(f"restrict takes a list of names: write [{nodes!r}]")
-        spec = self.spec
-        stay = sorted({spec.index_of(name) for name in nodes})
-        if not stay:
-            raise ArgumentError("a trace needs at least one node: name one to keep")
-        if spec.target == "last" and len(spec) - 1 not in stay:
-            raise ArgumentError(
-                f'target = "last" means that {spec.names[-1]!r} is right: keep it, or use '
-                'target = "label"'
-            )
-        for node in stay:
-            for parent in spec.parents[node]:
-                if parent not in stay:
-                    raise ArgumentError(
-                        f"node {spec.names[node]!r} comes after {spec.names[parent]!r}: keep "
-                        "both, or neither"
-                    )
-        # For each node that stays, the cost of passing those left out directly before it.
-        reach = self.costs if spec.asks_each else np.broadcast_to(spec.reach, self.costs.shape)
-        between = np.stack([reach[:, u + 1 : v].sum(axis=1) for u, v in pairwise((-1, *stay))], 1)
-        fewer = dataclasses.replace(
-            spec,
-            nodes=tuple(
-                _costing_more(spec.nodes[node], more)
-                for node, more in zip(stay, between.mean(axis=0).tolist(), strict=True)
-            ),
-        )
-        fields = _fields_for(self, fewer, stay)
-        if self.cost.ndim == 2:
-            fields["cost"] = fields["cost"] + between
-        return dataclasses.replace(self, **fields)
-
-
-def require_rows(trace: Sized, least: int, what_for: str) -> None:
-    """Refuse a trace too short for what is asked.
-
-    >>> require_rows([1, 2, 3], 5, "a fit")
-    Traceback (most recent call last):
-    ttamer.errors.TraceError: the trace has 3 rows, and a fit needs at least 5: bring a longer trace
-    """
-    if len(trace) < least:
-        raise TraceError(
-            f"the trace has {counted(len(trace), 'row')}, and {what_for} needs at least {least}: "
-            "bring a longer trace"
-        )
+        return parts.restrict(self, nodes)
 
 
 def graded(
@@ -852,55 +676,6 @@ def _rows_of(array: NDArray[Any], index: slice | NDArray[np.intp]) -> NDArray[An
     return read_only(picked)
 
 
-def _fields_for(trace: Trace, spec: CascadeSpec, nodes: Sequence[int]) -> dict[str, Any]:
-    """Return the fields of a trace for another cascade, whose columns are those of nodes."""
-    fields: dict[str, Any] = {"spec": spec, "cost": spec.costs}
-    for column, values in trace.columns():
-        if column.by == "node":
-            fields[column.field] = np.asfortranarray(values[:, nodes])
-    return fields
-
-
-def _reach_of(spec: CascadeSpec) -> list[float] | None:
-    """Return what passing each exit costs, where that is stated."""
-    if spec.kind == "models" or spec.asks_each:
-        return None
-    return [node.reach or 0.0 for node in spec.nodes]
-
-
-def _check_alike(first: Trace, trace: Trace, position: int) -> None:
-    if trace.names != first.names:
-        raise TraceError(
-            f"concat: trace {position} has the nodes {', '.join(trace.names)}, and trace 0 has "
-            f"{', '.join(first.names)}; they must be the same, in the same order"
-        )
-    if _reach_of(trace.spec) != _reach_of(first.spec):
-        raise TraceError(
-            f"concat: trace {position} passes its nodes at other costs than trace 0, and reach "
-            "has one cost for all rows; read them with one cascade.toml"
-        )
-    present = [
-        {c.name for c, _ in t.columns() if c.field != "cost"} | {INPUT + name for name in t.inputs}
-        for t in (first, trace)
-    ]
-    if odd := ", ".join(sorted(present[0] ^ present[1])):
-        raise TraceError(
-            f"concat: trace 0 and trace {position} differ in their columns: {odd}; "
-            "all of them must have these, or none"
-        )
-
-
-def _costing_more(node: CascadeNode, more: float) -> CascadeNode:
-    reach = None if node.reach is None else node.reach + more
-    return dataclasses.replace(node, cost=node.cost + more, reach=reach)
-
-
-def _stack(arrays: Sequence[NDArray[Any]], order: Literal["C", "F"]) -> NDArray[Any]:
-    """Return arrays of rows one after another."""
-    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
-    return np.concatenate(arrays, out=np.empty(shape, arrays[0].dtype, order=order))
-
-
 def _ranks(
     arrays: Sequence[NDArray[np.int32]], texts: Sequence[str]
 ) -> tuple[NDArray[np.int32], list[str]]:
@@ -923,16 +698,3 @@ def _hashed(values: NDArray[Any]) -> bytes:
     plain = values.astype("<f8") + 0.0
     plain[np.isnan(plain)] = np.nan
     return plain.tobytes()
-
-
-def _means(values: NDArray[np.float64]) -> list[float]:
-    """Return the mean of each column over the rows where it is known; NaN where none is."""
-    known = ~np.isnan(values)
-    total = np.where(known, values, 0.0).sum(axis=0)
-    with np.errstate(invalid="ignore"):
-        means: list[float] = (total / known.sum(axis=0)).tolist()
-    return means
-
-
-def _share(count: int, total: int) -> str:
-    return "all" if count == total else f"{count:,} ({percent(count / total)})"
