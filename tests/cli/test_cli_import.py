@@ -1,6 +1,8 @@
-"""``ttamer import``: logs of other projects become traces that the other commands read."""
+"""Logs with one line per call are read as they are."""
 
 from __future__ import annotations
+
+import json
 
 import numpy as np
 
@@ -20,12 +22,25 @@ def calls(path, count=400):
     path.write_text("\n".join(lines) + "\n")
 
 
-def test_a_log_of_calls_becomes_a_frontier_by_two_commands(tmp_path, capsys):
-    log, output = tmp_path / "calls.csv", tmp_path / "trace.csv"
+def test_a_log_of_calls_is_read_by_the_commands(tmp_path, capsys):
+    log = tmp_path / "calls.csv"
     calls(log, 401)
-    assert main(["import", "calls", str(log), "-o", str(output)]) == 0
-    command = capsys.readouterr().out.strip().splitlines()[-1]
-    cascade = tmp_path / "trace.toml"
-    assert command == f"Next: ttamer frontier {output} --cascade {cascade}"
-    trace = Trace.read(output, cascade)
+    command = ["frontier", str(log), "--families", "threshold,always-best", "--json"]
+    assert main(command) == 2
+    assert "1 row of 201 of those to measure on lack" in capsys.readouterr().err
+    assert main([*command, "--skip-bad"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["test_rows"] == 200
+    assert "1 row of 201 left out of what is measured" in shown.err
+    assert "the nodes are 'small', 'large', each at the mean of its cost column" in shown.err
+    trace = Trace.read(log)
     assert (len(trace), int((~trace.answered).sum())) == (401, 1)
+
+
+def test_a_log_of_calls_without_costs_needs_them(tmp_path, capsys):
+    log = tmp_path / "calls.csv"
+    calls(log)
+    lines = [line.rpartition(",")[0] for line in log.read_text().splitlines()]
+    log.write_text("\n".join(lines))
+    assert main(["frontier", str(log)]) == 2
+    assert "keeps no cascade: give what a call of each node costs" in capsys.readouterr().err

@@ -36,7 +36,7 @@ COMMANDS = {
     "torch": ("torch", "time the parts of an early-exit network on this machine"),
     "inspect": ("inspect", "check a .ttamer file, and show what it holds"),
     "solve": ("solve", "solve a problem.json exactly"),
-    "theory": ("theory", "run the paper's demonstrations"),
+    "theory": ("solve", "run the paper's demonstrations"),
 }
 # The extra that installs a library, where it has another name.
 EXTRAS = {"aiohttp": "serve", "starlette": "serve", "uvicorn": "serve", "h11": "serve",

@@ -20,10 +20,13 @@ from ttamer.cli.options import (
     Reading,
     command,
     json_option,
+    measurable,
+    option,
     output_option,
+    progress_line,
     reading_options,
+    to_json,
 )
-from ttamer.cli.printing import progress_line, to_json
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import MORE_ERROR, OURS, Frontier, family_names, frontier
 from ttamer.reporting.page import require_page, write_report
@@ -56,12 +59,14 @@ class Rows:
     def read(self) -> tuple[Trace, Trace]:
         """Read one trace, halved at random, or two."""
         if self.trace and not (self.fit or self.test):
-            return self.reading.read(self.trace).split(0.5, seed=0)
+            fit, test = self.reading.read(self.trace).split(0.5, seed=0)
+            return fit, measurable(test, self.reading)
         if self.trace or not (self.fit and self.test):
             raise ArgumentError(
                 "give one TRACE, which is halved at random, or --fit TRACE and --test TRACE"
             )
-        return self.reading.read(self.fit), self.reading.read(self.test)
+        test = self.reading.read(self.test)
+        return self.reading.read(self.fit), measurable(test, self.reading)
 
     @property
     def words(self) -> str:
@@ -70,21 +75,19 @@ class Rows:
 
 
 def comparison_options(function: Function) -> Function:
-    """Add the options of a comparison, as ``rows``, ``names`` and ``resamples``."""
+    """Add the options of a comparison, as ``rows``, ``families`` and ``resamples``."""
 
     @click.argument("trace", required=False)
-    @click.option("--fit", metavar="TRACE", help="Rows to fit on.")
-    @click.option("--test", metavar="TRACE", help="Rows to measure on.")
+    @option("--fit", "TRACE", "Rows to fit on.")
+    @option("--test", "TRACE", "Rows to measure on.")
     @reading_options
-    @click.option("--families", "names", metavar="A,B", callback=_families, help="The families to "
-                  "compare, such as ttamer,threshold,chain (default: all that apply).")  # fmt: skip
-    @click.option("--resamples", type=int, default=1000, metavar="N", callback=_resamples,
-                  help="Bootstrap resamples for the intervals (default 1000).")  # fmt: skip
+    @option("--families", "A,B", "The families to compare, such as ttamer,threshold,chain "
+            "(default: all that apply).", callback=_families)  # fmt: skip
+    @option("--resamples", "N", "Bootstrap resamples for the intervals.", type=int, default=1000,
+            callback=_resamples)  # fmt: skip
     @json_option
     @functools.wraps(function)
-    def compared(
-        *, trace: str | None, fit: str | None, test: str | None, reading: Reading, **options: Any
-    ) -> Any:
+    def compared(*, trace: Any, fit: Any, test: Any, reading: Reading, **options: Any) -> Any:
         return function(rows=Rows(trace, fit, test, reading), **options)
 
     return compared
@@ -92,15 +95,14 @@ def comparison_options(function: Function) -> Function:
 
 @command("frontier")
 @comparison_options
-def frontier_command(rows: Rows, names: list[str] | None, resamples: int, as_json: bool) -> None:
+def frontier_command(rows: Rows, as_json: bool, **options: Any) -> None:
     """Compare ttamer with thresholds, chains and other rules, and recommend one.
 
     Every family is fitted on some rows and measured on others: one TRACE, halved at random, or two
     (--fit and --test).
     """
-    fit_trace, test_trace = rows.read()
     progress = progress_line(quiet=as_json)
-    result = frontier(fit_trace, test_trace, families=names, resamples=resamples, progress=progress)
+    result = frontier(*rows.read(), progress=progress, **options)
     progress("")
     print(to_json(result.to_dict()) if as_json else f"{result}{advice_text(result, rows.words)}")
 
@@ -110,12 +112,12 @@ def frontier_command(rows: Rows, names: list[str] | None, resamples: int, as_jso
 @output_option("report.html", text="Where to write the page.",
                kind=Output(makes_folders=True))  # fmt: skip
 @click.option("--title", help="The title of the page.")
-@click.option("--against", metavar="NODE", help="In place of the page: what a policy would have "
-              "saved on a server's decision log, where NODE answers everything.")  # fmt: skip
+@option("--against", "NODE", "In place of the page: what a policy would have saved on a server's "
+        "decision log, where NODE answers everything.")  # fmt: skip
 def report_command(
     rows: Rows,
     against: str | None,
-    names: list[str] | None,
+    families: list[str] | None,
     resamples: int,
     output: str,
     title: str | None,
@@ -130,11 +132,13 @@ def report_command(
         print(to_json(asdict(saved)) if as_json else saved)
         return
     require_page(output)
-    if names is not None:
-        names = list(dict.fromkeys(["ttamer", *names]))  # the page is about its policies
+    if families is not None:
+        families = family_names(["ttamer", *families])  # the page is about its policies
     fit_trace, test_trace = rows.read()
     progress = progress_line(quiet=as_json)
-    result = frontier(fit_trace, test_trace, families=names, resamples=resamples, progress=progress)
+    result = frontier(
+        fit_trace, test_trace, families=families, resamples=resamples, progress=progress
+    )
     paths = write_report(result, output, title=title, fit_trace=fit_trace, progress=progress)
     progress("")
     if as_json:
@@ -159,29 +163,26 @@ def advice_text(result: Frontier, trace_words: str | None = None) -> str:
     if "ttamer" not in result.families:
         return ""
     advice = recommend(result)
-    text = textwrap.fill(f"What to use: {advice}", 80, break_on_hyphens=False)
-    fits = {
-        "paper": "--belief markov",
-        "threshold": "--belief threshold",
-        "router": "--max-nodes 1",
-    }
+    text = "\n\n" + textwrap.fill(f"What to use: {advice}", 80, break_on_hyphens=False)
+    fits = {"paper": "--belief markov", "threshold": "--belief threshold",
+            "router": "--max-nodes 1"}  # fmt: skip
     if trace_words is None or advice.outcome == "nothing":
-        return f"\n\n{text}"
-    if advice.outcome == "loses" and advice.family in fits:
-        return f"\n\n{text}\n\nNext: ttamer fit {trace_words} {fits[advice.family]}"
-    if advice.outcome == "loses" or result.ladder is None:
-        return f"\n\n{text}"
+        return text
+    if advice.outcome == "loses":
+        words = fits.get(advice.family)
+        return f"{text}\n\nNext: ttamer fit {trace_words} {words}" if words else text
+    if result.ladder is None:
+        return text
     budget = budget_of(result.ladder, *advice.settings)
     return (
-        f"\n\n{text}\n\nNext: ttamer fit {trace_words}\n"
+        f"{text}\n\nNext: ttamer fit {trace_words}\n"
         "and choose that policy by its expected cost:\n"
         f"  for_budget({budget}) in Python, budget = {budget} in [serve]"
     )
 
 
 @command("demo")
-@click.option("--trace", default="langid", metavar="NAME", show_default=True,
-              help=f"Which trace: {', '.join(datasets.names())}.")  # fmt: skip
+@option("--trace", "NAME", f"Which trace: {', '.join(datasets.names())}.", default="langid")
 @output_option("out", text="The folder for the report.",
                kind=Output("folder", makes_folders=True))  # fmt: skip
 def demo_command(trace: str, output: str) -> None:

@@ -1,15 +1,15 @@
 """``ttamer collect``, ``label`` and ``import``: traces from models, from people, from other logs.
 
-Language models are imported where they are asked: callables and logs by call need no client.
+Language models are imported where they are asked: callables need no client.
 """
 
 import asyncio
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -18,28 +18,22 @@ from ttamer._files import lines_of
 from ttamer.cascade import CascadeSpec
 from ttamer.cli.options import (
     Command,
-    Function,
-    Output,
     command,
     errors_of,
     json_option,
     load_function,
     node_table,
+    option,
     output_option,
     print_notes,
+    progress_line,
     skip_option,
+    to_json,
 )
-from ttamer.cli.printing import progress_line, to_json
 from ttamer.errors import ArgumentError
 from ttamer.runtime.collecting import collect
 from ttamer.trace.io import beside, suffix_of
 from ttamer.trace.trace import OnBad, Trace
-
-# Options that only callables have, and only upstreams.
-CALLABLES = ("inputs", "labels", "repeat")
-UPSTREAMS = ("prompts", "prompts_from", "only", "budget", "label", "max_tokens",
-             "cache", "dry_run", "judge", "rubric", "graded", "pairs", "min_agreement",
-             "forget")  # fmt: skip
 
 
 @command("collect")
@@ -48,76 +42,56 @@ UPSTREAMS = ("prompts", "prompts_from", "only", "budget", "label", "max_tokens",
                "written beside it.")  # fmt: skip
 @skip_option
 @json_option
-@click.option("--prompts", metavar="FILE", help="Upstreams: JSON lines, CSV, or text with one "
-              "prompt per line.")  # fmt: skip
-@click.option("--prompts-from", metavar="TRACE", help="Upstreams: a log whose prompts are asked; "
-              "the trace has its answers too.")  # fmt: skip
-@click.option("--only", multiple=True, metavar="NODE", help="With --prompts-from: the node to ask, "
-              "such as a new one; may be repeated.")  # fmt: skip
-@click.option("--budget", type=float, metavar="C", help="Upstreams: the most that all answers may "
-              "cost, in the cascade's units; a random part of the prompts is asked.")  # fmt: skip
-@click.option("--label", default="label", metavar="FIELD",
-              help="Upstreams: the field of the reference answer (default label).")  # fmt: skip
-@click.option("--max-tokens", type=click.IntRange(1), default=256, metavar="N",
-              help="Upstreams: the longest answer, in tokens (default 256).")  # fmt: skip
-@click.option("--cache", metavar="FILE", help="Upstreams: where responses are kept, so that none "
-              "is paid for twice (default OUTPUT.cache).")  # fmt: skip
+@option("--prompts", "FILE", "Upstreams: JSON lines, CSV, or text with one prompt per line.")
+@option(
+    "--prompts-from", "TRACE", "Upstreams: a log whose prompts are asked; its answers are kept."
+)
+@option("--only", "NODE", "With --prompts-from: a node to ask, such as a new one.", multiple=True)
+@option("--budget", "C", "Upstreams: the most that all answers may cost, in the cascade's units; a "
+        "random part of the prompts is asked.", type=float)  # fmt: skip
+@option("--label", "FIELD", "Upstreams: the field of the reference answer.", default="label")
+@option("--max-tokens", "N", "Upstreams: the longest answer, in tokens.", type=click.IntRange(1),
+        default=256)  # fmt: skip
+@option("--cache", "FILE", "Upstreams: where responses are kept, so that none is paid for twice "
+        "(default OUTPUT.cache).")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Upstreams: ask nothing; print the calls and what "
               "they would cost at most.")  # fmt: skip
-@click.option("--judge", metavar="NODE", help="Upstreams: a node that judges which answers are "
-              "right, instead of the comparison with labels.")  # fmt: skip
-@click.option("--rubric", metavar="FILE",
-              help="With --judge: a text that defines what is right.")  # fmt: skip
-@click.option("--graded", is_flag=True,
-              help="With --judge: ask for scores, which become losses.")  # fmt: skip
-@click.option("--pairs", metavar="FILE", help='With compare = "embedding": labelled pairs, to '
-              "which the threshold is fitted in place of labels.")  # fmt: skip
-@click.option("--min-agreement", type=float, default=0.0, metavar="SHARE",
-              help="With --judge: refuse one that agrees with fewer labels.")  # fmt: skip
-@click.option("--forget", is_flag=True, help="Upstreams: delete prompts and answers (the cache "
-              "and OUTPUT.answers.jsonl) once the trace is written.")  # fmt: skip
-@click.option("--inputs", metavar="FILE", help="Callables: text, one input per line.")
-@click.option("--labels", metavar="FILE", help="Callables: text, one right answer per line.")
-@click.option("--repeat", type=int, default=1, metavar="N", help="Callables: calls per input, of "
-              "which the median time is taken (default 1).")  # fmt: skip
+@option("--judge", "NODE", "Upstreams: a node that judges which answers are right.")
+@option("--rubric", "FILE", "With --judge: a text that defines what is right.")
+@click.option("--graded", is_flag=True, help="With --judge: scores, which become losses.")
+@option("--min-agreement", "SHARE", "With --judge: refuse one that agrees with fewer labels.",
+        type=float, default=0.0)  # fmt: skip
+@option("--pairs", "FILE", 'With compare = "embedding": labelled pairs, to which the threshold is '
+        "fitted in place of labels.")  # fmt: skip
+@option("--inputs", "FILE", "Callables: text, one input per line.")
+@option("--labels", "FILE", "Callables: text, one right answer per line.")
+@option("--repeat", "N", "Callables: calls per input, of which the median time is taken.", type=int,
+        default=1)  # fmt: skip
 def collect_command(
-    models: tuple[str, ...],
-    output: str,
-    skip_bad: bool,
-    as_json: bool,
-    **options: Any,
+    models: tuple[str, ...], output: str, skip_bad: bool, as_json: bool, **options: Any
 ) -> None:
     """Call every model on every input, and write the trace and its cascade.
 
     The models are the upstreams of a CASCADE.toml, or Python callables (input -> (prediction,
     confidence)), whose calls are timed.
     """
-    suffix, ctx = suffix_of(output), click.get_current_context()  # before any model is called
+    suffix_of(output)  # refused before any model is called
     of_cascade = models[0].endswith(".toml")
-    for name in CALLABLES if of_cascade else UPSTREAMS:
-        if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-            kind = "Python callables" if of_cascade else "the upstreams of a cascade.toml"
-            raise ArgumentError(
-                f"--{name.replace('_', '-')} is for {kind}, not for {models[0]}; remove it"
-            )
+    _refuse_others(models[0], of_cascade=of_cascade)
     progress = progress_line(quiet=as_json)
     on_error: OnBad = "skip" if skip_bad else "refuse"
-    if of_cascade:
-        collection = _Prompts(models, output, **options)
-        if options["dry_run"]:
-            collection.show_plan(as_json=as_json)
-            return
-        trace = collection.collect(on_error, progress)
-        written = [output, *collection.kept()]
+    written = [output]
+    if not of_cascade:
+        trace = _call(models, progress, on_error, **options)
+    elif options["dry_run"]:
+        print(_plan(models, output, options, as_json=as_json))
+        return
     else:
-        trace = _call(models, progress, on_error, **{name: options[name] for name in CALLABLES})
-        written = [output]
+        answers = Path(f"{output}.answers.jsonl")
+        trace = _ask(models, output, options, answers, progress, on_error)
+        written += [str(answers)] * answers.exists()
     progress("")
-    trace.write(output)
-    cascade = beside(output, ".toml")
-    if not of_cascade or cascade.resolve() != Path(models[0]).resolve():
-        trace.spec.to_file(cascade)
-        written.append(str(cascade))
+    written += _write(trace, output, models[0] if of_cascade else None)
     if as_json:
         costs = dict(zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True))
         facts = {"rows": len(trace), "costs": costs, "left_out": dict(trace.left_out)}
@@ -127,123 +101,117 @@ def collect_command(
     print(f"{counted(len(trace), 'row')}\n\n{node_table(trace)}")
     if not of_cascade:
         print("\n  cost: seconds per call, unless a callable returns its own")
-    for reason, count in trace.left_out.items():
-        print(f"\n  {counted(count, 'prompt' if of_cascade else 'input')} left out: {reason}")
-    for note in trace.notes:
+    noun = "prompt" if of_cascade else "input"
+    left_out = [f"{counted(n, noun)} left out: {reason}" for reason, n in trace.left_out.items()]
+    for note in [*left_out, *trace.notes, f"written to {' and '.join(written)}"]:
         print(f"\n  {note}")
-    print(f"\n  written to {' and '.join(written)}")
-    print(f"\nNext: ttamer fit {output}{_cascade_words(suffix, cascade)}")
+    print(f"\nNext: ttamer fit {output}{_cascade_words(output)}")
 
 
-class _Prompts:
-    """Prompts to ask the upstreams of a cascade about, and the options of asking."""
+def _refuse_others(model: str, *, of_cascade: bool) -> None:
+    """Refuse options of callables with a cascade, and the other way round."""
+    ctx, callables = click.get_current_context(), {"inputs", "labels", "repeat"}
+    for name in ctx.params.keys() - {"models", "output", "skip_bad", "as_json"}:
+        is_set = ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+        if is_set and (name in callables) == of_cascade:
+            kind = "Python callables" if name in callables else "the upstreams of a cascade.toml"
+            flag = f"--{name.replace('_', '-')}"
+            raise ArgumentError(f"{flag} is for {kind}, not for {model}; remove it")
 
-    def __init__(self, models: tuple[str, ...], output: str, **options: Any) -> None:
-        from ttamer.llm.judging import Judge
-        from ttamer.llm.prompts import read_prompts, read_text
 
-        if len(models) > 1:
-            raise ArgumentError(f"give one cascade.toml, not {' '.join(models)}")
-        self.judge, self.options = None, options
-        if options["judge"] is not None:
-            rubric = "" if options["rubric"] is None else read_text(Path(options["rubric"])).strip()
-            self.judge = Judge(
-                options["judge"], rubric, options["graded"], options["min_agreement"]
-            )
-        else:
-            for name in ("rubric", "graded", "min_agreement"):
-                if options[name]:
-                    flag = f"--{name.replace('_', '-')}"
-                    raise ArgumentError(f"{flag} is for a judge: give --judge NODE")
-        self.paid = Path(options["cache"] or f"{output}.cache")
-        self.answers = Path(f"{output}.answers.jsonl")
-        self.request = {"temperature": 0, "max_tokens": options["max_tokens"]}
-        if bool(options["only"]) != (options["prompts_from"] is not None):
-            raise ArgumentError("--only NODE and --prompts-from TRACE go together: give both")
-        if (options["prompts"] is None) == (options["prompts_from"] is None):
-            raise ArgumentError(
-                "--prompts FILE is needed: the prompts to collect answers for; or --prompts-from "
-                "TRACE with --only NODE"
-            )
-        self.spec = CascadeSpec.from_file(models[0])
-        if options["prompts"] is None:
-            return
-        self.prompts = read_prompts(
-            options["prompts"], label=options["label"], request=self.request
+def _asked(models: Sequence[str], output: str, options: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the cascade, the prompts, the judge and the file of responses that options name."""
+    from ttamer.llm.judging import Judge
+    from ttamer.llm.prompts import read_prompts, read_text
+
+    if len(models) > 1:
+        raise ArgumentError(f"give one cascade.toml, not {' '.join(models)}")
+    judge = None
+    if options["judge"] is not None:
+        rubric = read_text(Path(options["rubric"])).strip() if options["rubric"] else ""
+        judge = Judge(options["judge"], rubric, options["graded"], options["min_agreement"])
+    for name in ("rubric", "graded", "min_agreement"):
+        if options[name] and judge is None:
+            flag = f"--{name.replace('_', '-')}"
+            raise ArgumentError(f"{flag} is for a judge: give --judge NODE")
+    if bool(options["only"]) != (options["prompts_from"] is not None):
+        raise ArgumentError("--only NODE and --prompts-from TRACE go together: give both")
+    if (options["prompts"] is None) == (options["prompts_from"] is None):
+        raise ArgumentError(
+            "--prompts FILE is needed: the prompts to collect answers for; or --prompts-from "
+            "TRACE with --only NODE"
         )
-        if options["label"] != "label" and all(p.label is None for p in self.prompts):
+    spec, label, prompts = CascadeSpec.from_file(models[0]), options["label"], None
+    if options["prompts"] is not None:
+        prompts = read_prompts(options["prompts"], label=label, request=_request(options))
+        if label != "label" and all(prompt.label is None for prompt in prompts):
             raise ArgumentError(
-                f"--label {options['label']}: no prompt of {options['prompts']} has that field"
+                f"--label {label}: no prompt of {options['prompts']} has that field"
             )
+    return spec, prompts, judge, Path(options["cache"] or f"{output}.cache")
 
-    def show_plan(self, *, as_json: bool) -> None:
-        """Print what would be asked, and what it would cost at most."""
-        from ttamer.llm.collecting import plan_collection
 
-        if self.options["prompts"] is None:
-            raise ArgumentError("--dry-run is for --prompts: with --prompts-from give a --budget")
+def _request(options: dict[str, Any]) -> dict[str, Any]:
+    return {"temperature": 0, "max_tokens": options["max_tokens"]}
 
-        plan = plan_collection(self.spec, self.prompts, self.paid, judge=self.judge)
-        print(to_json(dataclasses.asdict(plan)) if as_json else plan)
 
-    def collect(self, on_error: OnBad, progress: Callable[[str], None]) -> Trace:
-        """Ask, and return the trace."""
-        from ttamer.llm.collecting import collect_more, collect_prompts
+def _plan(models: Sequence[str], output: str, options: dict[str, Any], *, as_json: bool) -> str:
+    """Return what would be asked, and what it would cost at most."""
+    from ttamer.llm.collecting import plan_collection
 
-        options = self.options
-        asked = "answers" if self.judge is None else "answers and verdicts"
+    spec, prompts, judge, paid = _asked(models, output, options)
+    if prompts is None:
+        raise ArgumentError("--dry-run is for --prompts: with --prompts-from give a --budget")
+    plan = plan_collection(spec, prompts, paid, judge=judge)
+    return to_json(dataclasses.asdict(plan)) if as_json else str(plan)
 
-        def report(done: int, total: int, failed: int) -> None:
-            progress(f"{done} of {total} {asked}" + (f", {failed} failed" if failed else ""))
 
-        more = {"progress": report, "budget": options["budget"]}
-        try:
-            if options["only"]:
-                log = Trace.read(options["prompts_from"])
-                return collect_more(
-                    self.spec, log, options["only"], self.paid, request=self.request, **more
-                )
-            return collect_prompts(
-                self.spec,
-                self.prompts,
-                self.paid,
-                answers=None if options["forget"] else self.answers,
-                judge=self.judge,
-                pairs=options["pairs"],
-                on_error=on_error,
-                **more,
-            )
-        except KeyboardInterrupt:
-            print(
-                f"\nstopped: the answers so far are kept in {self.paid}, and the same command asks "
-                "only for those that are missing",
-                file=sys.stderr,
-            )
-            raise
+def _ask(
+    models: Sequence[str],
+    output: str,
+    options: dict[str, Any],
+    answers: Path,
+    progress: Callable[[str], None],
+    on_error: OnBad,
+) -> Trace:
+    """Ask the upstreams of a cascade about prompts."""
+    from ttamer.llm.collecting import collect_more, collect_prompts
 
-    def kept(self) -> list[str]:
-        """Return the file of answers; with --forget it is deleted, and what was paid for too."""
-        if not self.options["forget"]:
-            return [str(self.answers)] if self.answers.exists() else []
-        for ending in ("", "-wal", "-shm"):
-            self.paid.with_name(self.paid.name + ending).unlink(missing_ok=True)
-        self.answers.unlink(missing_ok=True)
-        return []
+    spec, prompts, judge, paid = _asked(models, output, options)
+    noun = "answers" if judge is None else "answers and verdicts"
+
+    def report(done: int, total: int, failed: int) -> None:
+        progress(f"{done} of {total} {noun}" + (f", {failed} failed" if failed else ""))
+
+    more = {"progress": report, "budget": options["budget"]}
+    try:
+        if prompts is None:
+            log = Trace.read(options["prompts_from"])
+            return collect_more(spec, log, options["only"], paid, request=_request(options), **more)
+        return collect_prompts(
+            spec, prompts, paid, answers=answers, judge=judge, pairs=options["pairs"],
+            on_error=on_error, **more,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        print(f"\nstopped: the answers so far are kept in {paid}, and the same command asks only "
+              "for those that are missing", file=sys.stderr)  # fmt: skip
+        raise
 
 
 def _call(
-    models: tuple[str, ...],
+    models: Sequence[str],
     progress: Callable[[str], None],
     on_error: OnBad,
     *,
     inputs: str | None,
     labels: str | None,
     repeat: int,
+    **_: Any,
 ) -> Trace:
     """Call the callables on the lines of a file."""
-    nodes: dict[str, Function] = {}
+    nodes: dict[str, Callable[..., Any]] = {}
     for text in models:
-        name, _, reference = text.partition("=")
+        name, _sign, reference = text.partition("=")
         if not (name and all(reference.partition(":"))):
             raise ArgumentError(f"a model is written NAME=MODULE:FUNCTION, not {text!r}")
         if name in nodes:
@@ -258,13 +226,9 @@ def _call(
             "for each input"
         )
     return collect(
-        texts,
-        nodes,
-        labels=answers,
-        repeat=repeat,
-        on_error=on_error,
+        texts, nodes, labels=answers, repeat=repeat, on_error=on_error,
         progress=lambda done, total: progress(f"{done} of {total} inputs"),
-    )
+    )  # fmt: skip
 
 
 def _lines(path: str) -> list[str]:
@@ -274,37 +238,45 @@ def _lines(path: str) -> list[str]:
         raise ArgumentError(f"{path}: is not text in UTF-8") from None
 
 
-def _cascade_words(suffix: str, cascade: Path) -> str:
+def _write(trace: Trace, output: str | Path, cascade: str | None = None) -> list[str]:
+    """Write a trace, and its cascade beside it unless it is that file; return the latter."""
+    trace.write(output)
+    target = beside(output, ".toml")
+    if cascade is not None and target.resolve() == Path(cascade).resolve():
+        return []
+    trace.spec.to_file(target)
+    return [str(target)]
+
+
+def _cascade_words(output: str | Path) -> str:
     """Return the option that a trace needs; only CSV keeps no cascade inside."""
-    return f" --cascade {cascade}" if suffix in (".csv", ".csv.gz") else ""
+    is_csv = suffix_of(output) in (".csv", ".csv.gz")
+    return f" --cascade {beside(output, '.toml')}" if is_csv else ""
 
 
 @command("label")
 @click.argument("trace")
 @output_option(text="The labelled trace (default: TRACE with .labelled before its suffix).")
-@click.option("--within", type=float, default=0.02, metavar="X", help="Label until differences in "
-              "error are known to X (default 0.02).")  # fmt: skip
+@option("--within", "X", "Label until differences in error are known to X.", type=float,
+        default=0.02)  # fmt: skip
 @click.option("--uniform", is_flag=True, help="All rows are equally likely to come next, as a "
               "certificate needs.")  # fmt: skip
-@click.option("--port", type=int, default=0, metavar="N",
-              help="The local port of the page (default: any free one).")  # fmt: skip
+@option("--port", "N", "The local port of the page (default: any free one).", type=int, default=0,
+        show_default=False)  # fmt: skip
 @click.option("--no-page", is_flag=True, help="Do not open the page: write the trace from the "
               "labels so far.")  # fmt: skip
-@click.option("--judge", metavar="NODE", help="In place of a person: a node of --cascade decides.")
-@click.option("--cascade", metavar="FILE", help="With --judge: a cascade.toml with its upstream.")
-@click.option("--graded", is_flag=True, help="With --judge: ask for scores, which become losses.")
+@option("--judge", "NODE", "In place of a person: a node of --cascade decides.")
+@option("--cascade", "FILE", "With --judge: a cascade.toml with its upstream.")
+@click.option("--graded", is_flag=True, help="With --judge: scores, which become losses.")
 @json_option
 def label_command(
     trace: str,
     output: str | None,
-    within: float,
-    uniform: bool,
-    port: int,
-    no_page: bool,
     judge: str | None,
     cascade: str | None,
     graded: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Label the answers of TRACE, made by ttamer collect or import, on a local page.
 
@@ -312,157 +284,113 @@ def label_command(
     where it stopped. The labelled trace is for ttamer fit.
     """
     from ttamer.llm.judging import Judge, judge_answers
-    from ttamer.llm.labelling import Labelling, LabelPlan
     from ttamer.llm.prompts import read_answers
 
     source = Path(trace)
-    suffix = suffix_of(source)
-    target = Path(output or beside(source, f".labelled{suffix}"))
-    written_cascade = beside(target, ".toml")
+    target = Path(output or beside(source, f".labelled{suffix_of(source)}"))
     if target.resolve() == source.resolve():
         raise ArgumentError(f"--output is {output!r}, the trace itself; choose another file")
-    source_cascade = beside(source, ".toml") if _cascade_words(suffix, written_cascade) else None
-    if source_cascade is not None and source.exists() and not source_cascade.exists():
+    kept = beside(source, ".toml") if _cascade_words(source) else None
+    if kept is not None and source.exists() and not kept.exists():
         raise ArgumentError(
-            f"{source}: keeps no cascade, and {source_cascade}, which ttamer collect writes beside "
-            "it, is missing; run ttamer collect again, which asks no model again"
+            f"{source}: keeps no cascade, and {kept}, which ttamer collect writes beside it, is "
+            "missing; run ttamer collect again, which asks no model again"
         )
     if (judge is None) != (cascade is None) or (graded and judge is None):
         raise ArgumentError("--judge NODE and --cascade FILE go together, and --graded with them")
-    if judge is not None:
-        trace_to_judge = Trace.read(source, source_cascade)
-        rows = read_answers(f"{source}.answers.jsonl", trace_to_judge.names)
-        judged = judge_answers(
-            trace_to_judge, rows, cascade or "", Judge(judge, graded=graded), f"{source}.verdicts"
+    log = Trace.read(source, kept)
+    if judge is None:
+        labelled, facts, lines = _by_hand(log, source, quiet=as_json, **options)
+    else:
+        rows, judging = (
+            read_answers(f"{source}.answers.jsonl", log.names),
+            Judge(judge, graded=graded),
         )
-        judged.write(target)
-        judged.spec.to_file(written_cascade)
-        text = f"{judged.notes[-1]}\n\n  written to {target}\n\nNext: ttamer fit {target}"
-        facts = {"notes": judged.notes, "written": [str(target)]}
-        print(to_json(facts) if as_json else text)
-        return
-    plan = LabelPlan(Trace.read(source, source_cascade), within=within, uniform=uniform)
-    rows = read_answers(f"{source}.answers.jsonl", plan.trace.names)
-    labels = Path(f"{source}.labels")
-    written, notes = [str(labels)], []
-    with Labelling(plan, rows, labels) as labelling:
-        if not no_page:
-            _serve_labelling(labelling, port, quiet=as_json)
-        estimate = plan.estimate(labelling.right)
-        if labelling.right:
-            labelled = labelling.trace()
-            labelled.write(target)
-            labelled.spec.to_file(written_cascade)
-            written = [str(target), str(written_cascade), *written]
-            notes = list(labelled.notes[-1:])
+        labelled = judge_answers(log, rows, cascade or "", judging, f"{source}.verdicts")
+        facts, lines = {"notes": labelled.notes, "written": []}, [labelled.notes[-1]]
+    if labelled is not None:
+        facts["written"] = [str(target), *_write(labelled, target), *facts["written"]]
     if as_json:
-        print(to_json({"labels": len(labelling.right), "skipped": len(labelling.skipped),
-                       "more": estimate.more, "unknown": labelling.unknown, "notes": notes,
-                       "written": written}))  # fmt: skip
+        print(to_json(facts))
         return
-    print(estimate)
-    if labelling.unknown:
-        unknown = counted(labelling.unknown, "label")
-        notes.append(f"{unknown} of other prompts or answers: not counted")
-    for note in [*notes, f"written to {' and '.join(written)}"]:
-        print(f"\n  {note}")
-    if labelling.right:
-        print(f"\nNext: ttamer fit {target}{_cascade_words(suffix, written_cascade)}")
-        if plan.trace.spec.target == "last":
+    print("\n\n  ".join([*lines, f"written to {' and '.join(facts['written'])}"]))
+    if labelled is not None:
+        print(f"\nNext: ttamer fit {target}{_cascade_words(target)}")
+        if log.spec.target == "last":
             print('  and remove target = "last" from the cascade.toml that serves it')
 
 
-def _serve_labelling(labelling: Any, port: int, *, quiet: bool) -> None:
-    """Serve the page until the person is done, or the command is interrupted."""
-    from ttamer.llm.labelling import LabelPage
+def _by_hand(
+    log: Trace, source: Path, *, within: float, uniform: bool, port: int, no_page: bool, quiet: bool
+) -> tuple[Trace | None, dict[str, Any], list[str]]:
+    """Let a person label; return the labelled trace, facts, and lines to print."""
+    from ttamer.llm.labelling import Labelling, LabelPage, LabelPlan
+    from ttamer.llm.prompts import read_answers
 
     def ready(url: str) -> None:
         stream = sys.stderr if quiet else sys.stdout
         print(f"open {url}\n(Ctrl-C or the page's Finish ends it)", file=stream, flush=True)
 
-    with suppress(KeyboardInterrupt):
-        try:
-            asyncio.run(LabelPage(labelling).serve(port, ready))
-        except (OSError, OverflowError) as error:
-            raise ArgumentError(f"--port is {port}, which cannot be used: {error}") from None
+    plan, labels = LabelPlan(log, within=within, uniform=uniform), Path(f"{source}.labels")
+    with Labelling(plan, read_answers(f"{source}.answers.jsonl", log.names), labels) as labelling:
+        if not no_page:
+            with suppress(KeyboardInterrupt):
+                try:
+                    asyncio.run(LabelPage(labelling).serve(port, ready))
+                except (OSError, OverflowError) as error:
+                    raise ArgumentError(
+                        f"--port is {port}, which cannot be used: {error}"
+                    ) from None
+        estimate, right = plan.estimate(labelling.right), labelling.right
+        labelled = labelling.trace() if right else None
+    notes = [] if labelled is None else list(labelled.notes[-1:])
+    facts = {"labels": len(right), "skipped": len(labelling.skipped), "more": estimate.more,
+             "unknown": labelling.unknown, "notes": notes, "written": [str(labels)]}  # fmt: skip
+    if labelling.unknown:
+        unknown = counted(labelling.unknown, "label")
+        notes = [*notes, f"{unknown} of other prompts or answers: not counted"]
+    return labelled, facts, [str(estimate), *notes]
 
 
 @click.group("import", no_args_is_help=False)
 def import_command() -> None:
-    """Write a log of another form as a trace, and its cascade.toml beside it."""
+    """Write a log of another form as a trace, and its cascade.toml beside it.
 
-
-def _importer(function: Function) -> Function:
-    """Add the options of both formats."""
-    for option in (
-        json_option,
-        skip_option,
-        click.option("-o", "--output", type=Output(), required=True, metavar="FILE",
-                     help="The trace to write (.parquet, .csv or .npz)."),
-        click.argument("log"),
-    ):  # fmt: skip
-        function = option(function)
-    return function
+    A log with one line per call needs no import: ttamer frontier LOG reads it.
+    """
 
 
 @import_command.command("answers", cls=Command)
-@click.option("--cascade", metavar="FILE", required=True, help="A cascade.toml: names and costs of "
-              "the nodes, and under [serve] how answers are compared.")  # fmt: skip
-@_importer
-def import_answers_command(**options: Any) -> None:
+@click.argument("log")
+@option("--cascade", "FILE", "A cascade.toml: names and costs of the nodes, and under [serve] how "
+        "answers are compared.", required=True)  # fmt: skip
+@output_option(text="The trace to write (.parquet, .csv or .npz).", required=True)
+@skip_option
+@json_option
+def import_answers_command(
+    log: str, cascade: str, output: str, skip_bad: bool, as_json: bool
+) -> None:
     """Import answers in free text.
 
     A log has <node>.answer, label, and costs or tokens, as JSON lines or CSV; the spend logs of
     LiteLLM and the batch files of OpenAI are read too.
     """
-    _import("answers", **options)
+    from ttamer.llm.importing import import_answers
 
-
-@import_command.command("calls", cls=Command)
-@click.option("--cascade", metavar="FILE", help="A cascade.toml: names and costs of the exits.")
-@_importer
-def import_calls_command(**options: Any) -> None:
-    """Import one line per call: id, node, confidence and more, as JSON lines, CSV or Parquet."""
-    _import("calls", **options)
-
-
-def _import(
-    form: Literal["answers", "calls"],
-    *,
-    log: str,
-    cascade: str | None,
-    output: str,
-    skip_bad: bool,
-    as_json: bool,
-) -> None:
-    """Read, write, and print the command that comes next."""
-    suffix = suffix_of(output)  # checked before the log is read
+    suffix_of(output)  # refused before the log is read
     on_bad: OnBad = "skip" if skip_bad else "refuse"
-    if form == "answers":
-        from ttamer.llm.importing import import_answers
-
-        trace = import_answers(log, cascade or "", on_bad=on_bad, answers=f"{output}.answers.jsonl")
-    else:
-        trace = Trace.read(log, cascade, on_bad=on_bad)
+    trace = import_answers(log, cascade, on_bad=on_bad, answers=f"{output}.answers.jsonl")
     print_notes(trace, log)
-    trace.write(output)
-    written = beside(output, ".toml")
-    if cascade is None or written.resolve() != Path(cascade).resolve():
-        trace.spec.to_file(written)
+    written = [output, *_write(trace, output, cascade)]
     if as_json:
-        facts = {"rows": len(trace), "written": [output, str(written)]}
-        print(to_json({**facts, "notes": list(trace.notes)}))
+        print(to_json({"rows": len(trace), "written": written, "notes": list(trace.notes)}))
         return
-    if form == "answers":
-        print(f"{node_table(trace)}\n")
-    print(f"  {output}: {counted(len(trace), 'row')} of {', '.join(trace.names)}")
-    print(f"  {written}: names and costs; edit the costs where the log has none")
-    # Answers have costs, which are kept inside with the cascade; the costs of calls may be edited.
-    option = f" --cascade {written}" if form == "calls" else _cascade_words(suffix, written)
-    if form == "answers" and not errors_of(trace):
+    print(f"{node_table(trace)}\n")
+    print(f"  {counted(len(trace), 'row')}, written to {' and '.join(written)}")
+    if errors_of(trace):
+        print(f"\nNext: ttamer frontier {output}{_cascade_words(output)}")
+    else:
         print(
             "\nNo answer is known to be right, which a fit needs: add a label to every row, or "
             f'write target = "last" under [cascade] in {cascade}, and import again'
         )
-    else:
-        print(f"\nNext: ttamer frontier {output}{option}")

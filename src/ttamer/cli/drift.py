@@ -6,8 +6,7 @@ from typing import Any
 import click
 
 from ttamer._checks import counted
-from ttamer.cli.options import at_most_one, command, json_option
-from ttamer.cli.printing import to_json
+from ttamer.cli.options import at_most_one, command, json_option, option, to_json
 from ttamer.drift import LoopSettings, watch
 from ttamer.drift.audits import forget_rows
 from ttamer.errors import ArgumentError
@@ -15,19 +14,16 @@ from ttamer.errors import ArgumentError
 
 @command("drift")
 @click.argument("log")
-@click.option("--policy", required=True, metavar="FILE", help="The .ttamer file that is served.")
-@click.option("--error", type=float, metavar="E", help="The promise: an error of at most E.")
-@click.option("--drop", type=float, metavar="D",
-              help="The promise: an error at most D above that of --against.")  # fmt: skip
-@click.option("--against", metavar="NODE", help="For --drop: the node (default: the last).")
-@click.option("--confidence", type=float, default=0.95, show_default=True, metavar="C",
-              help="Of every promise.")  # fmt: skip
-@click.option("--false-alarms", type=float, default=0.05, show_default=True, metavar="A",
-              help="The chance that there is ever an alarm without a change.")  # fmt: skip
-@click.option("--refit-rows", type=int, default=400, show_default=True, metavar="N",
-              help="The audited rows that a new policy waits for.")  # fmt: skip
-@click.option("--reference", metavar="TRACE", help="Rows that the policy was not fitted to "
-              "(default: its first audited rows).")  # fmt: skip
+@option("--policy", "FILE", "The .ttamer file that is served.", required=True)
+@option("--error", "E", "The promise: an error of at most E.", type=float)
+@option("--drop", "D", "The promise: an error at most D above that of --against.", type=float)
+@option("--against", "NODE", "For --drop: the node (default: the last).")
+@option("--confidence", "C", "Of every promise.", type=float, default=0.95)
+@option("--false-alarms", "A", "The chance that there is ever an alarm without a change.",
+        type=float, default=0.05)  # fmt: skip
+@option("--refit-rows", "N", "The audited rows that a new policy waits for.", type=int, default=400)
+@option("--reference", "TRACE", "Rows that the policy was not fitted to (default: its first "
+        "audited rows).")  # fmt: skip
 @click.option("--replace", is_flag=True, help="Write the policy that should serve to --policy.")
 @json_option
 def drift_command(
@@ -60,8 +56,8 @@ def drift_command(
 @command("forget")
 @click.argument("log")
 @click.argument("requests", nargs=-1, required=True, metavar="REQUEST...")
-@click.option("--audits", multiple=True, metavar="FILE", help="What ttamer drift keeps too: "
-              "POLICY.drift; may be repeated.")  # fmt: skip
+@option("--audits", "FILE", "What ttamer drift keeps too: POLICY.drift; may be repeated.",
+        multiple=True)  # fmt: skip
 def forget_command(log: str, requests: tuple[str, ...], audits: tuple[str, ...]) -> None:
     """Delete all that a decision LOG keeps of requests, by their ids (x-request-id).
 

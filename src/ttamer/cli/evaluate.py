@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from ttamer._checks import counted, number
+from ttamer._checks import counted, number, priced
 from ttamer.artefact.file import load, save
 from ttamer.cascade import Target
 from ttamer.cli import warn
@@ -14,19 +14,17 @@ from ttamer.cli.options import (
     at_most_one,
     command,
     json_option,
+    measurable,
+    option,
     output_option,
+    progress_line,
     refuse_trace,
     skip_option,
+    to_json,
 )
-from ttamer.cli.printing import progress_line, to_json
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.results import Result, compare, evaluate, known_losses
-from ttamer.fitting.ladder import (
-    FittedLadder,
-    FittedPolicy,
-    Mixture,
-    shown_error,
-)
+from ttamer.evaluation.results import Result, compare, evaluate, known_losses, measure
+from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture, shown_error
 from ttamer.fitting.promises import Promise, check_promise, were_fitted_to
 from ttamer.show.tables import table
 from ttamer.trace.trace import Trace
@@ -38,16 +36,14 @@ Choice = FittedPolicy | Mixture
 @command("evaluate")
 @click.argument("policy")
 @click.argument("trace")
-@click.option("--tradeoff", type=float, metavar="L", help="One policy of the ladder (default: "
-              "those that ttamer fit prints, and the default of serving).")  # fmt: skip
-@click.option("--budget", type=float, metavar="C",
-              help="The mixture that costs C per input in expectation.")  # fmt: skip
-@click.option("--mistake-cost", type=float, metavar="M",
-              help="The policy of least total cost if a mistake costs M.")  # fmt: skip
-@click.option("--p95", type=float, metavar="T", help="The policy of least error that answers 95% "
-              "of inputs within T, in the unit of <node>.latency.")  # fmt: skip
-@click.option("--against", metavar="FILE", help="Another policy file: on what share of rows the "
-              "two differ, and what that changes.")  # fmt: skip
+@option("--tradeoff", "L", "One policy of the ladder (default: those that ttamer fit prints, and "
+        "the default of serving).", type=float)  # fmt: skip
+@option("--budget", "C", "The mixture that costs C per input in expectation.", type=float)
+@option("--mistake-cost", "M", "The policy of least total cost if a mistake costs M.", type=float)
+@option("--p95", "T", "The policy of least error that answers 95% of inputs within T, in the unit "
+        "of <node>.latency.", type=float)  # fmt: skip
+@option("--against", "FILE", "Another policy file: on what share of rows the two differ, and what "
+        "that changes.")  # fmt: skip
 @click.option("--target", type=click.Choice(["label", "last"]),
               help="Which answers are right (default: the cascade's).")  # fmt: skip
 @skip_option
@@ -68,34 +64,46 @@ def evaluate_command(
     at_most_one(**point)
     loaded = _loaded(policy, "evaluate POLICY TRACE")
     chosen = _chosen(loaded, policy, **point)
-    rows = Reading(skip_bad=skip_bad).read(trace, loaded.spec)
-    _warn_of_same_rows(loaded, rows)
+    reading = Reading(skip_bad=skip_bad)
+    rows = reading.read(trace, loaded.spec)
+    if not loaded.fitted.thresholds and were_fitted_to(loaded.record, rows):
+        count = loaded.record.rows
+        which = "these rows" if count == len(rows) else f"{count} of these rows"
+        warn(
+            f"the policy was fitted to {which}, so that errors are too low; measure it on others, "
+            "or take the estimates of ttamer fit, which are cross-fitted"
+        )
+    rows = measurable(rows, reading)
     if against is not None:
         rival = _loaded(against, "evaluate POLICY TRACE --against POLICY")
         baseline = _chosen(rival, against, **point) or _default(rival)
         difference = compare(chosen or _default(loaded), baseline, rows, target=target)
         print(to_json(difference.to_dict()) if as_json else difference)
         return
-    policies: Sequence[Choice] = [chosen] if chosen is not None else []
-    usual: Choice | None = None
-    if chosen is None and isinstance(loaded, FittedLadder):
-        usual, points = loaded.default(), loaded.points
-        policies = list(loaded) if as_json else [loaded.point(k) for k in points.corners]
-    progress, results = progress_line(quiet=as_json or len(policies) == 1), []
-    for count, choice in enumerate(policies, start=1):
-        progress(f"measuring policy {count} of {len(policies)}")
-        results.append(evaluate(choice, rows, target=target))
-    progress("")
-    by_default = None if usual is None else evaluate(usual, rows, target=target)
+    if chosen is not None:
+        policies: Sequence[Choice] = [chosen]
+        results = [evaluate(chosen, rows, target=target)]
+    else:
+        assert isinstance(loaded, FittedLadder)  # noqa: S101 - one policy is chosen
+        corners = [loaded.point(k) for k in loaded.points.corners]
+        policies = shown = list(loaded) if as_json else corners
+        progress = progress_line(quiet=as_json)
+        progress(f"measuring {len(policies)} policies")
+        believed = loaded.fitted.read(rows)  # once for all of them
+        played = (believed.play(choice.rule) for choice in shown)
+        results = [measure(one, rows, target=target) for one in played]
+        progress("")
     costs = rows.spec.answer_costs(rows.costs.mean(axis=0)).tolist()
     errors = known_losses(rows, target).mean(axis=0).tolist()
     alone = dict(zip(rows.names, zip(costs, errors, strict=True), strict=True))
+    usual = None if chosen is not None else _default(loaded)
+    by_default = None if usual is None else evaluate(usual, rows, target=target)
     if as_json:
-        pairs = zip(policies, results, strict=True)
         facts: dict[str, Any] = {
             "rows": len(rows),
             "policies": [
-                {"policy": choice.setting, **result.to_dict()} for choice, result in pairs
+                {"policy": choice.setting, **result.to_dict()}
+                for choice, result in zip(policies, results, strict=True)
             ],
         }
         if usual is not None and by_default is not None:
@@ -105,13 +113,14 @@ def evaluate_command(
         return
     print(f"{counted(len(rows), 'row')}\n\n{_results_table(policies, results)}")
     print("\nof full: as a share of the full model's cost, or of the most expensive model's;")
-    print("recalled: an earlier answer was returned; helped, hurt: that was better, worse.\n")
+    print("recalled: an earlier answer was returned; helped, hurt: that was better, worse.")
+    print(f"\nEach node{', and its answers' if len(results) == 1 else ''} alone:\n")
     print(_nodes_table(alone, results))
     if usual is not None and by_default is not None:
         low, high = (shown_error(end, by_default.measure) for end in by_default.error_interval)
         error = shown_error(by_default.error, by_default.measure)
         print(
-            f"\nThe default of serving: cost {number(by_default.cost)} per input, "
+            f"\nThe default of serving: cost {priced(by_default.cost, by_default.unit)} per input, "
             f"{by_default.measure} {error} ({low} to {high}); expected: {usual.described}"
         )
 
@@ -131,111 +140,77 @@ def _default(loaded: Loaded) -> Choice:
     return loaded.default() if isinstance(loaded, FittedLadder) else loaded
 
 
-def _chosen(
-    loaded: Loaded,
-    path: str,
-    *,
-    tradeoff: float | None,
-    budget: float | None,
-    mistake_cost: float | None,
-    p95: float | None,
-) -> Choice | None:
-    """Return the policy that the options choose; ``None`` for all of a ladder."""
+def _chosen(loaded: Loaded, path: str, **point: float | None) -> Choice | None:
+    """Return the policy of a file that the options choose; none of them: all of a ladder."""
     if not isinstance(loaded, FittedLadder):
-        if {tradeoff, budget, mistake_cost, p95} != {None}:
+        if set(point.values()) != {None}:
             raise ArgumentError(
                 f"{path} holds one policy, so that there is nothing to choose: remove --tradeoff, "
                 "--budget, --mistake-cost and --p95"
             )
         return loaded
-    if mistake_cost is not None:
-        return loaded.for_mistake_cost(mistake_cost)
-    if p95 is not None:
-        return loaded.for_latency(p95=p95)
-    if budget is not None:
-        return loaded.for_budget(budget)
-    return None if tradeoff is None else loaded.at(tradeoff)
+    match next(((name, value) for name, value in point.items() if value is not None), None):
+        case ("mistake_cost", cost):
+            return loaded.for_mistake_cost(cost)
+        case ("p95", time):
+            return loaded.for_latency(p95=time)
+        case ("budget", cost):
+            return loaded.for_budget(cost)
+        case ("tradeoff", tradeoff):
+            return loaded.at(tradeoff)
+    return None
 
 
 def _results_table(policies: Sequence[Choice], results: Sequence[Result]) -> str:
     """Return a row for each policy; several policies may decide alike, which is one row."""
-    measure, timed = results[0].measure, results[0].latency is not None
+    measured, timed = results[0].measure, results[0].latency is not None
     rows = {}
     for policy, result in zip(policies, results, strict=True):
-        ends = [shown_error(end, measure) for end in result.error_interval]
+        ends = [shown_error(end, measured) for end in result.error_interval]
         times = [number(t) for t in (result.latency, result.latency_p95) if t is not None]
         shares = (result.recalled, result.recall_helped, result.recall_hurt)
-        cells = [
-            number(result.cost),
-            f"{result.relative_cost:.1%}",
-            *times,
-            shown_error(result.error, measure),
-            " to ".join(ends),
-            *(f"{share:.1%}" for share in shares),
-        ]
+        cells = [number(result.cost), f"{result.relative_cost:.1%}", *times,
+                 shown_error(result.error, measured), " to ".join(ends),
+                 *(f"{share:.1%}" for share in shares)]  # fmt: skip
         rows[tuple(cells)] = [*cells, policy.setting]
     latency = ["latency", "95% within"] if timed else []
-    head = ["cost", "of full", *latency, measure, "95%", "recalled", "helped", "hurt", "policy"]
+    cost = f"cost ({results[0].unit})" if results[0].unit else "cost"
+    head = [cost, "of full", *latency, measured, "95%", "recalled", "helped", "hurt", "policy"]
     return table(head, list(rows.values()))
 
 
 def _nodes_table(alone: dict[str, tuple[float, float]], results: Sequence[Result]) -> str:
     """Return what each node does alone, and of one policy how often it was asked and answered."""
-    measure = results[0].measure
-    cells = {
-        name: [number(cost), shown_error(error, measure)] for name, (cost, error) in alone.items()
-    }
-    if len(results) > 1:
-        rows = [[name, *numbers] for name, numbers in cells.items()]
-        return "Each node alone:\n\n" + table(["node", "cost", measure], rows)
+    result, is_one = results[0], len(results) == 1
+    shares = {name: [f"{result.asked[name]:.1%}", f"{result.answered[name]:.1%}"] for name in alone}
     rows = [
-        [name, f"{results[0].asked[name]:.1%}", f"{results[0].answered[name]:.1%}", *numbers]
-        for name, numbers in cells.items()
+        [name, *shares[name] * is_one, number(cost), shown_error(error, result.measure)]
+        for name, (cost, error) in alone.items()
     ]
-    head = ["node", "asked", "answered", "cost", measure]
-    return "Each node, and its answers alone:\n\n" + table(head, rows)
-
-
-def _warn_of_same_rows(loaded: Loaded, trace: Trace) -> None:
-    """Print a warning where the policy was fitted to these rows, or to some of them."""
-    rows = loaded.record.rows
-    if not loaded.fitted.thresholds and were_fitted_to(loaded.record, trace):
-        which = "these rows" if rows == len(trace) else f"{rows} of these rows"
-        warn(
-            f"the policy was fitted to {which}, so that errors are too low; measure it on others, "
-            "or take the estimates of ttamer fit, which are cross-fitted"
-        )
+    cost = f"cost ({result.unit})" if result.unit else "cost"
+    return table(["node", *["asked", "answered"] * is_one, cost, result.measure], rows)
 
 
 @command("certify")
 @click.argument("policy")
 @click.argument("trace", required=False)
-@click.option("--error", type=float, metavar="E", help="Certify an error of at most E.")
-@click.option("--drop", type=float, metavar="D",
-              help="Certify an error at most D above that of --against.")  # fmt: skip
-@click.option("--against", metavar="NODE",
-              help="What a drop is measured from: a node, last (the default) or best.")  # fmt: skip
-@click.option("--budget", type=float, metavar="C",
-              help="Certify that few inputs cost more than C.")  # fmt: skip
-@click.option("--exceeded-at-most", type=float, metavar="P",
-              help="With --budget: the share of inputs that may (default 0.05).")  # fmt: skip
-@click.option("--confidence", type=float, metavar="C",
-              help="The confidence of the certificate (default 0.95).")  # fmt: skip
+@option("--error", "E", "Certify an error of at most E.", type=float)
+@option("--drop", "D", "Certify an error at most D above that of --against.", type=float)
+@option("--against", "NODE", "What a drop is measured from: a node, last (the default) or best.")
+@option("--budget", "C", "Certify that few inputs cost more than C.", type=float)
+@option("--exceeded-at-most", "P", "With --budget: the share of inputs that may (default 0.05).",
+        type=float)  # fmt: skip
+@option("--confidence", "C", "The confidence of the certificate (default 0.95).", type=float)
 @skip_option
 @output_option(text="Write the policies with the certificate in them.")
 @json_option
 def certify_command(
     policy: str,
     trace: str | None,
-    error: float | None,
-    drop: float | None,
-    against: str | None,
-    budget: float | None,
-    exceeded_at_most: float | None,
-    confidence: float | None,
     skip_bad: bool,
     output: str | None,
     as_json: bool,
+    **options: Any,
 ) -> int:
     """Certify an error, a drop against a node, or a budget, with a stated confidence.
 
@@ -243,20 +218,21 @@ def certify_command(
     or those that the fit held out. Without --error, --drop or --budget, the certificates in the
     file are checked on new rows. Exit code 1: not certified, or broken.
     """
-    at_most_one(error=error, drop=drop, budget=budget)
-    is_new = (error, drop, budget) != (None, None, None)
-    if against is not None and drop is None:
-        raise ArgumentError("--against is for --drop: leave it out, or give --drop in its place")
-    if exceeded_at_most is not None and budget is None:
-        raise ArgumentError("--exceeded-at-most is for --budget: give --budget C, or leave it out")
-    if confidence is not None and not is_new:
+    bounds = {name: options[name] for name in ("error", "drop", "budget")}
+    at_most_one(**bounds)
+    is_new = set(bounds.values()) != {None}
+    for flag, value, needed, remedy in (
+        ("--against", options["against"], bounds["drop"], "--drop D"),
+        ("--exceeded-at-most", options["exceeded_at_most"], bounds["budget"], "--budget C"),
+        ("-o", output, is_new or None, "--error, --drop or --budget"),
+    ):
+        if value is not None and needed is None:
+            what = "a new certificate" if flag == "-o" else remedy.split()[0]
+            raise ArgumentError(f"{flag} is for {what}: give {remedy}, or leave it out")
+    if options["confidence"] is not None and not is_new:
         raise ArgumentError(
             "a certificate in the file has its own confidence: leave out --confidence, or make a "
             "new one with --error, --drop or --budget"
-        )
-    if output and not is_new:
-        raise ArgumentError(
-            "-o is for a new certificate: leave it out, or give --error, --drop or --budget"
         )
     refuse_trace(policy, "certify POLICY TRACE")
     ladder = load(policy)
@@ -264,18 +240,9 @@ def certify_command(
         raise ArgumentError(f"{policy} is no ladder made by ttamer fit: nothing to certify")
     rows = Reading(skip_bad=skip_bad).read(trace, ladder.spec) if trace else None
     if is_new:
-        level: dict[str, Any] = {"on": rows}
-        level["confidence"] = 0.95 if confidence is None else confidence
-        if error is not None:
-            certified = ladder.for_error(error, **level)
-        elif budget is not None:
-            share = 0.05 if exceeded_at_most is None else exceeded_at_most
-            certified = ladder.for_budget(budget, exceeded_at_most=share, **level)
-        else:
-            certified = ladder.for_drop(drop or 0.0, against=against or "last", **level)
-        assert certified.promise is not None  # noqa: S101 - each of them makes one
+        certified = _certified(ladder, rows, **options)
         ladder = (ladder if rows is None else ladder.with_holdout(rows)).with_promise(certified)
-        promises = [certified.promise]
+        promises = [] if certified.promise is None else [certified.promise]
     else:
         promises = _checked(ladder, rows, policy)
     if output:
@@ -292,6 +259,26 @@ def certify_command(
         elif is_new and promises[0].certified:
             print("  -o FILE writes the policies with this certificate")
     return 0 if all(promise.certified for promise in promises) else 1
+
+
+def _certified(
+    ladder: FittedLadder,
+    rows: Trace | None,
+    *,
+    error: float | None,
+    drop: float | None,
+    against: str | None,
+    budget: float | None,
+    exceeded_at_most: float | None,
+    confidence: float | None,
+) -> Mixture:
+    level: Any = {"on": rows, "confidence": 0.95 if confidence is None else confidence}
+    if error is not None:
+        return ladder.for_error(error, **level)
+    if budget is None:
+        return ladder.for_drop(drop or 0.0, against=against or "last", **level)
+    share = 0.05 if exceeded_at_most is None else exceeded_at_most
+    return ladder.for_budget(budget, exceeded_at_most=share, **level)
 
 
 def _checked(ladder: FittedLadder, trace: Trace | None, name: str) -> list[Promise]:

@@ -13,11 +13,13 @@ from ttamer.cli.options import (
     Reading,
     command,
     json_option,
+    option,
     output_option,
+    progress_line,
     reading_options,
     require_costs,
+    to_json,
 )
-from ttamer.cli.printing import progress_line, to_json
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import fit, fit_file
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
@@ -30,16 +32,14 @@ from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
 @click.option("--belief", type=click.Choice(["answers", "markov", "threshold"]),
               default="answers", help="What all answers and the input say (default); markov: the "
               "paper as written; threshold: one for all nodes, certified on all rows.")  # fmt: skip
-@click.option("--without", multiple=True, metavar="NODE", help="Leave out a node.")
-@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give a node another name.")
-@click.option("--max-nodes", type=int, metavar="N",
-              help="Ask at most N models about one input: 1 is a router, 2 the best pairs "
-              "(default 4).")  # fmt: skip
-@click.option("--hold-out", type=float, default=0.0, metavar="SHARE",
-              help="Hold out this share of the rows, for certificates.")  # fmt: skip
-@click.option("--mistake-cost", type=float, metavar="M",
-              help="Show the policy of least total cost if a wrong answer costs M, in the "
-              "cascade's unit.")  # fmt: skip
+@option("--without", "NODE", "Leave out a node.", multiple=True)
+@option("--rename", "OLD=NEW", "Give a node another name.", multiple=True)
+@option("--max-nodes", "N", "Ask at most N models about one input: 1 is a router, 2 the best pairs "
+        "(default 4).", type=int)  # fmt: skip
+@option("--hold-out", "SHARE", "Hold out this share of the rows, for certificates.", type=float,
+        default=0.0)  # fmt: skip
+@option("--mistake-cost", "M", "Show the policy of least total cost if a wrong answer costs M, in "
+        "the cascade's unit.", type=float)  # fmt: skip
 @click.option("--stream", is_flag=True, help="Read in batches, for files larger than memory.")
 @json_option
 def fit_command(
@@ -70,15 +70,21 @@ def fit_command(
     progress("")
     save(ladder, output)
     held = None if ladder.held is None or ladder.fitted.thresholds else ladder.held.rows
+    best = ladder.alone(ladder.spec.names[ladder.points.best])
     chosen: FittedPolicy | Mixture
     if mistake_cost is None:
-        chosen, reason = ladder.default(), f"As accurate as {_best(ladder)}"
+        chosen, reason, share = ladder.default(), f"As accurate as {best.single_node}", ""
         if ladder.allowed_drop:
-            reason = f"At most {100 * ladder.allowed_drop:g} point worse than {_best(ladder)}"
+            points = 100 * ladder.allowed_drop
+            reason = f"At most {points:g} point worse than {best.single_node}"
+        if best.cost and chosen.cost:
+            share = f", {chosen.cost / best.cost:.1%} of its cost"
+        share += " (the default of serving)"
     else:
-        chosen = ladder.for_mistake_cost(mistake_cost)
+        chosen, share = ladder.for_mistake_cost(mistake_cost), ""
         reason = f"At {mistake_cost:g} per mistake"
     if as_json:
+        keys = ("error", "cost", "single_node")
         facts = {
             "output": output,
             "rows": ladder.record.rows,
@@ -88,21 +94,18 @@ def fit_command(
                 {"tradeoff": policy.tradeoff, "error": policy.error, "cost": policy.cost}
                 for policy in ladder
             ],
-            "chosen": {
-                "error": chosen.error,
-                "cost": chosen.cost,
-                "single_node": chosen.single_node,
-            },
+            "chosen": {key: getattr(chosen, key) for key in keys},
         }
         print(to_json(facts))
         return
     _show(ladder, held)
-    price = float(ladder.points.alone_cost[ladder.points.best])
-    share = ""
-    if mistake_cost is None:
-        share = f", {chosen.cost / price:.1%} of its cost" if price and chosen.cost else ""
-        share += " (the default of serving)"
+    print(f"\nBest single model, {best.single_node}: {best.described}")
     print(f"{reason}: {chosen.described}{share}")
+    if not ladder.points.alone_cost.any():
+        warn(
+            "every node costs 0, so that there is nothing to save: write what a call costs "
+            "into the cascade, or into columns <node>.cost"
+        )
     if chosen.single_node is not None and len(ladder.spec) > 1:
         warn(
             f"this policy only ever asks {chosen.single_node!r}; other policies of the table ask a "
@@ -112,11 +115,6 @@ def fit_command(
     print(f"  ttamer evaluate {output} TRACE     measure on held-out rows")
     print(f"  {_certify(ladder, output, chosen)}")
     print(f"written to {output}")
-
-
-def _best(ladder: FittedLadder) -> str:
-    """Return the name of the node that errs least by itself."""
-    return ladder.spec.names[ladder.points.best]
 
 
 def _show(ladder: FittedLadder, held: int | None) -> None:
@@ -137,13 +135,6 @@ def _show(ladder: FittedLadder, held: int | None) -> None:
     )  # fmt: skip
     print(f"\n{rows}; of full: as a share of the full model's")
     print("cost, or of the most expensive model's.")
-    best = _best(ladder)
-    print(f"\nBest single model, {best}: {ladder.alone(best).described}")
-    if not ladder.points.alone_cost.any():
-        warn(
-            "every node costs 0, so that there is nothing to save: write what a call costs "
-            "into the cascade, or into columns <node>.cost"
-        )
 
 
 def _certify(ladder: FittedLadder, output: str, chosen: FittedPolicy | Mixture) -> str:

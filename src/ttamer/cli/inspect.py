@@ -8,8 +8,7 @@ import msgspec
 
 from ttamer._checks import number
 from ttamer.artefact import open_artefact
-from ttamer.cli.options import command, json_option
-from ttamer.cli.printing import to_json
+from ttamer.cli.options import command, json_option, to_json
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
 from ttamer.policy import Ladder
 from ttamer.show.tables import table

@@ -1,10 +1,12 @@
-"""What commands share: options, outputs that are checked before the work, and reading a trace."""
+"""What commands share: options, outputs checked before the work, reading traces, printing."""
 
 import functools
+import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -18,12 +20,20 @@ from ttamer.cascade import CascadeSpec, join_verified
 from ttamer.cli import warn
 from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.fitting.ladder import shown_error
+from ttamer.show import ProgressReport
 from ttamer.show.tables import table
-from ttamer.trace.io import SUFFIXES, open_source, suffix_of
-from ttamer.trace.layout import infer_spec
+from ttamer.trace.io import SUFFIXES, beside, open_source
+from ttamer.trace.layout import infer_spec, is_long
 from ttamer.trace.trace import Trace
 
 Function = Callable[..., Any]
+
+
+def option(name: str, metavar: str, text: str, **more: Any) -> Callable[[Function], Function]:
+    """Return an option with a value; its default is shown, unless it is nothing."""
+    has_default = more.get("default") is not None
+    return click.option(name, metavar=metavar, help=text, **{"show_default": has_default, **more})
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 skip_option = click.option(
@@ -108,13 +118,13 @@ command = functools.partial(click.command, cls=Command)
 
 
 def output_option(
-    default: str | None = None, *, text: str, kind: Output | None = None
+    default: str | None = None, *, text: str, kind: Output | None = None, required: bool = False
 ) -> Callable[[Function], Function]:
     """Return ``-o``."""
     kind = kind or Output()
     return click.option(
         "-o", "--output", type=kind, metavar=kind.name.upper(), default=default,
-        show_default=default is not None, help=text,
+        show_default=default is not None, required=required, help=text,
     )  # fmt: skip
 
 
@@ -160,6 +170,22 @@ class Reading:
         return trace.with_verification()
 
 
+def measurable(trace: Trace, reading: Reading) -> Trace:
+    """Return the rows a policy can be measured on: every node answered, every answer is judged."""
+    with suppress(TraceError):  # it does not say what is right, which the measuring refuses
+        has_gap = np.isnan(trace.loss).any(axis=1)
+        if has_gap.any():
+            which = "the answer of a node, or whether it is right"
+            count = f"{counted(int(has_gap.sum()), 'row')} of {len(trace)}"
+            if not reading.skip_bad or has_gap.all():
+                raise ArgumentError(
+                    f"{count} of those to measure on lack {which}: --skip-bad leaves such rows out"
+                )
+            print(f"{count} left out of what is measured: they lack {which}", file=sys.stderr)
+            return trace.take(~has_gap)
+    return trace
+
+
 def print_notes(trace: Trace, path: str) -> None:
     """Print on stderr what was left out of a trace, or decided, when it was read."""
     for reason, count in trace.left_out.items():
@@ -198,18 +224,17 @@ def _costs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> An
 def reading_options(function: Function) -> Function:
     """Add the options for reading a trace, as ``reading``."""
 
-    @click.option("--cascade", metavar="FILE", help="The cascade.toml that names the nodes and "
-                  "their costs (default: the one kept in a Parquet or NPZ file).")  # fmt: skip
-    @click.option("--cost", "costs", metavar="NAME=COST", multiple=True, callback=_costs,
-                  help="What a call of a node costs, for each node, in place of "
-                  "--cascade.")  # fmt: skip
+    @option("--cascade", "FILE", "The cascade.toml that names the nodes and their costs (default: "
+            "the one kept in a Parquet or NPZ file).")  # fmt: skip
+    @option("--cost", "NAME=COST", "What a call of a node costs, for each node, in place of "
+            "--cascade.", multiple=True, callback=_costs)  # fmt: skip
     @click.option("--prices", is_flag=True, help="Use these costs, not those in the log.")
     @skip_option
     @functools.wraps(function)
     def read(
-        *args: Any, cascade: str | None, costs: Any, prices: bool, skip_bad: bool, **options: Any
+        *args: Any, cascade: str | None, cost: Any, prices: bool, skip_bad: bool, **options: Any
     ) -> Any:
-        return function(*args, reading=Reading(cascade, costs, prices, skip_bad), **options)
+        return function(*args, reading=Reading(cascade, cost, prices, skip_bad), **options)
 
     return read
 
@@ -231,21 +256,22 @@ def refuse_trace(path: str, usage: str) -> None:
 
 
 def require_costs(path: str) -> None:
-    """Refuse a file without a cascade, unless it is a Parquet or NPZ file with all costs."""
+    """Refuse a file that keeps no cascade and not all costs, or whose cascade lies beside it."""
     source = open_source(path)
     if source.cascade is not None:
         return
-    names = infer_spec(source.columns, {}, path)[0].names
-    is_priced = all(f"{name}.cost" in source.columns for name in names)
-    if suffix_of(path) in (".csv", ".csv.gz") or not is_priced:
-        beside = Path(path).with_name("cascade.toml")
-        if beside.is_file():
-            raise ArgumentError(f"{path}: keeps no cascade: give --cascade {beside}")
-        costs = " ".join(f"--cost {name}=1.0" for name in names)
-        raise ArgumentError(
-            f"{path}: keeps no cascade: give what a call of each node costs ({costs}), or "
-            "--cascade FILE, a cascade.toml"
-        )
+    has_calls, pair = is_long(source.columns), beside(path, ".toml")
+    names = () if has_calls else infer_spec(source.columns, {}, path)[0].names
+    priced = {"cost"} if has_calls else {f"{name}.cost" for name in names}
+    if priced <= set(source.columns) and not pair.is_file():
+        return
+    costs = " ".join(f"--cost {name}=1.0" for name in names or ("NODE",))
+    remedy = f"what a call of each node costs ({costs}), or --cascade FILE, a cascade.toml"
+    for file in (pair, Path(path).with_name("cascade.toml")):
+        if file.is_file():
+            remedy = f"--cascade {file}"
+            break
+    raise ArgumentError(f"{path}: keeps no cascade: give {remedy}")
 
 
 def load_function(reference: str) -> Function:
@@ -287,3 +313,41 @@ def node_table(trace: Trace) -> str:
     if trace.spec.target == "last":
         text += f"\n\n  {trace.measure}: against {trace.names[-1]}, which is right by definition"
     return text
+
+
+def to_json(data: Any) -> str:
+    """Return JSON; infinities as ``"inf"`` and ``"-inf"``, as in problem.json, and NaN as null.
+
+    >>> print(to_json({"losses": [0.5, float("inf"), float("nan")]}))
+    {
+     "losses": [
+      0.5,
+      "inf",
+      null
+     ]
+    }
+    """
+    return json.dumps(_plain(data), indent=1, allow_nan=False)
+
+
+def progress_line(*, quiet: bool = False) -> Callable[[str], None]:
+    """Return a function that shows on stderr what is being done; call it with "" at the end.
+
+    On a terminal one line is overwritten; elsewhere a new line is written every two seconds.
+    """
+    return (lambda _: None) if quiet else ProgressReport(bar=False)
+
+
+def _plain(item: Any) -> Any:
+    """Return plain values that JSON can hold."""
+    if isinstance(item, dict):
+        return {key: _plain(value) for key, value in item.items()}
+    if isinstance(item, list | tuple):
+        return [_plain(value) for value in item]
+    if hasattr(item, "tolist"):
+        return _plain(item.tolist())
+    if isinstance(item, float) and math.isnan(item):
+        return None
+    if isinstance(item, float) and not math.isfinite(item):
+        return "inf" if item > 0 else "-inf"
+    return item

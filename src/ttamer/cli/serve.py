@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from ttamer.cli import warn
-from ttamer.cli.options import command, json_option, refuse_trace
+from ttamer.cli.options import command, json_option, option, refuse_trace
 from ttamer.errors import ArgumentError
 from ttamer.serve.app import make_app
 from ttamer.serve.probing import probe
@@ -17,13 +17,11 @@ from ttamer.serve.settings import read_settings
 @command("serve")
 @click.argument("cascade")
 @click.argument("policy", default="")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=int, default=8080, show_default=True,
-              help="The port to listen on; 0 for any.")  # fmt: skip
-@click.option("--lame-duck", type=float, default=5.0, show_default=True, metavar="SECONDS",
-              help="How long connections are accepted after SIGTERM, with /ready 503.")  # fmt: skip
-@click.option("--drain", type=float, default=30.0, show_default=True, metavar="SECONDS",
-              help="How long requests may take after that.")  # fmt: skip
+@option("--host", "NAME", "The address to listen on.", default="127.0.0.1")
+@option("--port", "N", "The port to listen on; 0 for any.", type=int, default=8080)
+@option("--lame-duck", "SECONDS", "How long connections are accepted after SIGTERM, with /ready "
+        "503.", type=float, default=5.0)  # fmt: skip
+@option("--drain", "SECONDS", "How long requests may take after that.", type=float, default=30.0)
 @click.option("--check", is_flag=True, help="Check both files and exit.")
 @click.option("--probe", "asks_once", is_flag=True, help="With --check: ask every node once.")
 @click.option("--force", is_flag=True, help="Serve a policy that was fitted for other costs, "
@@ -32,14 +30,11 @@ from ttamer.serve.settings import read_settings
 def serve_command(
     cascade: str,
     policy: str,
-    host: str,
-    port: int,
-    lame_duck: float,
-    drain: float,
     check: bool,
     asks_once: bool,
     force: bool,
     as_json: bool,
+    **listening: Any,
 ) -> None:
     """Serve CASCADE, a cascade.toml with an upstream for each node, by POLICY, of ttamer fit.
 
@@ -84,7 +79,7 @@ def serve_command(
         text = f"serving {names} at {url}/v1 with the policy {active.version}"
         _print({"url": url, **facts}, text, as_json=as_json)
 
-    serve(app, host=host, port=port, lame_duck=lame_duck, drain=drain, started=started)
+    serve(app, started=started, **listening)
 
 
 def _print(facts: dict[str, Any], text: str, *, as_json: bool) -> None:

@@ -1,19 +1,29 @@
-"""``ttamer solve``: the optimal policy of a problem."""
+"""``ttamer solve`` and ``theory``: the policy of a problem, and the paper's demonstrations."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ttamer._checks import counted, number
 from ttamer.artefact.file import save
-from ttamer.cli.options import Output, command, json_option, output_option
-from ttamer.cli.printing import to_json
+from ttamer.cli.options import (
+    Command,
+    Output,
+    command,
+    json_option,
+    option,
+    output_option,
+    to_json,
+)
 from ttamer.errors import ArgumentError
 from ttamer.policy import IndexPolicy, JointPolicy, Ladder, Policy, WalkPolicy
 from ttamer.problem.problem import Problem
 from ttamer.show.tables import table
 from ttamer.solvers import solve, solve_ladder
+from ttamer.theory import contract, draw_contraction, if_stop_experiments
+from ttamer.theory.no_recall import impossibility, needle
 from ttamer.theory.optimal_values import Optima, optima
 
 # The most states of a node that the table shows.
@@ -22,14 +32,13 @@ MAX_STATES_SHOWN = 8
 
 @command("solve")
 @click.argument("problem")
-@click.option("--tradeoff", type=float, metavar="L",
-              help="0: only cost counts; 1: only loss counts.")  # fmt: skip
-@click.option("--ladder", type=int, metavar="N", help="Solve N tradeoffs from 0 to 1.")
+@option("--tradeoff", "L", "0: only cost counts; 1: only loss counts.", type=float)
+@option("--ladder", "N", "Solve N tradeoffs from 0 to 1.", type=int)
 @click.option("--no-recall", is_flag=True,
               help="The last node asked must answer (a walk or line).")  # fmt: skip
-@click.option("--max-cost", type=float, metavar="C", help="The most that one input may cost.")
+@option("--max-cost", "C", "The most that one input may cost.", type=float)
 @output_option(text="Write the policy as FILE.ttamer.")
-@click.option("--draw", type=Output(), metavar="FILE", help="Draw the policy as FILE.svg.")
+@option("--draw", "FILE", "Draw the policy as FILE.svg.", type=Output())
 @json_option
 def solve_command(
     problem: str,
@@ -124,36 +133,18 @@ def _facts(policy: Policy, best: Optima) -> dict[str, Any]:
 
 
 def _text(policy: Policy, best: Optima) -> str:
-    weight, is_capped = policy.tradeoff, isinstance(policy, JointPolicy) and policy.cap is not None
-    mark = "" if policy.ratio > 1 or is_capped else " (this one)"
-    against: list[tuple[str, float | None]] = [
-        ("a prophet that sees every loss", best.offline),
-        ("the best policy with recall" + mark * policy.recall, best.online),
-        ("the best policy without" + ("" if policy.recall else mark), best.no_recall),
-    ]
-    if best.online_bound is not None and not is_capped:
-        against[1] = (f"this policy, at most {policy.ratio:.4g} times the best", best.online)
-        against.insert(1, ("no policy with recall is below", best.online_bound))
-    if is_capped:
-        what = "this policy, the best under the cap"
-        if policy.ratio > 1:
-            what = f"this policy, at most {policy.ratio:.4g} times the best under the cap"
-        against.append((what, policy.value))
-    to_prophet = Optima(best.offline, 0.0, None)
-    rows = [
-        [what, number(value), "-" if (r := to_prophet._ratio(value)) is None else f"{r:.4g}"]
-        for what, value in against
-        if value is not None
-    ]
+    weight, cap = policy.tradeoff, policy.cap if isinstance(policy, JointPolicy) else None
     lines = [
         f"{_title(policy.problem)}, tradeoff {weight:g}"
         + ("" if policy.recall else ", no recall")
-        + (f", at most {policy.cap.most:g} an input" if is_capped else ""),  # type: ignore[attr-defined]
+        + ("" if cap is None else f", at most {cap.most:g} an input"),
         "",
         f"  value {number(policy.value)} = {weight:g} x loss {number(policy.expected_loss)}"
         f" + {1 - weight:g} x cost {number(policy.expected_cost)}",
         "",
-        table(["weighted expected loss and cost", "value", "to the prophet"], rows),
+        table(["weighted expected loss and cost", "value", "to the prophet"],
+              [[what, number(value), "-" if (ratio := best.ratio_of(value)) is None else
+                f"{ratio:.4g}"] for what, value in _against(policy, best) if value is not None]),
         "",
         f"First ask {policy.session().next}. Then, losses in their own unit:",
         "",
@@ -167,6 +158,22 @@ def _text(policy: Policy, best: Optima) -> str:
         head = ["node", "after", "in state", "index"]
         lines += ["", sentence, "", table(head, _indices(policy))]
     return "\n".join(lines)
+
+
+def _against(policy: Policy, best: Optima) -> list[tuple[str, float | None]]:
+    """Return what the policy is measured against, in words, and its value."""
+    is_capped, at_most = isinstance(policy, JointPolicy) and policy.cap is not None, ""
+    this = "" if policy.ratio > 1 or is_capped else " (this one)"
+    online = [("the best policy with recall" + this * policy.recall, best.online)]
+    if policy.ratio > 1:
+        at_most = f"at most {policy.ratio:.4g} times "
+    if best.online_bound is not None and not is_capped:
+        online = [("no policy with recall is below", best.online_bound),
+                  (f"this policy, {at_most}the best", best.online)]  # fmt: skip
+    capped = [(f"this policy, {at_most}the best under the cap", policy.value)] if is_capped else []
+    without = "the best policy without" + this * (not policy.recall)
+    prophet = "a prophet that sees every loss"
+    return [(prophet, best.offline), *online, (without, best.no_recall), *capped]
 
 
 def _has_indices(policy: Policy) -> bool:
@@ -226,3 +233,129 @@ def _ladder_text(ladder: Ladder) -> str:
 def _title(problem: Problem) -> str:
     shape = "line" if problem.is_line else counted(len(problem.edges), "edge")
     return f"{counted(len(problem.nodes), 'node')}, {problem.moves}, {shape}"
+
+
+@click.group("theory", no_args_is_help=False)
+def theory_command() -> None:
+    """Run the paper's demonstrations."""
+
+
+@theory_command.command("no-recall", cls=Command)
+@option("--alpha", "A", "Any number above 1.", type=float, default=10.0)
+@json_option
+def no_recall_command(alpha: float, as_json: bool) -> None:
+    """Without recall there is no bound on the loss.
+
+    The paper's two-node example: without recall the ratio to a prophet, which sees every loss
+    beforehand, is alpha.
+    """
+    example = impossibility(alpha)
+    growth = [impossibility(value) for value in sorted({2.0, 10.0, 100.0, 1000.0, alpha})]
+    haystacks = [needle(branches) for branches in (10, 100, 1000)]
+    if as_json:
+        facts = {
+            **vars(example),
+            "ratio": example.ratio,
+            "ratio_with_recall": example.ratio_with_recall,
+            "growth": [{"alpha": e.alpha, "ratio": e.ratio} for e in growth],
+            "haystacks": [{**vars(e), "ratio": e.ratio} for e in haystacks],
+        }
+        print(to_json(facts))
+        return
+    rows = [
+        [f"{e.alpha:g}", number(e.no_recall), number(e.with_recall), number(e.offline),
+         number(e.ratio), number(e.ratio_with_recall)]
+        for e in growth
+    ]  # fmt: skip
+    print("Two nodes, asking is free. The first loses 1/alpha^2; the second loses 1/alpha with")
+    print("probability 1/alpha, else nothing. Expected losses:\n")
+    print(table(["alpha", "no recall", "recall", "prophet", "ratio", "with recall"], rows))
+    ratio = number(example.ratio)
+    print(f"\nWithout recall the ratio to the prophet is alpha ({ratio} here): no bound.")
+    print("With recall both nodes are asked, the better answer kept, and the gap is gone.\n")
+    print("What recall does not change: a prophet also sees which node to ask. Many equal nodes,")
+    print("each perfect with a small probability and worth exactly its cost:\n")
+    rows = [
+        [str(e.branches), number(e.with_recall), number(e.offline), number(e.ratio)]
+        for e in haystacks
+    ]
+    print(table(["nodes", "recall", "prophet", "ratio"], rows))
+    print("\nSo policies with recall are measured against the online optimum, and reach it.")
+
+
+@theory_command.command("if-stop", cls=Command)
+@json_option
+def if_stop_command(as_json: bool) -> None:
+    """When fixed thresholds are optimal, and when they are not.
+
+    The paper's synthetic experiments: the best fixed threshold against the optimum.
+    """
+    experiments = if_stop_experiments()  # 6 nodes, as in the paper
+    if as_json:
+        keys = {"losses": "name", "threshold_with_recall": "with_recall",
+                "threshold_without_recall": "without_recall"}  # fmt: skip
+        same = ("excess_with_recall", "excess_without_recall", "index_range")
+        facts = [
+            {"optimum": e.policy.value}
+            | {key: getattr(e, keys.get(key, key)) for key in (*keys, *same)}
+            for e in experiments
+        ]
+        print(to_json({"experiments": facts}))
+        return
+    rows = []
+    for e in experiments:
+        low, high = e.index_range
+        index = number(low) if high - low < 1e-12 else f"{number(low)} to {number(high)}"
+        rows.append([e.name, number(e.policy.value), index, f"{abs(e.excess_with_recall):.2%}",
+                     f"{e.excess_without_recall:.2%}"])  # fmt: skip
+    print("6 nodes on a line, cost 0.1 each, tradeoff 0.5.")
+    print("How far the best fixed threshold lies above the optimum:\n")
+    print(table(["losses", "optimum", "index", "recall at the end", "no recall"], rows))
+    print(
+        "\nFor independent identical losses every index is the same number, so one threshold with"
+    )
+    print("recall at the end is optimal. Only correlation (or unequal nodes) makes the decision")
+    print("depend on the current state. make paper draws the matrices.")
+
+
+@theory_command.command("contract", cls=Command)
+@click.argument("problem")
+@option("--tradeoff", "L", "The weight of the loss.", type=float, default=0.5)
+@option("--draw", "FILE", "Draw the steps as FILE.svg.", type=Output())
+@json_option
+def contract_command(problem: str, tradeoff: float, draw: str | None, as_json: bool) -> None:
+    """Contract a forest as the paper's Alg. 3 does: subtrees become single nodes.
+
+    PROBLEM is a problem.json: a line, multi-line, tree or forest.
+    """
+    stated = Problem.from_file(problem)
+    steps = contract(stated, tradeoff)
+    if draw:
+        Path(draw).write_text(draw_contraction(stated, steps), "utf-8")
+    if as_json:
+        facts = [
+            {
+                "node": step.node,
+                "members": step.members,
+                "index": step.index,
+                "laws": [
+                    {"losses": law.losses, "costs": law.costs, "probabilities": law.probabilities}
+                    for law in step.laws
+                ],
+            }
+            for step in steps
+        ]
+        print(to_json({"tradeoff": tradeoff, "steps": facts}))
+        return
+    rows = []
+    for count, step in enumerate(steps, start=1):
+        for state, (index, law) in enumerate(zip(step.index, step.laws, strict=True)):
+            head = [str(count), " + ".join(step.members)] if state == 0 else ["", ""]
+            rows.append([*head, str(state), number(index), number(law.mean_cost),
+                         str(len(law.costs))])  # fmt: skip
+    print(f"Alg. 3 on {problem}, tradeoff {tradeoff:g}: one node for each subtree.\n")
+    print(table(["step", "one node for", "parent state", "index", "mean cost", "atoms"], rows))
+    print("\nThe law of the one node is the law with its own index in hand. Another fallback has")
+    print("another law, since other nodes are asked: one law for all fallbacks is not enough.")
+    if draw:
+        print(f"\n  drawn in {draw}")

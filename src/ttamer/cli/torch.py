@@ -7,8 +7,16 @@ import click
 
 from ttamer._checks import number
 from ttamer._extras import require
-from ttamer.cli.options import Command, Output, json_option, load_function, output_option
-from ttamer.cli.printing import progress_line, to_json
+from ttamer.cli.options import (
+    Command,
+    Output,
+    json_option,
+    load_function,
+    option,
+    output_option,
+    progress_line,
+    to_json,
+)
 from ttamer.errors import ArgumentError
 from ttamer.show.tables import table
 
@@ -27,28 +35,25 @@ def torch_command() -> None:
 
 @torch_command.command("profile", cls=Command)
 @click.argument("network", metavar="MODULE:FUNCTION")
-@click.option("--batch", default="1,32", metavar="N,M", callback=_sizes, show_default=True,
-              help="Batch sizes.")  # fmt: skip
-@click.option("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one).")
+@option("--batch", "N,M", "Batch sizes.", default="1,32", callback=_sizes)
+@option("--device", "NAME", "cpu, cuda, cuda:1 ... (default: a GPU if there is one).")
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32",
               show_default=True, help="The precision of the network.")  # fmt: skip
 @click.option("--graphs", is_flag=True, help="Run parts as CUDA graphs.")
-@click.option("--threads", type=click.IntRange(1), metavar="N",
-              help="CPU threads (default: PyTorch's).")  # fmt: skip
+@option("--threads", "N", "CPU threads (default: PyTorch's).", type=click.IntRange(1))
 @output_option(text="Write the profile as JSON.")
-@click.option("--cascade", type=Output(), metavar="FILE",
-              help="Write a cascade.toml with the costs at the largest batch.")  # fmt: skip
+@option("--cascade", "FILE", "Write a cascade.toml with the costs at the largest batch.",
+        type=Output())  # fmt: skip
 @json_option
 def profile_command(
     network: str,
     batch: tuple[int, ...],
     device: str | None,
-    precision: Any,
-    graphs: bool,
     threads: int | None,
     output: str | None,
     cascade: str | None,
     as_json: bool,
+    **how: Any,
 ) -> None:
     """Time the segments of a network, and what asking its exits adds.
 
@@ -70,14 +75,7 @@ def profile_command(
         raise ArgumentError(f"--device {device}: cannot be used: {reason}") from None
     model, example = _network(network)
     progress = progress_line(quiet=as_json)
-    measured = profile(
-        model.to(target),
-        example,
-        sizes=batch,
-        precision=precision,
-        graphs=graphs,
-        progress=progress,
-    )
+    measured = profile(model.to(target), example, sizes=batch, progress=progress, **how)
     progress("")
     if output:
         measured.save(output)

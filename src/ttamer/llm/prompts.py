@@ -94,8 +94,8 @@ def read_answers(path: str | os.PathLike[str], names: Sequence[str]) -> list[Ans
     file, rows = Path(path), []
     if not file.exists():
         raise TraceError(
-            f"{path}: there is no such file; ttamer collect writes it beside the trace, unless "
-            "--forget is given, and ttamer import answers where the log has prompts"
+            f"{path}: there is no such file; ttamer collect writes it beside the trace, "
+            "and ttamer import answers where the log has prompts"
         )
     for where, row in json_rows(file, read_text(file)):
         try:

@@ -58,14 +58,22 @@ class Optima:
     @property
     def ratio(self) -> float | None:
         """The approximation ratio to the prophet with recall; ``None`` where there is none."""
-        return self._ratio(self.online)
+        return self.ratio_of(self.online)
 
     @property
     def ratio_without_recall(self) -> float | None:
         """The approximation ratio to the prophet without recall."""
-        return self._ratio(self.no_recall)
+        return self.ratio_of(self.no_recall)
 
-    def _ratio(self, value: float | None) -> float | None:
+    def ratio_of(self, value: float | None) -> float | None:
+        """Return a value's ratio to the prophet's; ``None`` where there is none.
+
+        Args:
+            value: A weighted loss and cost of the same problem.
+
+        Returns:
+            The ratio, 1 where both are 0.
+        """
         if value is None or self.offline is None or (value > 0 and not self.offline):
             return None
         return value / self.offline if self.offline else 1.0
