@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ttamer._checks import counted, number, require_kind, shown
-from ttamer.cascade import ANY_CLASS, CascadeNode
+from ttamer.cascade import ANY_CLASS
 from ttamer.errors import TraceError, TraceWarning
 
 if TYPE_CHECKING:
@@ -27,24 +27,20 @@ class ClassMatch:
     count as wrong.
     """
 
-    matches: bool = False
     predicted: set[int] = field(default_factory=set)
     labels: set[int] = field(default_factory=set)
 
     def add(self, trace: Columns) -> None:
         """Take more rows into account."""
-        if self.matches or trace.prediction is None or trace.label is None:
-            return
         for rows in (slice(1000), slice(None)):  # the first rows suffice for most logs
+            if trace.prediction is None or trace.label is None or self.predicted & self.labels:
+                return
             self.predicted |= set(np.unique(trace.prediction[rows]).tolist()) - {-1}
             self.labels |= set(np.unique(trace.label[rows]).tolist()) - {-1}
-            self.matches = not self.predicted.isdisjoint(self.labels)
-            if self.matches:
-                return
 
     def check(self, classes: Sequence[str], place: str) -> None:
         """Refuse a trace in which no label is ever predicted by any node."""
-        if self.matches or not self.predicted or not self.labels:
+        if self.predicted & self.labels or not self.predicted or not self.labels:
             return
         predicted = shown([classes[code] for code in sorted(self.predicted)], 4)
         labels = shown([classes[code] for code in sorted(self.labels)], 4)
@@ -156,15 +152,13 @@ def _cost_warnings(trace: Trace) -> tuple[str, ...]:
     """
     if trace.cost.ndim == 1 or not len(trace):
         return ()
-    differ: list[tuple[float, CascadeNode | None, float]] = [(1.0, None, 0.0)]
+    means = []
     for node, costs in zip(trace.spec.nodes, trace.cost.T, strict=True):
         known = costs[~np.isnan(costs)]
-        is_part = node.cost_per_call or "cost_per_token" in node.options
-        if not node.cost or not len(known) or is_part:
-            continue
-        ratio = float(known.mean()) / node.cost
-        differ.append((max(ratio, 1 / ratio if ratio else 1.0), node, float(known.mean())))
-    ratio, changed, mean = max(differ, key=lambda entry: entry[0])
+        if node.cost and len(known) and "cost_per_token" not in node.options:
+            mean = float(known.mean())
+            means.append((max(mean / node.cost, node.cost / mean if mean else 1.0), mean, node))
+    ratio, mean, changed = max(means, key=lambda entry: entry[0], default=(1.0, 0.0, None))
     if changed is None or ratio < (3 if len(trace) >= 100 else 30):
         return ()
     remedy = "write both in one unit" if ratio > 30 else "correct the one that is out of date"
@@ -285,14 +279,11 @@ def _strange_answers(trace: Trace) -> list[str]:
         return []
     if trace.spec.target != "label":
         return []
-    labels = np.unique(trace.label[trace.label >= 0])
+    labels = set(trace.label[trace.label >= 0].tolist())
     for name, column in zip(trace.names, trace.prediction.T, strict=True):
-        answers = np.unique(column[column >= 0])
-        if len(answers) and len(labels) and not np.isin(answers, labels).any():
-            texts = [
-                shown([trace.classes[code] for code in codes.tolist()], 3)
-                for codes in (answers, labels)
-            ]
+        answers = set(column[column >= 0].tolist())
+        if answers and labels and answers.isdisjoint(labels):
+            texts = [shown([trace.classes[c] for c in sorted(k)], 3) for k in (answers, labels)]
             return [
                 f"no answer of {name!r} is the label of any row: its answers are {texts[0]}, "
                 f"labels are {texts[1]}; write both the same way"

@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._checks import counted, require_path
 from ttamer.cascade import CascadeSpec
@@ -51,9 +52,9 @@ class LoggedDecisions:
 
     trace: Trace
     requests: tuple[str, ...]
-    times: np.ndarray[Any, np.dtype[np.float64]]
-    drawn: np.ndarray[Any, np.dtype[np.float64]]
-    audit_cost: np.ndarray[Any, np.dtype[np.float64]]
+    times: NDArray[np.float64]
+    drawn: NDArray[np.float64]
+    audit_cost: NDArray[np.float64]
     versions: tuple[str, ...]
     lines: tuple[Mapping[str, Any], ...]
 
@@ -91,13 +92,13 @@ def read_decisions(
     feedback: list[dict[str, Any]] = []
     broken, toml = 0, None
     for line in _lines(Path(path)):
-        if line is None:  # half a line, of a process that ended or a full disk
+        if line is None:
             broken += 1
         elif "cascade" in line:
             toml = str(line["cascade"])
         elif "feedback" in line:
             feedback.append(line)
-        elif isinstance(line.get("nodes"), dict):
+        elif "nodes" in line:
             rows.append(line)
             by_request[str(line.get("request"))] = line
     if spec is None and toml is not None:
@@ -117,7 +118,10 @@ def read_decisions(
             f"{path}: has the node {sorted(strangers)[0]!r}, and the cascade "
             f"{', '.join(spec.names)}"
         )
-    decisions = decisions_of(rows, spec)
+    try:
+        decisions = decisions_of(rows, spec)
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
     trace = dataclasses.replace(
         decisions.trace, notes=(f"a decision log of {counted(len(rows), 'request', ',')}",),
         left_out={"lines that are not JSON": broken} if broken else {},
@@ -125,18 +129,50 @@ def read_decisions(
     return dataclasses.replace(decisions, trace=trace)
 
 
+class LoggedAnswer(msgspec.Struct):
+    """What a line has of one node."""
+
+    confidence: float | None = None
+    prediction: str | float | bool | None = None
+    cost: float | None = None
+    chance: float | None = None
+    seconds: float | None = None
+    score: float | None = None
+
+
+class LoggedLine(msgspec.Struct):
+    """What a line may hold; further keys are kept as they stand."""
+
+    nodes: dict[str, LoggedAnswer] = {}
+    scores: dict[str, float | None] | None = None
+    inputs: dict[str, float | list[float]] | None = None
+    label: str | float | bool | None = None
+    prompt: str | None = None
+    score: float | None = None
+    time: float | None = None
+    cost: float | None = None
+    judging: float | None = None
+    drawn: float | None = None
+
+
 def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield the lines, ``None`` for one that is cut short: of a process that ended, a full disk."""
     decoder = msgspec.json.Decoder(dict[str, Any])
     for file in log_files(path):
         try:
             content = file.read_bytes()
         except OSError as error:
             raise TraceError(f"{file}: cannot be read: {error.strerror or error}") from None
-        for line in content.splitlines():
+        for number, text in enumerate(content.splitlines(), start=1):
             try:
-                yield decoder.decode(line)
+                line = decoder.decode(text)
+                msgspec.convert(line, LoggedLine)
+            except msgspec.ValidationError as error:
+                raise TraceError(f"{file}: line {number}: {error}; correct the log") from None
             except (msgspec.DecodeError, UnicodeDecodeError):
                 yield None
+            else:
+                yield line
 
 
 def decisions_of(
@@ -150,18 +186,16 @@ def decisions_of(
         is_graded: Whether scores are losses; by default where one is neither 0 nor 1. Say so where
             these are some rows of many.
     """
-    names = spec.names
-    shape = (len(rows), len(names))
-    numbers = {key: np.full(shape, np.nan) for key in ("confidence", "cost", "chance", "seconds")}
-    prediction = np.full(shape, None, object)
-    for number, row in enumerate(rows):
-        for column, name in enumerate(names):
-            node = row["nodes"].get(name, {})
-            for key, values in numbers.items():
-                if node.get(key) is not None:
-                    values[number, column] = node[key]
-            prediction[number, column] = node.get("prediction")
-    score, labels = _scores(rows, names, prediction)
+    answers = [[row["nodes"].get(name) or {} for name in spec.names] for row in rows]
+
+    def column(key: str, kind: type = float) -> NDArray[Any]:
+        values = [[answer.get(key) for answer in line] for line in answers]
+        return np.array(values, kind).reshape(len(rows), len(spec))  # None is NaN
+
+    confidence, cost = column("confidence"), column("cost")
+    prediction = column("prediction", object)
+    labels = [row.get("label") for row in rows]
+    score = _scores(rows, spec.names, answers)
     facts: dict[str, Any] = {}
     if not np.isnan(score).all():
         if is_graded is None:
@@ -179,14 +213,12 @@ def decisions_of(
         for name in stated[0]
         if len({np.shape(values.get(name, [[]])) for values in stated}) == 1
     }
-    spent = np.nansum(numbers["cost"], axis=1)
-    for number, row in enumerate(rows):  # what the request cost by itself is no audit
-        spent[number] += (row.get("judging") or 0.0) - (row.get("cost") or 0.0)
+    # What the request cost by itself is no audit.
+    more = [(row.get("judging") or 0.0) - (row.get("cost") or 0.0) for row in rows]
     # A fit reads the latency of every node, or of none.
-    latency = np.where(np.isnan(numbers["confidence"]), np.nan, numbers["seconds"])
+    latency = np.where(np.isnan(confidence), np.nan, column("seconds"))
     trace = Trace.from_arrays(
-        spec, numbers["confidence"], prediction=prediction, cost=numbers["cost"],
-        chance=numbers["chance"],
+        spec, confidence, prediction=prediction, cost=cost, chance=column("chance"),
         latency=None if np.isnan(latency).all(axis=0).any() else latency,
         inputs=inputs, **facts,
     )  # fmt: skip
@@ -195,32 +227,30 @@ def decisions_of(
         tuple(str(row.get("request")) for row in rows),
         np.array([row.get("time") or 0.0 for row in rows], float),
         np.array([row.get("drawn") or np.nan for row in rows], float),
-        np.maximum(spent, 0.0),
+        np.maximum(np.nansum(cost, axis=1) + more, 0.0),
         tuple(str(row.get("policy")) for row in rows),
         tuple(rows),
     )
 
 
 def _scores(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], prediction: Any
-) -> tuple[np.ndarray[Any, np.dtype[np.float64]], list[Any]]:
-    """Return the scores of answers, NaN where unknown, and the labels."""
-    scores = np.full(prediction.shape, np.nan)
-    labels = [row.get("label") for row in rows]
-    if not any("score" in row or any("score" in n for n in row["nodes"].values()) for row in rows):
-        return scores, labels
-    for number, row in enumerate(rows):
-        verdicts: dict[Any, float] = {}  # by answer
-        for column, name in enumerate(names):
-            answer, verdict = prediction[number, column], row["nodes"].get(name, {}).get("score")
-            if row.get("by") == name and row.get("score") is not None:
-                verdict = row["score"]
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], answers: Sequence[Sequence[Any]]
+) -> NDArray[np.float64]:
+    """Return the score of each answer, NaN where it is not known; all NaN where none was given."""
+    scores = np.full((len(rows), len(names)), np.nan)
+    if not any("score" in answer for row, line in zip(rows, answers, strict=True)
+               for answer in (row, *line)):  # fmt: skip
+        return scores  # labels alone say what is right
+    for number, (row, line) in enumerate(zip(rows, answers, strict=True)):
+        verdicts: dict[Any, float] = {}  # by answer: the same answer has the same score
+        for name, answer in zip(names, line, strict=True):
+            is_scored = row.get("by") == name and row.get("score") is not None
+            verdict = row["score"] if is_scored else answer.get("score")
             if verdict is not None:
-                verdicts[answer] = float(verdict)
-        for column in range(len(names)):
-            answer = prediction[number, column]
-            if answer is not None and labels[number] is not None:
-                scores[number, column] = float(answer == labels[number])
-            elif answer is not None and answer in verdicts:
-                scores[number, column] = verdicts[answer]
-    return scores, labels
+                verdicts[answer.get("prediction")] = float(verdict)
+        for column, answer in enumerate(line):
+            said, label = answer.get("prediction"), row.get("label")
+            if said is not None:
+                is_known = label is not None
+                scores[number, column] = said == label if is_known else verdicts.get(said, np.nan)
+    return scores
