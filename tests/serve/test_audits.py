@@ -327,6 +327,11 @@ class TestLog:
             self.write(log, text="x" * 100)
         assert log.lost == 4  # two wait, with 200 characters
 
+    def test_a_log_that_cannot_be_written_is_refused_before_a_port_opens(self, tmp_path):
+        for texts in (False, True):
+            with pytest.raises(tt.CascadeError, match=r"log is .*: No such file or directory"):
+                self.log(tmp_path / "missing" / "d.jsonl", texts=texts)
+
     def test_a_log_is_rotated_and_may_be_renamed(self, tmp_path):
         path = tmp_path / "d.jsonl"
         log = self.log(path)
@@ -365,7 +370,7 @@ class TestLog:
 
     def test_two_processes_have_one_key(self, tmp_path):
         one, two = self.log(tmp_path / "d.jsonl"), self.log(tmp_path / "d.jsonl")
-        assert one.digest("x", ()) == two.digest("x", ()) != two.digest("y", ())
+        assert one.digest("x") == two.digest("x") != two.digest("y")
         assert uniform("a") != uniform("b")
 
 

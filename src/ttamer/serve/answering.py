@@ -14,8 +14,9 @@ from ttamer.runtime.cascade import Cascade
 from ttamer.runtime.reply import NodeCall, Outcome
 from ttamer.serve.requests import Refused
 
-Relay = Callable[[Call], Awaitable[NodeCall | None]]
-"""Sends a node's own stream to the client where that may be; returns the call if it did."""
+Relay = Callable[[Call], Awaitable[NodeCall | CallResult | None]]
+"""Sends a node's own stream to the client where that may be; returns the call if it did, and the
+result of one that failed before its first chunk."""
 
 
 async def run(
@@ -41,32 +42,23 @@ async def run(
     start = time.monotonic()
     steps = cascade.steps(work, key, max(work.deadline.left, 1e-3), inputs)
     try:
-        try:
-            call = next(steps)
-        except ArgumentError as error:
-            raise Refused(400, "bad_inputs", str(error), param="ttamer.inputs") from None
+        call = next(steps)
         while True:
-            relayed = None
-            if relay is not None:
-                try:
-                    relayed = await relay(call)
-                except UpstreamFailed as error:  # before the first chunk: as of any call
-                    work.failures[call.node] = error
-                    call = steps.send(CallResult(None, error, 1, int(error.paid), 0.0))
-                    continue
-            if relayed is not None:
-                calls = (*call.asked, relayed)
-                steps.close()
-                cost = sum(call.cost for call in calls)
-                why = f"whatever it says, the answer of {call.node!r} is returned"
-                seconds = time.monotonic() - start
-                return Outcome(
-                    None, relayed.prediction, call.node, calls, cost, seconds, why, False
-                )
-            call = steps.send(await answer(call))
+            relayed = None if relay is None else await relay(call)
+            if isinstance(relayed, NodeCall):
+                break
+            call = steps.send(relayed or await answer(call))
     except StopIteration as done:
         outcome: Outcome = done.value
         return outcome
+    except ArgumentError as error:
+        raise Refused(400, "bad_inputs", str(error), param="ttamer.inputs") from None
+    steps.close()
+    calls = (*call.asked, relayed)
+    cost = sum(made.cost for made in calls)
+    why = f"whatever it says, the answer of {call.node!r} is returned"
+    seconds = time.monotonic() - start
+    return Outcome(None, relayed.prediction, call.node, calls, cost, seconds, why, capped=False)
 
 
 async def answer(call: Call) -> CallResult:
@@ -75,9 +67,14 @@ async def answer(call: Call) -> CallResult:
     try:
         returned = await call.function(call.value)
     except UpstreamFailed as error:
-        call.value.failures[call.node] = error
-        return CallResult(None, error, 1, int(error.paid), time.monotonic() - start)
+        return failed(call, error, start)
     return CallResult(returned, None, 1, 1, time.monotonic() - start)
+
+
+def failed(call: Call, error: UpstreamFailed, start: float) -> CallResult:
+    """Return the result of a call without an answer, which began at ``start``."""
+    call.value.failures[call.node] = error
+    return CallResult(None, error, 1, int(error.paid), time.monotonic() - start)
 
 
 async def ask_others(cascade: Cascade, work: Work, calls: Sequence[NodeCall]) -> list[NodeCall]:
@@ -87,14 +84,9 @@ async def ask_others(cascade: Cascade, work: Work, calls: Sequence[NodeCall]) ->
         if name in answered:
             continue
         asked = await answer(Call(function, work, node=name))
-        reply, error = asked.returned, asked.error
-        if reply is None:
-            kind = getattr(error, "kind", "error")
-            result.append(NodeCall(name, None, None, 0.0, asked.seconds, f"{kind}: {error}"))
-        else:
-            result.append(
-                NodeCall(name, reply.prediction, reply.confidence, reply.cost, asked.seconds)
-            )
+        reply, error = asked.read()
+        facts = (None, None, 0.0) if reply is None else (*reply[:2], reply.cost or 0.0)
+        result.append(NodeCall(name, *facts, asked.seconds, error))
     return result
 
 

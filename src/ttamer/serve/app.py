@@ -162,7 +162,7 @@ class Service:
         reply = await self.nodes[name].ask(work)
         if self.decisions.path and isinstance(reply.prediction, str):
             # A policy that was fitted to a log without texts knows answers by their digests.
-            digest = self.decisions.digest(reply.prediction, ())
+            digest = self.decisions.digest(reply.prediction)
             if digest != reply.prediction and digest in self.policies.active.classes:
                 reply = reply._replace(prediction=digest)
         return reply

@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -26,14 +26,13 @@ import msgspec
 
 from ttamer._files import atomic_write
 from ttamer.cascade import CascadeSpec
+from ttamer.errors import CascadeError
 from ttamer.fitting.inputs import hashed_prompt
 from ttamer.llm.confidence import question_text
 from ttamer.runtime.reply import NodeCall
 from ttamer.serve.answering import is_ineligible
 from ttamer.serve.requests import Job
 from ttamer.trace.decisions import LOG_VERSION, log_files
-
-Digest = Callable[[str, Collection[str]], str]
 
 
 class DecisionLog:
@@ -53,8 +52,12 @@ class DecisionLog:
         self.lost = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.digest: Digest = digests(path) if path and not texts else _as_it_is
-        """What is kept of an answer."""
+        self._key = b""
+        if path:
+            try:
+                self._key = _key_of(path)
+            except OSError as error:  # before a port opens
+                raise CascadeError(f"[serve]: log is {path!r}: {error.strerror}") from None
 
     def start(self) -> None:
         """Start the thread that writes."""
@@ -106,7 +109,7 @@ class DecisionLog:
                 row["failed"] = call.error.partition(":")[0]
             elif call.confidence is not None:
                 row["confidence"] = call.confidence
-                row["prediction"] = self._kept(call.prediction, job.active.classes)
+                row["prediction"] = self.digest(call.prediction, job.active.classes)
                 if scores and str(call.prediction or "") in scores:
                     row["score"] = scores[str(call.prediction or "")]
         self._rows.append({
@@ -134,22 +137,21 @@ class DecisionLog:
         return True
 
     def feedback(
-        self,
-        request: str,
-        *,
-        label: str | None = None,
-        score: float | None = None,
-        scores: Mapping[str, float] | None = None,
-        classes: Collection[str] = (),
-    ) -> None:
+        self, request: str, *, label: str | None, score: float | None,
+        scores: Mapping[str, float] | None, classes: Collection[str],
+    ) -> None:  # fmt: skip
         """Take the right answer to an earlier request, a score of the one returned, or of all."""
         if self.path and self._has_room(len(label or "")):
-            digest = None if label is None else self._kept(label, classes)
             row = {"v": LOG_VERSION, "time": round(time.time(), 3), "feedback": request}
-            self._rows.append(row | {"label": digest, "score": score, "scores": scores})
+            row |= {"label": self.digest(label, classes), "score": score, "scores": scores}
+            self._rows.append(row)
 
-    def _kept(self, prediction: object, classes: Collection[str]) -> object:
-        return self.digest(prediction, classes) if isinstance(prediction, str) else prediction
+    def digest(self, answer: Any, classes: Collection[str] = ()) -> Any:
+        """Return what is kept of an answer: a digest, but of one that the policy knows."""
+        if self._texts or not isinstance(answer, str) or answer in classes:
+            return answer
+        text = answer.encode("utf-8", "replace")
+        return f"#{blake2b(text, key=self._key, digest_size=12).hexdigest()}"
 
     def _run(self) -> None:
         while not self._stop.wait(self.pause):
@@ -227,6 +229,16 @@ def _request_of(line: bytes) -> str | None:
     return None
 
 
+def _key_of(path: str) -> bytes:
+    """Return the key of a log's digests, which is made once and kept beside it."""
+    file = Path(f"{path}.key")
+    with _locked(path):
+        if not file.exists():
+            with atomic_write(file, private=True) as part:
+                part.write_bytes(secrets.token_bytes(32))
+        return file.read_bytes()[:64]
+
+
 @contextmanager
 def _locked(path: str | os.PathLike[str]) -> Iterator[None]:
     """Exclude other processes that write a log, where the system has such locks."""
@@ -256,31 +268,3 @@ def stated_numbers(inputs: Mapping[str, Any] | None) -> dict[str, float | list[f
         elif not isinstance(value, str):
             numbers[name] = [float(part) for part in value]
     return numbers
-
-
-def digests(path: str) -> Digest:
-    """Return what a log keeps of texts: digests, but of those that the policy knows.
-
-    Equal texts have equal digests, under a key that is made once and kept beside the log.
-    """
-    file = Path(f"{path}.key")
-    if not file.exists():
-        part = Path(f"{file}.{os.getpid()}")
-        part.touch(mode=0o600)
-        part.write_bytes(secrets.token_bytes(32))
-        with suppress(FileExistsError):  # another process was first
-            os.link(part, file)
-        part.unlink()
-    key = file.read_bytes()[:64]
-
-    def digest(text: str, classes: Collection[str]) -> str:
-        if text in classes:
-            return text
-        return f"#{blake2b(text.encode('utf-8', 'replace'), key=key, digest_size=12).hexdigest()}"
-
-    return digest
-
-
-def _as_it_is(text: str, classes: Collection[str]) -> str:
-    del classes
-    return text

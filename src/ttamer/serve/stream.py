@@ -22,9 +22,9 @@ from ttamer.cascade import SUFFIX
 from ttamer.llm.client import UpstreamFailed, stated_cost
 from ttamer.llm.confidence import Unreadable, message_text
 from ttamer.llm.node import ModelNode, Usage, Work, ineligible
-from ttamer.runtime.calling import Call
+from ttamer.runtime.calling import Call, CallResult
 from ttamer.runtime.reply import NodeCall, Outcome, Reply, error_text
-from ttamer.serve.answering import is_last
+from ttamer.serve.answering import failed, is_last
 from ttamer.serve.chat import Chat
 from ttamer.serve.requests import Job, Refused
 
@@ -160,7 +160,7 @@ class _Stream(StreamingResponse):
             await self._put(event({**self._head, "model": model, **facts}))
         await self._put(b"data: [DONE]\n\n")
 
-    async def _relay(self, call: Call) -> NodeCall | None:
+    async def _relay(self, call: Call) -> NodeCall | CallResult | None:
         """Send the node's own stream, if its answer is returned in any case.
 
         A failure before the first chunk is a failure of the node; a later one ends the stream.
@@ -187,7 +187,7 @@ class _Stream(StreamingResponse):
                         await self._put(event({**head, "choices": choices}))
         except UpstreamFailed as failure:
             if not relayed.has_begun:
-                raise
+                return failed(call, failure, start)
             error = error_text(failure)
         cost = relayed.cost()
         # The client has its answer; its confidence is for the log and for audits.
