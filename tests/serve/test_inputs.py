@@ -12,8 +12,7 @@ from support.served import COSTS
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArtefactError
 from ttamer.llm.client import Client, UpstreamFailed
-from ttamer.serve.inputs import Inputs
-from ttamer.serve.policies import PolicyStore
+from ttamer.serve.policies import Inputs, PolicyStore
 
 EASY, HARD = [1.0, 0.0, 0.1], [0.0, 1.0, 0.1]
 

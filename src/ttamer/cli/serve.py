@@ -9,8 +9,7 @@ from ttamer.cli import warn
 from ttamer.cli.options import command, json_option, option, refuse_trace
 from ttamer.errors import ArgumentError
 from ttamer.serve.app import make_app
-from ttamer.serve.probing import probe
-from ttamer.serve.server import serve
+from ttamer.serve.server import probe, serve
 from ttamer.serve.settings import read_settings
 
 

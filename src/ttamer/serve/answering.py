@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ttamer.errors import ArgumentError
@@ -85,8 +86,11 @@ async def ask_others(cascade: Cascade, work: Work, calls: Sequence[NodeCall]) ->
             continue
         asked = await answer(Call(function, work, node=name))
         reply, error = asked.read()
-        facts = (None, None, 0.0) if reply is None else (*reply[:2], reply.cost or 0.0)
-        result.append(NodeCall(name, *facts, asked.seconds, error))
+        call = NodeCall(name, None, None, 0.0, asked.seconds, error)
+        if reply is not None:
+            cost = reply.cost or 0.0
+            call = replace(call, prediction=reply[0], confidence=reply.confidence, cost=cost)
+        result.append(call)
     return result
 
 

@@ -33,8 +33,7 @@ from ttamer.runtime.reply import Reply
 from ttamer.serve.audits import Audits
 from ttamer.serve.chat import Chat, decide
 from ttamer.serve.decisions import DecisionLog
-from ttamer.serve.inputs import Inputs
-from ttamer.serve.policies import PolicyStore
+from ttamer.serve.policies import Inputs, PolicyStore
 from ttamer.serve.requests import (
     CASCADE,
     REQUEST_ID,

@@ -19,8 +19,7 @@ from ttamer.runtime.reply import CascadeFailed, NodeCall, Outcome
 from ttamer.serve.answering import Relay, path_of, run
 from ttamer.serve.audits import Audits
 from ttamer.serve.decisions import DecisionLog
-from ttamer.serve.inputs import Inputs
-from ttamer.serve.policies import Active, PolicyStore
+from ttamer.serve.policies import Active, Inputs, PolicyStore
 from ttamer.serve.requests import (
     CASCADE,
     ChatRequest,
@@ -177,8 +176,6 @@ class Chat:
         if job.work.is_measured:
             cost = f"{outcome.cost:.10g}"
             headers |= {"x-ttamer-cost": cost, "x-litellm-response-cost": cost}
-        if promise := job.active.promise:
-            headers["x-ttamer-promise"] = promise
         return headers
 
 

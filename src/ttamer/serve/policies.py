@@ -23,6 +23,8 @@ from ttamer.fitting.inputs import InputFeature
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.fitting.policy import SingleNode, StepTables
 from ttamer.fitting.session import SingleNodeSession
+from ttamer.llm.client import Client, Deadline, UpstreamFailed
+from ttamer.llm.confidence import question_text
 from ttamer.llm.node import Work
 from ttamer.runtime.cascade import Cascade, Decider
 from ttamer.serve.settings import OperatingPoint, Settings
@@ -44,13 +46,10 @@ class Active:
     nodes: Mapping[str, Ask]
     max_cost: float | None = None
 
-    def cascade(self, point: Point | None = None, max_cost: float | None = None) -> Cascade:
-        """Return what runs a request at an operating point; the lower cap on the cost holds."""
-        return self._cascades(point, max_cost)
-
     @cached_property
-    def _cascades(self) -> Callable[[Point | None, float | None], Cascade]:
-        # Clients choose points and caps, and could choose any number of them.
+    def cascade(self) -> Callable[[Point | None, float | None], Cascade]:
+        """From an operating point and a cap on the cost to what runs a request."""
+        # Clients choose both, and could choose any number of them.
         return lru_cache(maxsize=64)(self._cascade)
 
     def _cascade(self, point: Point | None, max_cost: float | None) -> Cascade:
@@ -97,21 +96,11 @@ class Active:
         promise = getattr(self.policy, "promise", None)
         if promise is not None and not promise.certified:
             warnings.append(f"{promise}; the policy with the lowest error answers")
-        elif self.promise == "not-certified":
+        elif promise is not None and self.max_cost is not None:
             warnings.append(
-                "max_cost can end a request early, and the policy was certified without it: "
-                "responses have x-ttamer-promise: not-certified"
+                "max_cost can end a request early, and the policy was certified without it"
             )
         return warnings
-
-    @property
-    def promise(self) -> str:
-        """Whether the error of the operating point is certified; nothing where none is stated."""
-        promise = getattr(self.policy, "promise", None)
-        if promise is None:
-            return ""
-        is_capped = self.max_cost is not None  # it can end a request early, which was not certified
-        return "certified" if promise.certified and not is_capped else "not-certified"
 
 
 def policy_at(artefact: FittedLadder | FittedPolicy, point: Point | None) -> Decider:
@@ -128,6 +117,44 @@ def policy_at(artefact: FittedLadder | FittedPolicy, point: Point | None) -> Dec
         "error": artefact.for_error,
     }
     return choose[name](value)
+
+
+class Inputs:
+    """Computes the inputs of policies; one that cannot be computed counts as not known."""
+
+    seconds = 2.0  # that a request waits for an embedding; the client learns a lower limit
+
+    def __init__(self) -> None:
+        self.embeddings: Client | None = None
+        """The upstream of embeddings, while the server runs."""
+        self.failed = 0
+        """How often there was no embedding in time."""
+
+    async def of(
+        self, body: Mapping[str, Any], active: Active, stated: Mapping[str, Any] | None
+    ) -> dict[str, Any] | None:
+        """Return the inputs that a policy reads; ``None`` where it reads none.
+
+        Args:
+            body: The request.
+            active: The policy in service.
+            stated: What the request says of itself, by name.
+        """
+        if not active.reads:
+            return None
+        inputs = {name: value for name, value in (stated or {}).items() if name in active.reads}
+        text = question_text(body)
+        if "prompt" in active.reads:
+            inputs["prompt"] = text
+        for name, width in active.vectors.items():
+            if name not in inputs and self.embeddings is not None:
+                with suppress(UpstreamFailed):
+                    deadline = Deadline.after(self.seconds)
+                    (vector,) = await self.embeddings.embed([text], deadline)
+                    if len(vector) == width:
+                        inputs[name] = vector
+                self.failed += name not in inputs
+        return inputs
 
 
 class Incumbent:
@@ -200,7 +227,7 @@ class PolicyStore:
         serve, version = self._settings.serve, str(opened.facts["sha256"])[:16]
         policy = policy_at(artefact, serve.operating_point)
         active = Active(policy, version, artefact, self._nodes, serve.max_cost)
-        active.cascade()  # refused now, if no node can be asked within max_cost
+        active.cascade(None, None)  # refused now, if no node can be asked within max_cost
         model = None if self._settings.embeddings is None else self._settings.embeddings.model
         makers = {feature.embedder for feature in active.features if feature.embedder}
         if model is not None and makers - {model}:
