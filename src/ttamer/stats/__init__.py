@@ -12,7 +12,6 @@ from ttamer.stats.envelope import (
     error_at_cost as error_at_cost,
     lower_envelope as lower_envelope,
 )
-from ttamer.stats.gap import Gap as Gap, paired_gap as paired_gap
 from ttamer.stats.isotonic import rising as rising
 from ttamer.stats.markov import (
     MarkovCost as MarkovCost,
@@ -20,4 +19,9 @@ from ttamer.stats.markov import (
     markov_cost as markov_cost,
     markov_test as markov_test,
 )
-from ttamer.stats.paired import paired_p as paired_p, paired_upper as paired_upper
+from ttamer.stats.paired import (
+    Gap as Gap,
+    paired_gap as paired_gap,
+    paired_p as paired_p,
+    paired_upper as paired_upper,
+)

@@ -22,10 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 from ttamer._checks import is_number
 from ttamer.errors import ArgumentError
 
-# A bet risks at most this share of the stake.
-BOLDEST = 0.9
-HALVINGS = 40
-
 
 def check_confidence(confidence: float) -> float:
     """Return how often a promise may be broken, 1 - confidence."""
@@ -165,13 +161,13 @@ def _betting_p(rows: NDArray[np.float64], at_most: float, alpha: float) -> float
     spread = (0.25 + np.cumsum((rows - means) ** 2)) / (count + 1)
     before = np.concatenate([[0.25], spread[:-1]])
     bets = np.sqrt(2 * math.log(1 / alpha) / (len(rows) * before))
-    bets = np.minimum(bets, BOLDEST / (1 - at_most))
+    bets = np.minimum(bets, 0.9 / (1 - at_most))  # a bet risks at most 90% of the stake
     grown = np.cumsum(np.log1p(bets * (at_most - rows)))
     return math.exp(-max(0.0, float(grown.max())))
 
 
 def invert_test(
-    p_value: Callable[[float], float], low: float, alpha: float, *, halvings: int = HALVINGS
+    p_value: Callable[[float], float], low: float, alpha: float, *, halvings: int = 40
 ) -> float:
     """Return the smallest mean from ``low`` to 1 that a test rejects at level ``alpha``.
 

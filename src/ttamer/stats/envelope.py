@@ -12,9 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from ttamer.errors import ArgumentError
 
-# A mean over many rows is not exact: a target met but for this share is met.
-_SLACK = 1e-9
-
 
 def lower_envelope(costs: ArrayLike, errors: ArrayLike) -> NDArray[np.intp]:
     """Return the points on the envelope, the cheapest first.
@@ -36,14 +33,14 @@ def lower_envelope(costs: ArrayLike, errors: ArrayLike) -> NDArray[np.intp]:
     [0, 2]
     """
     cost, error = _points(costs, errors)
-    kept: list[int] = []
+    corners: list[int] = []
     for point in np.lexsort((error, cost)).tolist():  # stable: the first of equals comes first
-        if kept and error[point] >= error[kept[-1]]:
+        if corners and error[point] >= error[corners[-1]]:
             continue
-        while len(kept) > 1 and _is_above(cost, error, kept[-2], kept[-1], point):
-            kept.pop()
-        kept.append(point)
-    return np.array(kept, np.intp)
+        while len(corners) > 1 and _is_above(cost, error, corners[-2], corners[-1], point):
+            corners.pop()
+        corners.append(point)
+    return np.array(corners, np.intp)
 
 
 def cost_at_error(costs: ArrayLike, errors: ArrayLike, error: float) -> float | None:
@@ -66,7 +63,7 @@ def cost_at_error(costs: ArrayLike, errors: ArrayLike, error: float) -> float | 
     True
     """
     x, y = _envelope(costs, errors)
-    if error < y[-1] - _SLACK * y[0]:
+    if error < y[-1] - 1e-9 * y[0]:  # a mean over many rows is not exact
         return None
     return float(np.interp(-error, -y, x))
 
@@ -89,7 +86,7 @@ def error_at_cost(costs: ArrayLike, errors: ArrayLike, cost: float) -> float | N
     (0.375, None)
     """
     x, y = _envelope(costs, errors)
-    if cost < x[0] * (1 - _SLACK):
+    if cost < x[0] * (1 - 1e-9):
         return None
     return float(np.interp(cost, x, y))
 
@@ -148,8 +145,8 @@ def _envelope(
     costs: ArrayLike, errors: ArrayLike
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     cost, error = _points(costs, errors)
-    kept = lower_envelope(cost, error)
-    return cost[kept], error[kept]
+    corners = lower_envelope(cost, error)
+    return cost[corners], error[corners]
 
 
 def _points(costs: ArrayLike, errors: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

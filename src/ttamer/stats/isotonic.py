@@ -55,6 +55,6 @@ def rising_columns(
     result = np.full(values.shape, -np.inf)
     for first in range(len(values)):
         means = np.cumsum(weighed[first:], axis=0) / np.cumsum(weights[first:])[:, np.newaxis]
-        least = np.minimum.accumulate(means[::-1], axis=0)[::-1]
-        np.maximum(result[first:], least, out=result[first:])
+        lowest = np.minimum.accumulate(means[::-1], axis=0)[::-1]
+        np.maximum(result[first:], lowest, out=result[first:])
     return result

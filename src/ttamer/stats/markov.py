@@ -63,14 +63,14 @@ def markov_test(
         rows = states[:, node - 1 : node + 2]
         rows = rows[(rows >= 0).all(axis=1)]
         order = np.argsort(rows[:, 1], kind="stable")
-        before, own, after = rows[order].T
-        observed = _information(before, own, after)
+        before, state, after = rows[order].T
+        observed = _information(before, state, after)
         information.append(observed)
         reached = 1
         for _ in range(permutations):
-            # Sorting by (own, noise) permutes the rows of each own state among themselves.
-            shuffled = before[np.lexsort((generator.random(len(own)), own))]
-            reached += _information(shuffled, own, after) >= observed - 1e-12
+            # Sorting by (state, noise) permutes the rows of each state among themselves.
+            shuffled = before[np.lexsort((generator.random(len(state)), state))]
+            reached += _information(shuffled, state, after) >= observed - 1e-12
         p_values.append(reached / (permutations + 1))
     return MarkovTest(min(1.0, min(p_values) * max(len(information), 1)), tuple(information))
 
@@ -119,7 +119,7 @@ def markov_cost(
     if states.size and states.min() < 0:
         raise ArgumentError("markov_cost needs rows in which every state is known", param="states")
     half = np.random.default_rng(seed).permutation(len(states)) % 2 == 0
-    weighed = [tradeoff * own for own in losses]
+    weighed = [tradeoff * loss for loss in losses]
     prices = (1 - tradeoff) * np.asarray(costs)
     difference = np.empty(len(states))
     for fitted in (half, ~half):
@@ -140,19 +140,19 @@ def _check(states: NDArray[np.integer]) -> None:
 
 
 def _information(
-    before: NDArray[np.integer], own: NDArray[np.integer], after: NDArray[np.integer]
+    before: NDArray[np.integer], state: NDArray[np.integer], after: NDArray[np.integer]
 ) -> float:
     """Return the information of two states about each other, given a third, in bits."""
-    if not len(own):
+    if not len(state):
         return 0.0
-    sizes = tuple(int(part.max()) + 1 for part in (own, before, after))
-    cells = np.ravel_multi_index((own, before, after), sizes)
-    joint = np.bincount(cells, minlength=int(np.prod(sizes))).reshape(sizes) / len(own)
+    sizes = tuple(int(part.max()) + 1 for part in (state, before, after))
+    cells = np.ravel_multi_index((state, before, after), sizes)
+    joint = np.bincount(cells, minlength=int(np.prod(sizes))).reshape(sizes) / len(state)
     alone = joint.sum(axis=(1, 2), keepdims=True)
     apart = joint.sum(axis=2, keepdims=True) * joint.sum(axis=1, keepdims=True)
-    seen = joint > 0
-    ratio = (joint * alone)[seen] / np.broadcast_to(apart, sizes)[seen]
-    return float(joint[seen] @ np.log2(ratio))
+    positive = joint > 0
+    ratio = (joint * alone)[positive] / np.broadcast_to(apart, sizes)[positive]
+    return float(joint[positive] @ np.log2(ratio))
 
 
 def _tables(
@@ -163,7 +163,7 @@ def _tables(
 ) -> list[NDArray[np.bool_]]:
     """Solve a line backward; return per node whether to go on, by (state before, state, best)."""
     grid = np.unique(np.concatenate(losses))
-    sizes = [1, *(len(own) for own in losses)]
+    sizes = [1, *(len(loss) for loss in losses)]
     nodes = len(losses)
     value = np.broadcast_to(grid, (sizes[-2], sizes[-1], len(grid)))
     going: list[NDArray[np.bool_]] = [np.zeros(value.shape, bool)]

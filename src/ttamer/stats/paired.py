@@ -1,4 +1,4 @@
-"""An exact test of whether one rule errs at most so much more often than another on the same rows.
+"""Two rules on the same rows: an exact test of whether one errs at most so much more often.
 
 A row is *worse* where only the first rule is wrong, *better* where only the second is. The drop is
 the chance of the one minus the chance of the other. How often the two rules differ at all is not
@@ -15,34 +15,25 @@ one is largest, for rates of differing in a short interval, if the chance to be 
 lower end and the chance to be better that of its upper end; the interval is cut into such parts.
 
 Cost: the parts times the numbers of differing rows that are at all likely.
+
+And how far a policy is from the best one of its class (:func:`paired_gap`): for every candidate the
+policy's objective minus the candidate's is one number per row, and mostly 0, since the two decide
+alike. The bound covers all candidates at once by the multiplier bootstrap of the largest
+studentised mean (Chernozhukov, Chetverikov and Kato, 2013). It holds for many rows, drawn alike and
+independently, that neither the policy nor the candidates were chosen on.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from ttamer.stats.bounds import binomial_p, binomial_upper, invert_test
-
-# The share of the level that the interval of the rate of differing may spend.
-SPENT = 0.04
-# The number of parts of that interval.
-PARTS = 128
-# The number of parts that is tried first: with fewer parts the p-value is larger.
-FEW_PARTS = 12
-# Lower statistics count as this one: their chance is nothing beside what the interval spends.
-MIN_STATISTIC = -6.0
-# Numbers of rows further than this many standard deviations from the mean are not followed.
-REACH = 6.0
-# Numbers of rows at most this far from the mean are always followed.
-MIN_REACH = 16
-# A bound is found by this many halvings: to a thousandth of a point.
-HALVINGS = 17
-# A number of rows that is whole but for so much is whole.
-ROUNDING = 1e-7
+from ttamer.errors import ArgumentError
+from ttamer.stats.bounds import binomial_p, binomial_upper, check_confidence, invert_test
 
 
 def paired_p(worse: int, better: int, rows: int, at_most: float, *, alpha: float) -> float:
@@ -67,8 +58,9 @@ def paired_p(worse: int, better: int, rows: int, at_most: float, *, alpha: float
     statistic = (worse - better - rows * at_most) / math.sqrt(max(differ, rows * abs(at_most), 1.0))
     if statistic >= 0:
         return 1.0
-    statistic = max(statistic, MIN_STATISTIC)
-    spent = SPENT * alpha
+    # The chance of a lower one is nothing beside what the interval spends.
+    statistic = max(statistic, -6.0)
+    spent = 0.04 * alpha  # by the interval of the rate of differing
     low, high = _rates(differ, rows, spent)
     low = max(low, at_most)  # a drop needs rows that differ
     if low >= high:
@@ -80,10 +72,10 @@ def paired_p(worse: int, better: int, rows: int, at_most: float, *, alpha: float
         tails = _tails(chance_worse, chance_better, rows, at_most, statistic)
         return float(min(1.0, spent + tails.max()))
 
-    found = largest(np.linspace(low, high, FEW_PARTS + 1))
-    if found <= alpha or largest(np.full(2, (low + high) / 2)) > alpha:
-        return found  # more parts would not change the decision
-    return largest(np.linspace(low, high, PARTS + 1))
+    p_value = largest(np.linspace(low, high, 13))  # of few parts: it is larger
+    if p_value <= alpha or largest(np.full(2, (low + high) / 2)) > alpha:
+        return p_value  # more parts would not change the decision
+    return largest(np.linspace(low, high, 129))
 
 
 def paired_upper(worse: int, better: int, rows: int, *, alpha: float) -> float:
@@ -101,12 +93,12 @@ def paired_upper(worse: int, better: int, rows: int, *, alpha: float) -> float:
     >>> 0.005 < paired_upper(5, 3, 1000, alpha=0.05) < 0.01
     True
     """
-    seen = (worse - better) / rows
 
     def p_value(drop: float) -> float:
         return paired_p(worse, better, rows, drop, alpha=alpha)
 
-    return invert_test(p_value, seen, alpha, halvings=HALVINGS)
+    # 17 halvings: to a thousandth of a point.
+    return invert_test(p_value, (worse - better) / rows, alpha, halvings=17)
 
 
 @lru_cache(1024)
@@ -115,7 +107,7 @@ def _rates(count: int, rows: int, alpha: float) -> tuple[float, float]:
     low = 0.0
     if count:
         low = 1 - invert_test(
-            lambda rest: 1 - binomial_p(count - 1, rows, 1 - rest), 1 - count / rows, alpha / 2
+            lambda high: 1 - binomial_p(count - 1, rows, 1 - high), 1 - count / rows, alpha / 2
         )
     return low, binomial_upper(count, rows, alpha / 2)
 
@@ -134,11 +126,13 @@ def _tails(
     """
     share = np.minimum(chance_worse + chance_better, 1.0)
     ratio = np.clip(chance_worse / share, 1e-300, 1 - 1e-16)
-    reach = REACH * math.sqrt(rows * share[-1]) + MIN_REACH
+    # Numbers further than six standard deviations, and 16, from the mean are not followed.
+    reach = 6 * math.sqrt(rows * share[-1]) + 16
     first = max(0, math.floor(rows * share[0] - reach))
     differ = np.arange(first, min(rows, math.ceil(rows * share[-1] + reach)) + 1)
     spread = np.sqrt(np.maximum(differ, max(rows * abs(at_most), 1.0)))
-    most = np.floor((differ + rows * at_most + statistic * spread) / 2 + ROUNDING).astype(np.intp)
+    # The largest number of worse rows; one that is whole but for rounding is whole.
+    limit = np.floor((differ + rows * at_most + statistic * spread) / 2 + 1e-7).astype(np.intp)
     factorial = np.append(0.0, np.cumsum(np.log(np.arange(1, differ[-1] + 1))))
 
     def worse_among(count: NDArray[np.intp], all_: NDArray[np.intp]) -> NDArray[np.float64]:
@@ -148,9 +142,9 @@ def _tails(
         logs = k[:, np.newaxis] * np.log(ratio) + (m - k)[:, np.newaxis] * np.log1p(-ratio)
         return np.where(inside[:, np.newaxis], np.exp(ways[:, np.newaxis] + logs), 0.0)
 
-    far = math.floor(REACH * math.sqrt(first)) + MIN_REACH
-    start = np.arange(max(0, min(most[0], first) - far), min(most[0], first) + 1)
-    before, after, same = most[:-1], most[1:], differ[:-1]
+    far = math.floor(6 * math.sqrt(first)) + 16
+    start = np.arange(max(0, min(limit[0], first) - far), min(limit[0], first) + 1)
+    before, after, same = limit[:-1], limit[1:], differ[:-1]
     change = -ratio * worse_among(before, same)
     change += (after > before)[:, np.newaxis] * worse_among(after, same + 1)
     change -= (after < before)[:, np.newaxis] * worse_among(before, same + 1)
@@ -166,7 +160,75 @@ def _tails(
 
 def _log_binomials(rows: int, count: NDArray[np.intp]) -> NDArray[np.float64]:
     """Return the logarithms of the numbers of ways to choose consecutive counts of rows."""
-    least = int(count[0])
-    start = math.lgamma(rows + 1) - math.lgamma(least + 1) - math.lgamma(rows - least + 1)
+    first = int(count[0])
+    start = math.lgamma(rows + 1) - math.lgamma(first + 1) - math.lgamma(rows - first + 1)
     ratios = np.log(rows - count[:-1]) - np.log(count[1:])
     return start + np.append(0.0, np.cumsum(ratios))
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How much more a policy loses and pays than the best candidate.
+
+    >>> Gap(estimate=0.01, upper=0.02, best=3).upper
+    0.02
+    """
+
+    estimate: float
+    """On these rows; at least 0."""
+    upper: float
+    """With the given confidence, the gap is at most this."""
+    best: int
+    """The candidate that is best on these rows; -1 where the policy itself is."""
+
+
+def paired_gap(
+    policy: ArrayLike,
+    candidates: ArrayLike,
+    *,
+    confidence: float = 0.95,
+    draws: int = 1000,
+    seed: int = 0,
+) -> Gap:
+    """Bound how far a policy is from the best of some candidates.
+
+    Args:
+        policy: Shape (rows,): what the policy loses and pays on each row.
+        candidates: Shape (rows, candidates): the same of each candidate.
+        confidence: How often the bound holds.
+        draws: How often the rows are weighed at random.
+        seed: Of these weights.
+
+    Returns:
+        The estimate and the bound, in the unit of the rows.
+
+    Raises:
+        ArgumentError: If shapes do not fit, or the confidence is out of range.
+
+    >>> rows = np.array([0.1, 0.2, 0.3, 0.2])
+    >>> paired_gap(rows, np.stack([rows, rows + 0.1], axis=1))
+    Gap(estimate=0.0, upper=0.0, best=-1)
+    """
+    objective = np.asarray(policy, np.float64)
+    candidates = np.asarray(candidates, np.float64)
+    rows = len(objective)
+    if objective.ndim != 1 or candidates.ndim != 2 or rows != len(candidates) or rows < 2:
+        raise ArgumentError(
+            f"paired_gap needs objectives of shape (rows,) and (rows, candidates), of at least 2 "
+            f"rows, not {objective.shape} and {candidates.shape}",
+            param="candidates",
+        )
+    level = check_confidence(confidence)
+    difference = objective[:, np.newaxis] - candidates
+    mean = difference.mean(axis=0)
+    centred = difference - mean
+    error = centred.std(axis=0, ddof=1) / np.sqrt(rows)
+    best = int(mean.argmax()) if mean.size and mean.max() > 0 else -1
+    varies = error > 0
+    reach = np.zeros(len(mean))
+    if varies.any():
+        weights = np.random.default_rng(seed).standard_normal((draws, rows))
+        drawn = weights @ centred[:, varies] / (rows * error[varies])
+        reach[varies] = np.quantile(drawn.max(axis=1), 1 - level) * error[varies]
+    upper = float((mean + reach).max(initial=0.0))
+    return Gap(float(mean.max(initial=0.0)), upper, best)
