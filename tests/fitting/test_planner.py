@@ -194,10 +194,10 @@ def test_groups_are_never_split():
 
 
 def test_patterns_of_answers_partition_the_rows():
-    came = np.random.default_rng(0).random((50, 3)) < 0.5
-    parts = by_pattern(came)
+    answered = np.random.default_rng(0).random((50, 3)) < 0.5
+    parts = by_pattern(answered)
     assert sorted(np.concatenate([rows for _, rows in parts])) == list(range(50))
-    assert all((came[rows] == np.isin(range(3), step)).all() for step, rows in parts)
+    assert all((answered[rows] == np.isin(range(3), step)).all() for step, rows in parts)
 
 
 def test_answers_that_agree_share_the_mean_of_their_odds():

@@ -127,11 +127,11 @@ def _fitted_decisions(
     if isinstance(tables, StateTables):
         states = tables.states(trace.confidence)[:, nodes].astype(float)
     elif not rule.fitted.thresholds:
-        view = tables.belief.view(rows.seen)
+        view = tables.belief.view(rows.answers)
         alone = [view.best((node,))[0] for node in nodes]
         states = np.where(np.isnan(alone), 0.0, alone).T
         believed = np.ones(len(trace))
-        for step, which in by_pattern(played.asked & rows.seen.came):
+        for step, which in by_pattern(played.asked & rows.answers.answered):
             if step:
                 believed[which] = chance(view.best(step)[0][which])
     wrong, cost = lost[np.arange(len(trace)), played.answer], paid(played.asked, trace)

@@ -83,8 +83,8 @@ def chance_of(odds: float) -> float:
 class Seen:
     """What was seen of T inputs by n nodes.
 
-    >>> seen = Seen(np.array([[0.9, np.nan]]))
-    >>> seen.came.tolist()
+    >>> answers = Seen(np.array([[0.9, np.nan]]))
+    >>> answers.answered.tolist()
     [[True, False]]
     """
 
@@ -101,7 +101,7 @@ class Seen:
         return len(self.confidence)
 
     @cached_property
-    def came(self) -> Bools:
+    def answered(self) -> Bools:
         """Shape (T, n): which answers there are."""
         return ~np.isnan(self.confidence)
 
@@ -215,7 +215,7 @@ class Belief:
     def risks(self, answers: Seen) -> Floats:
         """Return the chance that each answer is wrong, shape (T, n); NaN where there is none."""
         view, risks = self.view(answers), np.full(answers.confidence.shape, np.nan)
-        for step, rows in by_pattern(answers.came):
+        for step, rows in by_pattern(answers.answered):
             context = self.context(step)
             if context:
                 risks[rows[:, None], list(context)] = chance(view.odds(context)[rows])
@@ -259,7 +259,7 @@ class View:
         self.belief = belief
         if not belief.agree:
             answers = Seen(answers.confidence, None, answers.prior)
-        self.seen = answers
+        self.answers = answers
         self.curve = belief.curve_odds(answers.confidence)
         self.offset = self._offsets()
         self.bar = None if answers.prior is None else bar_of(answers.prior)
@@ -271,7 +271,7 @@ class View:
 
     def _offsets(self) -> Floats:
         """Return what the class of each answer adds, shape (T, n)."""
-        codes, offset = self.seen.codes, np.zeros(self.seen.confidence.shape)
+        codes, offset = self.answers.codes, np.zeros(self.answers.confidence.shape)
         for v, table in enumerate(self.belief.offsets):
             if codes is not None and len(table):
                 code = self.belief.common(codes[:, v])
@@ -280,7 +280,7 @@ class View:
 
     def _draw_to_prior(self, head: Floats) -> None:
         """Draw the log-odds of each answer to what the input says."""
-        prior, total = self.seen.prior, self.curve + self.offset
+        prior, total = self.answers.prior, self.curve + self.offset
         assert prior is not None and self.bar is not None  # noqa: S101, PT018 - the caller checked
         constant, w_total, w_prior, w_bar = head.T
         logit = constant + w_total * total + w_prior * prior + w_bar * self.bar[:, None]
@@ -289,7 +289,7 @@ class View:
 
     def columns(self, step: Step, answer: int) -> Floats:
         """Return the columns of a regression, shape (T, HEAD + PEER (|S| - 1))."""
-        rows, codes = len(self.seen), self.seen.codes
+        rows, codes = len(self.answers), self.answers.codes
         columns = np.zeros((rows, HEAD + PEER * (len(step) - 1)))
         columns[:, 0] = 1
         columns[:, 1], columns[:, 2] = self.curve[:, answer], self.offset[:, answer]
@@ -315,7 +315,7 @@ class View:
     def pair(self, a: int, b: int) -> Floats:
         """Return what the classes of both add to the log-odds of a."""
         if (a, b) not in self._pair:
-            codes = self.seen.codes
+            codes = self.answers.codes
             assert codes is not None  # noqa: S101 - there are pairs only with codes
             keys = self.belief.pair_keys(codes, a, b)
             self._pair[a, b] = self.belief.pairs[a, b](keys)
@@ -329,8 +329,8 @@ class View:
         odds = np.stack(
             [self.columns(step, a) @ self.belief.weights_of(step, a) for a in step], axis=1
         )
-        if self.seen.codes is not None:
-            codes = self.seen.codes[:, list(step)]
+        if self.answers.codes is not None:
+            codes = self.answers.codes[:, list(step)]
             same = (codes[:, :, None] == codes[:, None, :]) & (codes >= 0)[:, :, None]
             same |= np.eye(len(step), dtype=bool)
             odds = (same @ odds[:, :, None])[:, :, 0] / same.sum(axis=2)
@@ -352,9 +352,9 @@ class View:
         return self._chances[step, node]
 
     def _not_asked(self, step: Step, node: int) -> Floats:
-        belief, prior = self.belief, self.seen.prior
+        belief, prior = self.belief, self.answers.prior
         if belief.first is None or belief.later is None or prior is None or self.bar is None:
-            return np.zeros(len(self.seen))
+            return np.zeros(len(self.answers))
         x = self.best(step)[0] if step else self.bar
         weights = belief.first[node], belief.later[node]
         return chance(on_grid(q_odds(*weights, len(step), prior[:, node], self.bar, x), MAX_ODDS))
@@ -362,7 +362,7 @@ class View:
     @cached_property
     def typical(self) -> Floats:
         """The chance of the mean log-odds that the input says, shape (T,); 0 without inputs."""
-        return np.zeros(len(self.seen)) if self.bar is None else chance(self.bar)
+        return np.zeros(len(self.answers)) if self.bar is None else chance(self.bar)
 
 
 _Regression = tuple[int, list[float], list[tuple[Any, ...]]]

@@ -208,7 +208,7 @@ class CrossFit:
             solved |= {price: (solution, column) for column, price in enumerate(prices.tolist())}
         values, solutions = [best], [solved]
         for depth in (1, 2) if not topology.exits else ():
-            if len(topology.pool) > depth and topology.most >= depth:
+            if len(topology.pool) > depth and topology.max_nodes >= depth:
                 mean, solution = planner.solve(topology.any_order(topology.pool, depth))
                 values.append(share @ mean)
                 solutions.append({price: (solution, price) for price in range(len(self.prices))})
@@ -225,7 +225,7 @@ class CrossFit:
         """Fit everything."""
         estimates, kinds = self.estimates()
         tables = self._tables(self.belief(NONE), NONE, kinds)
-        prior = None if self.prior is None else self.prior.full
+        prior = None if self.prior is None else self.prior.without(NONE)
         return StepFit(replace(tables, prior=prior), estimates)
 
     def estimates(self) -> tuple[Estimates, Ints]:
@@ -290,19 +290,19 @@ class CrossFit:
                 for node in nodes
             ]
         steps = tuple(sorted({step for _, step, _, _ in ways}, key=lambda s: (len(s), s)))
-        place = {step: number for number, step in enumerate(steps)}
+        number_of = {step: number for number, step in enumerate(steps)}
         width = max(len(planner.knots(step)) for step in steps)
         knots = np.full((len(steps), width), np.inf)
         base, slope = np.zeros((2, len(ways), width + 1))
         for number, step in enumerate(steps):
             knots[number, : len(planner.knots(step))] = planner.knots(step)
         for number, (_, step, _, gains) in enumerate(ways):
-            own, levels = planner.knots(step), gains[:-2].astype(float)
-            inner = np.diff(levels) / np.diff(own)
-            slope[number, 1 : len(own)] = inner
+            ends, levels = planner.knots(step), gains[:-2].astype(float)
+            inner = np.diff(levels) / np.diff(ends)
+            slope[number, 1 : len(ends)] = inner
             base[number, 0] = levels[0]
-            base[number, 1 : len(own)] = levels[:-1] - inner * own[:-1]
-            base[number, len(own) :] = levels[-1]
+            base[number, 1 : len(ends)] = levels[:-1] - inner * ends[:-1]
+            base[number, len(ends) :] = levels[-1]
         return StepTables(
             names=self.names,
             belief=belief,
@@ -311,7 +311,7 @@ class CrossFit:
             steps=steps,
             knots=knots,
             point=np.array([way[0] for way in ways], np.intp),
-            source=np.array([place[way[1]] for way in ways], np.intp),
+            source=np.array([number_of[way[1]] for way in ways], np.intp),
             node=np.array([way[2] for way in ways], np.intp),
             base=base,
             slope=slope,

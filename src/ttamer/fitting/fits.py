@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -27,7 +27,7 @@ from ttamer.cascade import CascadeSpec, answer_rules
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitting.belief import Bools, Floats, Ints, Seen
 from ttamer.fitting.crossfit import fit_steps
-from ttamer.fitting.fitted import BeliefKind, FitRecord, Fitted, Tables, first_parents
+from ttamer.fitting.fitted import BeliefKind, FitRecord, Fitted, Tables, Weighting, first_parents
 from ttamer.fitting.inputs import FeatureSpec
 from ttamer.fitting.ladder import FittedLadder
 from ttamer.fitting.markov import check_markov, fit_states
@@ -46,8 +46,6 @@ from ttamer.trace.trace import OnBad, Trace
 
 MIN_ROWS = 10  # a fit needs at least so many complete rows
 MAX_ROWS = 400_000  # policies are found on at most so many: a uniform sample of more
-MAX_HOLD_OUT = 0.9
-BOOKKEEPING = ("audit_number", "audit_time", "audit_chance")  # they describe an audit, no input
 
 
 def fit(
@@ -106,33 +104,37 @@ def fit(
     """
     _check_options(belief, hold_out, seed, latency_weight, states, tradeoffs, max_nodes)
     require_trace(trace, "a fit")
-    trace = _with_nodes(trace, (without,) if isinstance(without, str) else without, rename or {})
+    without = (without,) if isinstance(without, str) else tuple(without)
+    trace = _with_nodes(trace, without, rename or {})
     check_for_fit(trace)
     held: Trace | None = None
     if hold_out:
         trace, held = rows_split(trace, max(1, round(hold_out * len(trace))), seed)
+    log = trace
+    if len(log) > MAX_ROWS:
+        generator = np.random.default_rng([len(log), 2])
+        trace = log.take(np.sort(generator.permutation(len(log))[:MAX_ROWS]))
     complete = _complete_rows(trace)
-    weighting: Literal["none", "raked", "chance"] = "raked"
-    if trace.chance is not None:
-        weighting = "chance"  # of complete rows, too: they were drawn with different chances
-    if len(complete) == len(trace) and (weighting == "raked" or not _unequal(trace)):
-        weighting = "none"
+    weighting: Weighting = "none"
+    if belief == "answers" and trace.chance is not None:
+        # Complete rows, too, may have been drawn with different chances.
+        if len(complete) < len(trace) or np.ptp(_chance_weights(trace)) > 0:
+            weighting = "chance"
+    elif belief == "answers" and len(complete) < len(trace):
+        weighting = "raked"
     record = FitRecord(
         belief=belief,
-        rows=len(trace),
+        rows=len(log),
         complete=len(complete),
-        trace_digest=trace.digest,
+        trace_digest=log.digest,
         seed=seed,
         folds=PlanOptions.folds,
         held_out=0 if held is None else len(held),
-        sampled=MAX_ROWS if len(trace) > MAX_ROWS else None,
+        sampled=len(trace) if len(trace) < len(log) else None,
         weighting=weighting,
         latency_weight=trace.spec.latency_weight if latency_weight is None else latency_weight,
-        without=(without,) if isinstance(without, str) else tuple(without),
+        without=without,
     )
-    if len(trace) > MAX_ROWS:
-        generator = np.random.default_rng([len(trace), 2])
-        trace = trace.take(np.sort(generator.permutation(len(trace))[:MAX_ROWS]))
     if record.latency_weight:
         _require_latency(trace, record.latency_weight)
     with shown(progress) as report, one_thread():
@@ -142,13 +144,10 @@ def fit(
         if belief == "answers":
             features = _feature_spec(trace, inputs, embedders or {})
             fitted = _answers(trace, record, features, max_nodes)
-        else:  # only complete rows say how states or thresholds do
-            rows = _complete_rows(trace)
-            own = trace.take(rows)
-            if belief == "markov":
-                fitted = _states(own, rows, record, chosen, states)
-            else:
-                fitted = _thresholds(own, rows, record, chosen)
+        elif belief == "markov":  # only complete rows say how states or thresholds do
+            fitted = _states(trace.take(complete), complete, record, chosen, states)
+        else:
+            fitted = _thresholds(trace.take(complete), complete, record, chosen)
         ladder = _ladder(trace, record, *fitted)
         if held is not None:
             ladder = ladder.with_holdout(held)
@@ -261,9 +260,8 @@ Fit = tuple[Tables, Floats, Estimates]
 """Policies, their tradeoffs in rising order, and what they do on rows not fitted to."""
 
 
-def _with_nodes(trace: Trace, without: Iterable[str], rename: Mapping[str, str]) -> Trace:
+def _with_nodes(trace: Trace, without: Sequence[str], rename: Mapping[str, str]) -> Trace:
     """Return the trace of the nodes to fit to, by their new names."""
-    without = tuple(without)
     for name in (*without, *rename):
         trace.spec.index_of(name)  # refuses a name that no node has
     if without:
@@ -315,7 +313,7 @@ def _answers(
         kind=spec.kind,
         parents=first_parents(spec),
     )
-    options = PlanOptions(seed=record.seed, most=max_nodes or PlanOptions.most)
+    options = PlanOptions(seed=record.seed, max_nodes=max_nodes or PlanOptions.max_nodes)
     tables, estimates = fit_steps(spec.names, log, options=options)
     tables = replace(tables, belief=replace(tables.belief, agree=agree))
     return tables, 1 / (1 + tables.prices[::-1] * full_cost(spec, trace)), estimates
@@ -360,7 +358,7 @@ def _states(
             cost[rows].mean(axis=0),
             full,
             tradeoffs=tradeoffs,
-            after=[own[0] if own else -1 for own in spec.parents],
+            after=[parents[0] if parents else -1 for parents in spec.parents],
             kind=spec.kind,
             states=states,
         )
@@ -371,9 +369,9 @@ def _states(
     asked = np.zeros((len(tables), *trace.confidence.shape), bool)
     answer = np.zeros(asked.shape[:2], np.intp)
     for part in (np.flatnonzero(fold == k) for k in np.unique(fold)):
-        others = learn(np.setdiff1d(np.arange(len(trace)), part), solved)
+        of_others = learn(np.setdiff1d(np.arange(len(trace)), part), solved)
         for number in range(len(tables)):
-            done = others.policy(number).play(Seen(trace.confidence[part]))
+            done = of_others.policy(number).play(Seen(trace.confidence[part]))
             asked[number, part], answer[number, part] = done.asked, done.answer
     return tables, solved, _estimates(trace, rows, asked, answer)
 
@@ -392,17 +390,16 @@ def _estimates(trace: Trace, rows: Ints, asked: Bools, answer: Ints) -> Estimate
     """Return what policies did on complete rows, given whom they asked and whose answer it was."""
     alone = [np.broadcast_to(nodes, trace.confidence.shape) for nodes in trace.spec.required]
     waited = [latency_of(nodes, trace) for nodes in (*asked, *alone)]
-    known = [wait for wait in waited if wait is not None]
-    timed = len(known) == len(waited)
+    waits = None if any(wait is None for wait in waited) else np.array(waited, float)
     return Estimates(
         rows,
         np.ones(len(trace)),
         trace.loss[np.arange(len(trace)), answer],
         np.stack([paid(nodes, trace) for nodes in asked]),
-        np.stack(known[: len(asked)]) if timed else None,
+        None if waits is None else waits[: len(asked)],
         np.asarray(trace.loss),
         alone_paid(trace),
-        np.stack(known[len(asked) :], axis=1) if timed else None,
+        None if waits is None else waits[len(asked) :].T,
     )
 
 
@@ -436,11 +433,6 @@ def _ladder(
     return FittedLadder(fitted, OperatingPoints.of(estimates, group))
 
 
-def _unequal(trace: Trace) -> bool:
-    """Return whether rows were drawn with different chances."""
-    return bool(np.ptp(_chance_weights(trace)) > 0)
-
-
 def _chance_weights(trace: Trace) -> Floats:
     """Return one over the least chance of the nodes that answered on each row, clipped; mean 1."""
     assert trace.chance is not None  # noqa: S101 - the caller has looked
@@ -454,7 +446,8 @@ def _feature_spec(
 ) -> FeatureSpec | None:
     """Return how inputs become features; ``None`` where there are none to use."""
     present = [*(["prompt"] if trace.prompt is not None else []), *trace.inputs]
-    present = [name for name in present if name not in BOOKKEEPING]
+    audit = ("audit_number", "audit_time", "audit_chance")  # they describe an audit, no input
+    present = [name for name in present if name not in audit]
     if isinstance(inputs, bool):
         names = present if inputs else []
     else:
@@ -488,10 +481,8 @@ def _check_options(
     require_whole(seed, "seed")
     if latency_weight is not None:
         require_number(latency_weight, "latency_weight")
-    if not is_number(hold_out) or not 0 <= hold_out <= MAX_HOLD_OUT:
-        raise ArgumentError(
-            f"hold_out is {hold_out!r}; it must be from 0 to {MAX_HOLD_OUT}", param="hold_out"
-        )
+    if not is_number(hold_out) or not 0 <= hold_out <= 0.9:
+        raise ArgumentError(f"hold_out is {hold_out!r}; it must be from 0 to 0.9", param="hold_out")
     if states is not None:
         require_whole(states, "states", least=1)
         if belief != "markov":

@@ -26,6 +26,7 @@ Tables = StepTables | StateTables
 PolicyRule = StepPolicy | StatePolicy | SingleNode
 Column = Sequence[Any] | NDArray[Any]
 BeliefKind = Literal["answers", "markov", "threshold"]
+Weighting = Literal["none", "raked", "chance"]
 
 
 class MarkovRecord(msgspec.Struct, frozen=True):
@@ -61,7 +62,7 @@ class FitRecord(msgspec.Struct, frozen=True, kw_only=True):
     held_out: int = 0
     sampled: int | None = None
     """The rows that policies were found on, where there were more than fit into memory."""
-    weighting: Literal["none", "raked", "chance"] = "none"
+    weighting: Weighting = "none"
     """How complete rows stand for all rows."""
     effective: float | None = None
     """So many rows of equal weight say as much as the weighted complete ones."""
@@ -77,7 +78,8 @@ class FitRecord(msgspec.Struct, frozen=True, kw_only=True):
     def on_gaps(self) -> str:
         """What the fit assumes where rows have gaps, in words; empty where it assumes nothing."""
         if self.weighting == "none":
-            return ""
+            unused = f"{self.complete} rows are complete: the others are not used."
+            return unused if self.complete < (self.sampled or self.rows) else ""
         weights = "weighted by the chances in the log"
         if self.weighting == "raked":
             weights = (
@@ -188,7 +190,7 @@ class Rows:
     """Rows of a trace as the policies of a fit see them; several policies share the work."""
 
     fitted: Fitted
-    seen: Seen
+    answers: Seen
     costs: Floats | None = None
     """Shape (T, n): what inputs predict."""
 
@@ -196,12 +198,12 @@ class Rows:
         """Return what a rule does."""
         if isinstance(rule, StepPolicy):
             return play(rule, self._view, self.costs)
-        return rule.play(self.seen)
+        return rule.play(self.answers)
 
     @cached_property
     def _view(self) -> View:
         assert isinstance(self.fitted.tables, StepTables)  # noqa: S101 - its policies are
-        return self.fitted.tables.belief.view(self.seen)
+        return self.fitted.tables.belief.view(self.answers)
 
 
 def first_parents(spec: CascadeSpec) -> tuple[int, ...]:

@@ -39,10 +39,7 @@ from ttamer.fitting.belief import MAX_ODDS, Floats, Ints, bar_of, on_grid
 Features = NDArray[np.float32]
 Folds = frozenset[int]
 
-FEATURE_GRID = 2048.0  # products of two features are exact in single precision
-MAX_TEXT = 4000  # the number of characters of a prompt that are read, half at either end
 WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
-HASHED_SIZE = 1024  # columns of the hashed words in a log without texts; that of fits
 HASHED = re.compile(r"#ttamer-prompt:((?: \d+(?:\.\d+)?(?:e-\d+)?){6});((?: \d{1,4}:-?\d{1,5})*)")
 
 
@@ -82,15 +79,15 @@ def hashed_prompt(text: str) -> str:
     >>> bool((hashed_words(hashed_prompt("To be?"), 64) == hashed_words("To be?", 64)).all())
     True
     """
-    counts = _word_counts(text, HASHED_SIZE)
+    counts = _word_counts(text, 1024)  # as many columns as fits have
     words = "".join(f" {column}:{int(counts[column])}" for column in np.flatnonzero(counts))
     numbers = "".join(f" {value}" for value in prompt_numbers(text))
     return f"#ttamer-prompt:{numbers};{words}"
 
 
 def _ends_of(text: str) -> str:
-    half = MAX_TEXT // 2
-    return text if len(text) <= MAX_TEXT else f"{text[:half]} {text[-half:]}"
+    # So many characters of a prompt are read, half at either end: time is bounded.
+    return text if len(text) <= 4000 else f"{text[:2000]} {text[-2000:]}"
 
 
 def _number_word(digits: str) -> str:
@@ -164,7 +161,8 @@ def _numbers(name: str, value: object, width: int) -> Floats:
 
 
 def _gridded(columns: NDArray[Any]) -> Features:
-    return np.asarray(np.rint(columns * FEATURE_GRID) / FEATURE_GRID, np.float32)
+    # Products of two such features are exact in single precision.
+    return np.asarray(np.rint(columns * 2048.0) / 2048.0, np.float32)
 
 
 def _unit(rows: Floats) -> Floats:
@@ -292,11 +290,20 @@ class Prior:
 
     def __call__(self, features: Features) -> tuple[Floats, Floats]:
         """Return log-odds and costs, shape (T, n) each: those of a row by itself, bit for bit."""
+        near = near_columns(features, self.near.shape[1])
+        clusters = nearest_centres(near, self.centres, self.coarse)
+        return self.combined(features, self._neighbours(near), *clusters)
+
+    def combined(
+        self, features: Features, neighbours: Floats, coarse: Ints, fine: Ints
+    ) -> tuple[Floats, Floats]:
+        """Return the same, given mean losses of neighbours and the clusters of rows."""
         nodes = len(self.base)
         linear = features.astype(float) @ self.weights[:-1] + self.weights[-1]
-        near = near_columns(features, self.near.shape[1])
-        chances = (2 * linear[:, :nodes] + self._neighbours(near) + self._clusters(near)) / 4
-        return z_of(chances), costs_of(linear[:, nodes:], self.mean_cost)
+        share = self.shrink[fine][:, None]
+        clusters = share * self.means[fine] + (1 - share) * self.means[coarse]
+        chances = (2 * linear[:, :nodes] + neighbours + clusters) / 4
+        return z_of(chances), np.clip(on_grid(linear[:, nodes:]), 0.05, 20) * self.mean_cost
 
     def _neighbours(self, near: Features) -> Floats:
         means = np.empty((len(near), self.losses.shape[1]))
@@ -306,22 +313,11 @@ class Prior:
             means[block] = self.losses[nearest[:, : self.count]].sum(axis=1) / self.count
         return means
 
-    def _clusters(self, near: Features) -> Floats:
-        coarse, fine = nearest_centres(near, self.centres, self.coarse)
-        drawn = self.means[coarse]  # already drawn to the mean of all
-        own = self.shrink[fine][:, None]
-        return np.asarray(own * self.means[fine] + (1 - own) * drawn)
-
 
 def z_of(chances: Floats) -> Floats:
     """Return chances of errors as log-odds on the grid."""
     chances = np.clip(chances, 0.01, 0.99)
     return on_grid(np.log(chances) - np.log1p(-chances), MAX_ODDS)
-
-
-def costs_of(shares: Floats, mean: Floats) -> Floats:
-    """Return costs from shares of the mean cost."""
-    return np.clip(on_grid(shares), 0.05, 20) * mean
 
 
 def near_columns(features: Features, width: int) -> Features:
@@ -341,8 +337,8 @@ def k_means(near: Features, count: int, rng: np.random.Generator, rounds: int = 
     """Return the centres of clusters (Lloyd's algorithm), shape (count, d)."""
     centres = near[rng.permutation(len(near))[:count]]
     for _ in range(rounds):
-        own = ((centres**2).sum(axis=1) - 2 * near @ centres.T).argmin(axis=1)
-        members = (own[:, None] == np.arange(len(centres))).astype(np.float32)
+        cluster = ((centres**2).sum(axis=1) - 2 * near @ centres.T).argmin(axis=1)
+        members = (cluster[:, None] == np.arange(len(centres))).astype(np.float32)
         sizes = members.sum(axis=0)[:, None]
         moved = np.where(sizes > 0, members.T @ near / np.maximum(sizes, 1), centres)
         if np.abs(moved - centres).max() < 1e-4:
@@ -387,7 +383,7 @@ class CrossFittedPrior:
         self._prepare_ridge(np.hstack([self.losses, shares]))
         self._prepare_neighbours()
         self._prepare_clusters()
-        self._weights, self._of_rows = cache(self._ridge), cache(self._all_rows)
+        self.without, self._of_rows = cache(self._without), cache(self._all_rows)
 
     def log_odds(self, out: Folds) -> Floats:
         """Return the log-odds of all rows, shape (T, n), by priors without some folds."""
@@ -397,15 +393,14 @@ class CrossFittedPrior:
         """Return the costs of all rows, likewise."""
         return self._of_rows(out)[1]
 
-    @property
-    def full(self) -> Prior:
-        """The prior of all complete rows."""
-        means, shrink = self._cluster_means(frozenset())
+    def _without(self, out: Folds) -> Prior:
+        """Return the prior of all complete rows but those of some folds."""
+        means, shrink = self._cluster_means(out)
         return Prior(
             base=z_of(self.losses.mean(axis=0)),
             mean_cost=self.mean_cost,
-            weights=self._weights(frozenset()),
-            near=self.near[self.complete],
+            weights=self._ridge(out),
+            near=self._near_complete,
             losses=self.losses,
             count=self.count,
             centres=self._centres,
@@ -422,13 +417,8 @@ class CrossFittedPrior:
         coarse, fine = self._cluster
         for k in self.folds:
             on = self.fold == k
-            weights = self._weights(out | {k})
-            linear = self.features[on].astype(float) @ weights[:-1] + weights[-1]
-            means, shrink = self._cluster_means(out | {k})
-            share = shrink[fine[on]][:, None]
-            cluster = share * means[fine[on]] + (1 - share) * means[coarse[on]]
-            z[on] = z_of((2 * linear[:, : self.nodes] + near[on] + cluster) / 4)
-            cost[on] = costs_of(linear[:, self.nodes :], self.mean_cost)
+            prior = self.without(out | {k})
+            z[on], cost[on] = prior.combined(self.features[on], near[on], coarse[on], fine[on])
         return z, cost
 
     # Ridge.
@@ -485,7 +475,7 @@ class CrossFittedPrior:
     # Neighbours.
     def _prepare_neighbours(self) -> None:
         """List the nearest complete rows of each row, and choose how many count."""
-        rows = self.near[self.complete]
+        self._near_complete = rows = self.near[self.complete]
         listed = min(self.listed, len(rows))
         self._nearest = np.empty((len(self.near), listed), np.intp)
         for start in range(0, len(self.near), 1024):

@@ -9,7 +9,7 @@ and confidence is the chance to be right.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +23,10 @@ from ttamer.problem.problem import Problem
 from ttamer.solvers import solve_ladder
 from ttamer.stats.markov import markov_cost, markov_test
 
-SMOOTHING = 1.0  # rows of a node's own law that are added to each row of transitions
-ROWS_PER_PAIR = 8  # of states: so many rows for each on the mean give the number of states
-RUNGS = 48  # policies of a ladder
-CHECKED_ROWS = 4000  # of the Markov test: it takes a tenth of a second
-
 
 def default_tradeoffs() -> Floats:
     """Return tradeoffs from 0 to 1: the full cost weighs a thousandth of a loss to ten losses."""
-    weight = np.geomspace(1e-3, 1e1, RUNGS - 2)
+    weight = np.geomspace(1e-3, 1e1, 46)
     return np.concatenate([[0.0], np.sort(1 / (1 + weight)), [1.0]])
 
 
@@ -68,7 +63,7 @@ def transitions(
     table = np.bincount(source * shape[1] + target, minlength=shape[0] * shape[1])
     table = table.reshape(shape).astype(float)
     law = table.sum(axis=0) / table.sum()
-    filled = table + SMOOTHING * law
+    filled = table + law  # one row of the target's own law for each source
     return np.asarray(filled / filled.sum(axis=1, keepdims=True))
 
 
@@ -109,9 +104,10 @@ def fit_states(
             param="belief",
         )
     if states is None:
-        states = int(np.clip(np.sqrt(len(confidence) / ROWS_PER_PAIR), 2, 32))
+        # Eight rows on the mean for each pair of states.
+        states = int(np.clip(np.sqrt(len(confidence) / 8), 2, 32))
     edges = tuple(edges_of(column, states) for column in confidence.T)
-    seen = np.stack(
+    numbers = np.stack(
         [np.searchsorted(e, c, side="right") for e, c in zip(edges, confidence.T, strict=True)], 1
     )
     sizes = [len(e) + 1 for e in edges]
@@ -126,13 +122,13 @@ def fit_states(
         pairs = list(pairwise([-1, *order]))
     else:
         pairs = [(-1, v) for v in order]
-        pairs += [(u, v) for place, u in enumerate(order) for v in order[place + 1 :]]
+        pairs += combinations(order, 2)
     losses = []
     for v in range(nodes):
-        rows = np.bincount(seen[:, v], minlength=sizes[v])
-        total = np.bincount(seen[:, v], confidence[:, v], minlength=sizes[v])
+        rows = np.bincount(numbers[:, v], minlength=sizes[v])
+        total = np.bincount(numbers[:, v], confidence[:, v], minlength=sizes[v])
         losses.append(1 - total / np.maximum(rows, 1))
-    start = np.zeros(len(seen), np.intp)
+    start = np.zeros(len(numbers), np.intp)
     problem = Problem(
         "precedence" if tree else "walk",
         tuple(Node(names[v], losses[v]) for v in order),
@@ -142,8 +138,8 @@ def fit_states(
                 names[v],
                 cost=float(cost[v]) / full_cost,
                 probabilities=transitions(
-                    start if u < 0 else seen[:, u],
-                    seen[:, v],
+                    start if u < 0 else numbers[:, u],
+                    numbers[:, v],
                     (1 if u < 0 else sizes[u], sizes[v]),
                 ),
             )
@@ -162,7 +158,8 @@ def check_markov(tables: StateTables, confidence: Floats, seed: int) -> MarkovRe
     problem = tables.ladder.problem
     if problem.moves != "walk":
         return None
-    rows = np.random.default_rng(seed).permutation(len(confidence))[:CHECKED_ROWS]
+    # On so many rows the test takes a tenth of a second.
+    rows = np.random.default_rng(seed).permutation(len(confidence))[:4000]
     states = tables.states(confidence[rows])
     policy = tables.ladder[len(tables) // 2]
     costs = np.array([problem.edges[into[0]].cost for into in problem.incoming])

@@ -34,8 +34,6 @@ Plan = Mapping[Step, tuple[int, ...]]
 """The nodes that may be asked after each set, cheap ones first."""
 Values = NDArray[np.float32]
 
-PIECES = 6  # of a gain, between quantiles of x
-
 
 @dataclass(frozen=True)
 class PlanOptions:
@@ -44,7 +42,7 @@ class PlanOptions:
     folds: int = 5
     points: int = 64
     """The number of prices."""
-    most: int = 4
+    max_nodes: int = 4
     """The most nodes that one input asks."""
     pool: int = 9
     """Of more nodes, those are left out that a cheaper one beats most clearly."""
@@ -100,8 +98,8 @@ class Log:
     @cached_property
     def complete(self) -> Ints:
         """The rows on which every node answered and every loss is known."""
-        known = ~np.isnan(self.losses) & ~np.isnan(self.confidence)
-        return np.flatnonzero(known.all(axis=1))
+        gaps = np.isnan(self.losses) | np.isnan(self.confidence)
+        return np.flatnonzero(~gaps.any(axis=1))
 
     def with_common_classes(self, rows: float) -> Log:
         """Return the log with names and the first codes for classes of so many rows of a node.
@@ -111,14 +109,14 @@ class Log:
         if self.codes is None:
             return self
         count = max(int(self.codes.max(initial=-1)) + 1, len(self.classes))
-        most = np.zeros(count, np.intp)
-        for own in self.codes.T:
-            most = np.maximum(most, np.bincount(own[own >= 0], minlength=count))
-        order = np.argsort(most < rows, kind="stable")
+        rows_of = np.zeros(count, np.intp)
+        for codes in self.codes.T:
+            rows_of = np.maximum(rows_of, np.bincount(codes[codes >= 0], minlength=count))
+        order = np.argsort(rows_of < rows, kind="stable")
         number = np.empty(count + 1, np.intp)
         number[order], number[-1] = np.arange(count), -1
         classes = self.classes or tuple(map(str, range(count)))
-        common = tuple(classes[k] for k in order[: int((most >= rows).sum())])
+        common = tuple(classes[k] for k in order[: int((rows_of >= rows).sum())])
         return replace(self, codes=number[np.maximum(self.codes, -1)], classes=common)
 
 
@@ -157,13 +155,13 @@ def raked(losses: Floats, odds: Floats, complete: Ints, strength: float = 1.0) -
     """
     columns, target = [], []
     for loss, odd in zip(losses.T, odds.T, strict=True):
-        known = ~np.isnan(loss)
-        level = (odd - odd[known].mean()) / (odd[known].std() + 1e-6)
-        error = loss - loss[known].mean()
+        rows = ~np.isnan(loss)
+        level = (odd - odd[rows].mean()) / (odd[rows].std() + 1e-6)
+        error = loss - loss[rows].mean()
         for moment in (error, level, error * level):
-            if moment[known].std() > 1e-6:
+            if moment[rows].std() > 1e-6:
                 columns.append(moment[complete])
-                target.append(moment[known].mean())
+                target.append(moment[rows].mean())
     if not columns:
         return np.ones(len(complete))
     moments = np.stack(columns, axis=1)
@@ -189,7 +187,7 @@ class Topology:
     parents: tuple[int, ...]
     """By node: the node that must be asked before it; -1 for none."""
     pool: Step
-    most: int
+    max_nodes: int
     exits: bool = False
 
     @classmethod
@@ -212,24 +210,24 @@ class Topology:
         for node in [*pool]:  # with those that must be asked before
             while (node := parents[node]) >= 0:
                 pool.add(node)
-        return cls(mean_cost, parents, tuple(sorted(pool)), min(options.most, len(pool)))
+        return cls(mean_cost, parents, tuple(sorted(pool)), min(options.max_nodes, len(pool)))
 
     def may_follow(self, step: Step, nodes: Sequence[int]) -> tuple[int, ...]:
         """Return those of the nodes that may be asked after a set, cheap ones first."""
-        left = [v for v in nodes if v not in step and self.parents[v] in (-1, *step)]
-        return tuple(sorted(left, key=lambda v: (self.mean_cost[v], v)))
+        able = [v for v in nodes if v not in step and self.parents[v] in (-1, *step)]
+        return tuple(sorted(able, key=lambda v: (self.mean_cost[v], v)))
 
     @cached_property
     def sets(self) -> list[Step]:
         """All sets that may have been asked, small ones first."""
         if self.exits:
             return [self.pool[: size + 1] for size in range(len(self.pool))]
-        found: list[Step] = []
+        sets: list[Step] = []
         level: set[Step] = {()}
-        for _ in range(self.most):
+        for _ in range(self.max_nodes):
             level = {_with(step, v) for step in level for v in self.may_follow(step, self.pool)}
-            found += sorted(level)
-        return found
+            sets += sorted(level)
+        return sets
 
     def chain(self, subset: Step) -> Plan:
         """Ask the cheapest of a subset, then the next."""
@@ -334,7 +332,7 @@ class Planner:
         """Return the knots of a gain after a set: quantiles of x."""
         if step not in self._knots:
             x = self.board.x(step) if step else np.zeros(1)
-            quantiles = np.quantile(x, np.linspace(0, 1, PIECES + 1), method="nearest")
+            quantiles = np.quantile(x, np.linspace(0, 1, 7), method="nearest")  # six pieces
             self._knots[step] = np.unique(quantiles)
         return self._knots[step]
 
@@ -388,15 +386,15 @@ class Planner:
             best: Values | None = None
             stop = value
             for node in plan[step]:
-                then = values[_with(step, node)]
+                onward = values[_with(step, node)]
                 smoother = self.smoother(step, node)
-                levels = smoother.solve @ np.broadcast_to(stop - then, (len(stop), len(rate)))
+                levels = smoother.solve @ np.broadcast_to(stop - onward, (len(stop), len(rate)))
                 if step and not self.inputs:
                     risen = rising_columns(levels[:-2].astype(float), smoother.mass)
                     levels[:-2] = risen.astype(np.float32)
                 gains[step, node] = levels
                 net = smoother.columns @ levels - self.predicted[:, [node]] * rate
-                going = then + self.cost[:, [node]] * rate
+                going = onward + self.cost[:, [node]] * rate
                 if best is None and not step:
                     best, value = net, going
                     continue

@@ -23,15 +23,11 @@ import numpy as np
 from ttamer._checks import number
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Floats, Ints
+from ttamer.fitting.replay import SLACK
 from ttamer.stats.bounds import quantile_upper
 from ttamer.stats.envelope import lower_envelope
 
 TOLERANCE = 5e-4  # expected losses per row that a choice may err by
-WORST, FALLS = 0.17, 1.55  # max over theta of theta Phi(-k - theta) is WORST exp(-FALLS k)
-SURE = 2.5  # a lead of so many standard errors is beyond doubt: caution fades
-REACH = 2  # estimates are means over so many prices either side
-LATENCY_QUANTILE, LATENCY_ALPHA = 0.95, 0.05
-SLACK = 1e-9  # relative error of sums of costs
 
 
 class Mix(NamedTuple):
@@ -51,7 +47,7 @@ class Mix(NamedTuple):
         return float((1 - self.share) * values[self.cheap] + self.share * values[self.expensive])
 
 
-def neighbours(rows: Floats, reach: int = REACH) -> Floats:
+def neighbours(rows: Floats, reach: int = 2) -> Floats:
     """Return the means over the prices within ``reach`` places of each, the first axis.
 
     >>> neighbours(np.array([[0.0], [1.0], [5.0]]), 1).ravel().tolist()
@@ -71,8 +67,9 @@ def caution(standard_error: Floats, lead: float, tolerance: float = TOLERANCE) -
     >>> caution(np.array([0.001, 0.01]), lead=0.0).round(2).tolist()
     [0.0, 0.79]
     """
-    harm = np.log(WORST * np.maximum(standard_error, 1e-12) / tolerance)
-    return np.asarray(np.maximum(harm - max(lead - SURE, 0.0) ** 2 / 2, 0.0) / FALLS)
+    # The largest of theta Phi(-k - theta) over theta is 0.17 exp(-1.55 k).
+    harm = np.log(0.17 * np.maximum(standard_error, 1e-12) / tolerance)
+    return np.asarray(np.maximum(harm - max(lead - 2.5, 0.0) ** 2 / 2, 0.0) / 1.55)
 
 
 def cheapest(cost: Floats, value: Floats, at_most: float) -> Mix | None:
@@ -288,7 +285,7 @@ class OperatingPoints:
 
 
 def _latency(wait: Floats) -> tuple[float, float, float]:
-    bound = quantile_upper(wait, LATENCY_QUANTILE, LATENCY_ALPHA)
+    bound = quantile_upper(wait, 0.95, 0.05)
     if math.isinf(bound):  # too few rows: the largest seen bounds nothing
         bound = float(np.finfo(float).max)
-    return float(wait.mean()), float(np.quantile(wait, LATENCY_QUANTILE)), bound
+    return float(wait.mean()), float(np.quantile(wait, 0.95)), bound

@@ -40,14 +40,13 @@ from ttamer.fitting.belief import (
     chance,
 )
 from ttamer.fitting.inputs import Prior
-from ttamer.fitting.replay import Played
+from ttamer.fitting.replay import SLACK, Played
 from ttamer.trace.schema import class_text
 
 if TYPE_CHECKING:  # sessions decide as this module says, and import it
     from ttamer.fitting.session import SingleNodeSession, StepSession
 
 NOTHING = 8.0  # x where there is no answer: the least certain one
-SLACK = 1e-9  # a cap on the cost counts as met up to this relative error of summation
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,14 +242,14 @@ class StepPolicy:
             return StepSession(self, costs=listed, max_cost=max_cost)
         return StepSession(self, prior.tolist(), float(bar_of(prior)), listed, max_cost)
 
-    def play(self, seen: Seen, costs: Floats | None = None) -> Played:
+    def play(self, answers: Seen, costs: Floats | None = None) -> Played:
         """Decide for rows: what sessions would do, one for each.
 
         Args:
-            seen: T rows. A node without an answer fails where it is asked.
+            answers: T rows. A node without an answer fails where it is asked.
             costs: Shape (T, n): the cost that the input predicts; the means if ``None``.
         """
-        return play(self, self.tables.belief.view(seen), costs)
+        return play(self, self.tables.belief.view(answers), costs)
 
     def ahead(self, asked: Step) -> tuple[int, ...]:
         """Return the nodes that may be asked right after a set, where some of it answered."""
@@ -259,14 +258,14 @@ class StepPolicy:
 
 def play(policy: StepPolicy, view: View, costs: Floats | None = None) -> Played:
     """Decide for the rows of a view; several policies of a fit may share it."""
-    shape = view.seen.confidence.shape
+    shape = view.answers.confidence.shape
     asked, answer = np.zeros(shape, bool), np.full(shape[0], -1, np.intp)
     last = answer.copy()
     waiting: dict[Step, list[Ints]] = {(): [np.arange(shape[0])]}
     for size in range(shape[1] + 1):
         for step in sorted(step for step in waiting if len(step) == size):
             arrived = np.concatenate(waiting.pop(step))
-            for pattern, group in by_pattern(view.seen.came[arrived][:, list(step)]):
+            for pattern, group in by_pattern(view.answers.answered[arrived][:, list(step)]):
                 answered = tuple(step[k] for k in pattern)
                 rows = arrived[group]
                 choice = choose(policy, view, step, answered, rows, costs)
@@ -405,13 +404,13 @@ class SingleNode:
                 spent += float(self.costs[node])
                 yield node
 
-    def play(self, seen: Seen) -> Played:
+    def play(self, answers: Seen) -> Played:
         """Decide for rows: what sessions would do, one for each."""
-        asked, answer = np.zeros(seen.came.shape, bool), np.full(len(seen), -1, np.intp)
-        last, going = answer.copy(), np.ones(len(seen), bool)
+        asked, answer = np.zeros(answers.answered.shape, bool), np.full(len(answers), -1, np.intp)
+        last, going = answer.copy(), np.ones(len(answers), bool)
         for node in self.order():
             asked[going, node], last[going] = True, node
-            answer[going & seen.came[:, node]] = node
+            answer[going & answers.answered[:, node]] = node
             if node not in self.before:
-                going &= ~seen.came[:, node]
+                going &= ~answers.answered[:, node]
         return Played(answer, asked, last)

@@ -41,8 +41,8 @@ from ttamer._checks import counted, is_number, number, percent
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Floats
 from ttamer.fitting.fitted import FitRecord, Fitted
-from ttamer.fitting.points import SLACK, Mix, OperatingPoints
-from ttamer.fitting.replay import alone_paid, paid
+from ttamer.fitting.points import Mix, OperatingPoints
+from ttamer.fitting.replay import SLACK, alone_paid, paid
 from ttamer.stats.bounds import (
     betting_p,
     betting_upper,
@@ -58,7 +58,6 @@ from ttamer.trace.trace import Measure, Trace
 Kind = Literal["error", "drop", "budget"]
 Test = Literal["binomial", "paired", "betting"]
 
-STEPS = 4  # mixes tested between two points
 CAP = 10.0  # the largest weight of a row
 
 
@@ -429,7 +428,7 @@ def sequence(chain: Sequence[int], *, rising: bool = False) -> list[Mix]:
     """
     mixes = [Mix.of(chain[0])]
     for point, following in pairwise(chain):
-        for share in (k / STEPS for k in range(1, STEPS)):
+        for share in (0.25, 0.5, 0.75):
             pair = (point, following, share) if rising else (following, point, 1 - share)
             mixes.append(Mix(*pair))
         mixes.append(Mix.of(following))

@@ -253,7 +253,7 @@ class BeliefOptions:
 
 
 def fit_belief(
-    seen: Seen,
+    answers: Seen,
     losses: Floats,
     sets: Sequence[Step],
     *,
@@ -264,19 +264,19 @@ def fit_belief(
     """Fit a belief to rows.
 
     Args:
-        seen: T rows of n nodes; codes below 0 agree with nothing.
+        answers: To T inputs, by n nodes; codes below 0 agree with nothing.
         losses: Shape (T, n), in [0, 1]; NaN where it is not known.
         sets: The sets of nodes that are planned for: each has regressions of its own.
         classes: The texts of the first codes; larger codes count as one class.
         weight: Shape (T,): of each row in the regressions of sets; ones if ``None``.
         options: How.
     """
-    view = FitView(seen, losses, sets, classes, weight, options or BeliefOptions())
-    if seen.prior is not None:
+    view = FitView(answers, losses, sets, classes, weight, options or BeliefOptions())
+    if answers.prior is not None:
         view.fit_head()
     view.fit_masked()
     view.fit_sets()
-    if seen.prior is not None:
+    if answers.prior is not None:
         view.fit_not_asked()
     return view.belief
 
@@ -286,34 +286,34 @@ class FitView(View):
 
     def __init__(
         self,
-        seen: Seen,
+        answers: Seen,
         losses: Floats,
         sets: Sequence[Step],
         classes: tuple[str, ...],
         weight: Floats | None,
         options: BeliefOptions,
     ) -> None:
-        self.losses, self.labelled = losses, seen.came & ~np.isnan(losses)
+        self.losses, self.labelled = losses, answers.answered & ~np.isnan(losses)
         self.sets, self.weight, self.options = sets, weight, options
         self.rng = np.random.default_rng(options.seed)
         self._without_row, pairs = np.zeros(losses.shape), dict[tuple[int, int], Floats]()
-        belief = self._curves(seen, classes)
-        if seen.codes is not None:
-            belief, pairs = self._class_offsets(belief, seen, seen.codes)
-        super().__init__(belief, seen)
+        belief = self._curves(answers, classes)
+        if answers.codes is not None:
+            belief, pairs = self._class_offsets(belief, answers, answers.codes)
+        super().__init__(belief, answers)
         self._pair = pairs
 
     def _offsets(self) -> Floats:
         return self._without_row
 
-    def _curves(self, seen: Seen, classes: tuple[str, ...]) -> Belief:
+    def _curves(self, answers: Seen, classes: tuple[str, ...]) -> Belief:
         """Fit a curve to each node."""
         nodes, base, size = self.losses.shape[1], None, Curve.size
         if self.options.pooled:
             on = self.labelled
-            base, size = Curve.fit(seen.confidence[on], self.losses[on]), 1.0
+            base, size = Curve.fit(answers.confidence[on], self.losses[on]), 1.0
         curves = [
-            Curve.fit(seen.confidence[on, v], self.losses[on, v], base=base, size=size)
+            Curve.fit(answers.confidence[on, v], self.losses[on, v], base=base, size=size)
             for v, on in enumerate(self.labelled.T)
         ]
         return Belief(
@@ -328,11 +328,11 @@ class FitView(View):
         )
 
     def _class_offsets(
-        self, belief: Belief, seen: Seen, codes: Ints
+        self, belief: Belief, answers: Seen, codes: Ints
     ) -> tuple[Belief, dict[tuple[int, int], Floats]]:
         """Fit class offsets and pair tables; return those of each row without the row, too."""
         tables: list[Floats] = []
-        odds = belief.curve_odds(seen.confidence)
+        odds = belief.curve_odds(answers.confidence)
         for v, on in enumerate(self.labelled.T):
             classes = belief.common(codes[on, v])
             fitted = Offsets.fit(classes, len(belief.classes) + 1, odds[on, v], self.losses[on, v])
@@ -343,14 +343,14 @@ class FitView(View):
         rows: dict[tuple[int, int], Floats] = {}
         for a, b in permutations(range(len(tables)), 2) if self.options.pairs else ():
             keys = belief.pair_keys(codes, a, b)
-            on = self.labelled[:, a] & seen.came[:, b] & (keys >= 0)
+            on = self.labelled[:, a] & answers.answered[:, b] & (keys >= 0)
             if on.sum() < self.options.min_rows:
                 continue
             cells, number = np.unique(keys[on], return_inverse=True)
             fitted = Offsets.fit(number, len(cells), odds[on, a], self.losses[on, a])
             nonzero = fitted.table != 0
             pairs[a, b] = Cells(cells[nonzero], fitted.table[nonzero])
-            rows[a, b] = np.zeros(len(seen))
+            rows[a, b] = np.zeros(len(answers))
             rows[a, b][on] = fitted.without_row
         return replace(belief, offsets=tuple(tables), pairs=pairs), rows
 
@@ -368,9 +368,9 @@ class FitView(View):
 
     def _of_input(self, node: int, *evidence: Floats) -> Floats:
         """Return columns: a constant, evidence, what the input says of a node and on the mean."""
-        assert self.seen.prior is not None and self.bar is not None  # noqa: S101, PT018 - checked
-        one = np.ones(len(self.bar))
-        return np.stack([one, *evidence, self.seen.prior[:, node], self.bar], axis=1)
+        assert self.answers.prior is not None and self.bar is not None  # noqa: S101, PT018 - checked
+        constant = np.ones(len(self.bar))
+        return np.stack([constant, *evidence, self.answers.prior[:, node], self.bar], axis=1)
 
     def _drawn(self, columns: Floats, node: int, rows: Bools | Ints) -> Floats:
         """Return the regression of a node's loss on its evidence and peers, on some rows."""
@@ -395,7 +395,7 @@ class FitView(View):
             # The first so many of a random order; those that never came are left out besides.
             order = self.rng.random((len(on), len(peers))).argsort(axis=1).argsort(axis=1)
             shown = order < self.rng.integers(0, most_peers + 1, size=(len(on), 1))
-            shown &= self.seen.came[on][:, peers]
+            shown &= self.answers.answered[on][:, peers]
             columns = self.columns(tuple(members), a)[on]
             columns[:, HEAD:] *= np.repeat(shown, PEER, axis=1)
             fitted = self._drawn(columns, a, on)
@@ -408,9 +408,9 @@ class FitView(View):
         """Fit one regression per set and answer, drawn to its own log-odds."""
         weights: dict[tuple[Step, int], Floats] = {}
         for context in dict.fromkeys(map(self.belief.context, self.sets)):
-            came = self.seen.came[:, list(context)].all(axis=1)
+            answered = self.answers.answered[:, list(context)].all(axis=1)
             for a in context if len(context) > 1 else ():
-                on = came & self.labelled[:, a]
+                on = answered & self.labelled[:, a]
                 if on.sum() >= self.options.min_rows:
                     weights[context, a] = self._drawn(self.columns(context, a)[on], a, on)
         self.belief = replace(self.belief, weights=weights)
@@ -427,12 +427,12 @@ class FitView(View):
             before = [step for step in self.sets if m not in step and len(step) < largest]
             parts, targets = [], []
             for step in before:
-                rows = np.flatnonzero(on & self.seen.came[:, list(step)].all(axis=1))
+                rows = np.flatnonzero(on & self.answers.answered[:, list(step)].all(axis=1))
                 rows = self.rng.permutation(rows)[: max(200, 6000 // len(before))]
-                x, one = self.best(step)[0][rows], np.ones(len(rows))
+                x, ones = self.best(step)[0][rows], np.ones(len(rows))
                 columns = self._of_input(m)[rows]
                 product = 0.3 * x * columns[:, 1]  # scaled: products vary more
-                sizes = [one * (len(step) == 2), one * (len(step) == 3)]
+                sizes = [ones * (len(step) == 2), ones * (len(step) == 3)]
                 parts.append(np.column_stack([columns, x, product, *sizes]))
                 targets.append(self.losses[rows, m])
             if sum(map(len, targets)) >= self.options.min_rows:

@@ -17,6 +17,8 @@ from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.trace.trace import Trace
 
+SLACK = 1e-9  # a limit on costs counts as met up to this relative error of their sums
+
 
 @dataclass(frozen=True, eq=False)
 class Played:

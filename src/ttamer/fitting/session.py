@@ -22,7 +22,8 @@ from math import inf
 from ttamer._checks import as_float, is_number, number, percent
 from ttamer.errors import ArgumentError, ObservationError, TraceError
 from ttamer.fitting.belief import Step, chance_of
-from ttamer.fitting.policy import NOTHING, SLACK, SingleNode, StepPolicy
+from ttamer.fitting.policy import NOTHING, SingleNode, StepPolicy
+from ttamer.fitting.replay import SLACK
 from ttamer.policy.base import NO_ANSWER, Explanation, Session
 from ttamer.trace.schema import class_text
 

@@ -98,13 +98,13 @@ class StatePolicy:
         """Start deciding for one input."""
         return StateTurn(self, max_cost)
 
-    def play(self, seen: Seen) -> Played:
+    def play(self, answers: Seen) -> Played:
         """Decide for rows: what sessions would do, one for each."""
-        shape = seen.confidence.shape
+        shape = answers.confidence.shape
         asked, answer = np.zeros(shape, bool), np.full(shape[0], -1, np.intp)
         last, columns = answer.copy(), np.array(self.tables.columns)
-        complete = np.flatnonzero(seen.came.all(axis=1))
-        states = self.tables.states(seen.confidence[complete])
+        complete = np.flatnonzero(answers.answered.all(axis=1))
+        states = self.tables.states(answers.confidence[complete])
         batch = self.solved.batch(len(complete))
         while batch.running:
             going = np.flatnonzero(batch.next >= 0)
@@ -112,13 +112,13 @@ class StatePolicy:
             asked[complete[going], last[complete[going]]] = True
             batch.observe(states[np.arange(len(complete)), np.maximum(batch.next, 0)])
         answer[complete] = columns[batch.answer]
-        for row in np.flatnonzero(~seen.came.all(axis=1)).tolist():
+        for row in np.flatnonzero(~answers.answered.all(axis=1)).tolist():
             turn = self.session()
             while turn.next is not None:
                 node = last[row] = self.names.index(turn.next)
                 asked[row, node] = True
-                if seen.came[row, node]:
-                    turn.observe(confidence=float(seen.confidence[row, node]))
+                if answers.answered[row, node]:
+                    turn.observe(confidence=float(answers.confidence[row, node]))
                 else:
                     turn.fail()
             answer[row] = -1 if turn.answer is None else self.names.index(turn.answer)

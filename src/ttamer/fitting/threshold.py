@@ -17,15 +17,10 @@ from ttamer.fitting.belief import GRID, HEAD, PEER, Belief, Floats, Step
 from ttamer.fitting.policy import StepTables
 from ttamer.trace.trace import Trace
 
-COUNT = 64  # thresholds, with 0 and 1
-LARGEST_DOUBT, SMALLEST_DOUBT = 0.95, 1e-5  # one minus the lowest and the highest between 0 and 1
-MAX_THRESHOLDS = 4096
-SPACING = 64 / GRID  # of log-odds
-
 
 def default_thresholds() -> Floats:
-    """Return the thresholds, increasing, from 0 to 1. No row has been looked at."""
-    doubts = np.geomspace(LARGEST_DOUBT, SMALLEST_DOUBT, COUNT - 2)
+    """Return 64 thresholds, increasing, from 0 to 1. No row has been looked at."""
+    doubts = np.geomspace(0.95, 1e-5, 62)
     return np.concatenate([[0.0], 1 - doubts, [1.0]])
 
 
@@ -57,10 +52,10 @@ def threshold_tables(trace: Trace, thresholds: Floats) -> StepTables:
             param="belief",
         )
     edges = thresholds[(thresholds > 0) & (thresholds < 1)]
-    if len(edges) >= MAX_THRESHOLDS:
-        raise ArgumentError(f"at most {MAX_THRESHOLDS} thresholds can be set", param="tradeoffs")
+    if len(edges) >= 4096:  # log-odds on the grid have room for no more
+        raise ArgumentError("at most 4096 thresholds can be set", param="tradeoffs")
     nodes, count = len(spec), len(thresholds)
-    spacing = min(SPACING, 8 / (len(edges) + 1))
+    spacing = min(64 / GRID, 8 / (len(edges) + 1))  # of log-odds
     spacing = np.floor(spacing * GRID) / GRID
     levels = -spacing * np.arange(len(edges) + 1)
     belief = Belief(

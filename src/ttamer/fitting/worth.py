@@ -62,7 +62,7 @@ def plan_calls(ladder: FittedLadder, trace: Trace, budget: float, *, steps: int 
     require_kind(ladder, FittedLadder, "plan_calls needs a ladder", "fit one with ttamer.fit")
     if not budget > 0:
         raise ArgumentError(f"the budget is {budget!r}; it must be above 0", param="budget")
-    rest, explained, asked = _shares(ladder, trace)
+    residual, explained, asked = _shares(ladder, trace)
     mean = np.nanmean(trace.costs, axis=0)
     # One row of all nodes, or of one of them: exits are never asked without those before them.
     ways = [np.ones(len(mean), np.intp)]
@@ -70,17 +70,17 @@ def plan_calls(ladder: FittedLadder, trace: Trace, budget: float, *, steps: int 
         ways += [*np.eye(len(mean), dtype=np.intp)]
     price = np.array([max(float(way @ mean), 1e-12) for way in ways])
     rows, complete = asked.astype(float), float((~np.isnan(trace.loss).any(axis=1)).sum())
-    before = error = _error(rest, explained, rows, complete)
+    before = error = _error(residual, explained, rows, complete)
     bought, spent = np.zeros(len(ways), np.intp), 0.0
     while True:
-        after = [_error(rest, explained, rows + way, complete + way.all()) for way in ways]
+        after = [_error(residual, explained, rows + way, complete + way.all()) for way in ways]
         falls = (error - np.array(after)) / price
         best = int(falls.argmax())
         count = int(min(max(budget / steps / price[best], 1), (budget - spent) / price[best]))
         if count < 1:
             break
         rows, complete = rows + count * ways[best], complete + count * bool(ways[best].all())
-        error = _error(rest, explained, rows, complete)
+        error = _error(residual, explained, rows, complete)
         bought[best] += count
         spent += count * price[best]
     return CallPlan(
@@ -96,19 +96,19 @@ def plan_calls(ladder: FittedLadder, trace: Trace, budget: float, *, steps: int 
 def _shares(ladder: FittedLadder, trace: Trace) -> tuple[Floats, Floats, Ints]:
     """Return the variance that complete rows alone say, that of each node, and rows of nodes."""
     complete = trace.take(~np.isnan(trace.loss).any(axis=1))
-    seen, number = ladder.fitted.read(complete), np.arange(len(complete))
+    view, number = ladder.fitted.read(complete), np.arange(len(complete))
     policies = [k for k in ladder.points.corners if k < len(ladder.points)] or [0]
-    played = [seen.play(ladder.fitted.rule(k)) for k in policies]
+    played = [view.play(ladder.fitted.rule(k)) for k in policies]
     lost = np.stack([complete.loss[number, done.answer] for done in played], axis=1)
     nodes = complete.loss - complete.loss.mean(axis=0)
     centred = lost - lost.mean(axis=0)
     ridge = np.eye(nodes.shape[1]) * (1e-3 + nodes.var(axis=0).mean())
     weight = np.linalg.solve(nodes.T @ nodes + ridge, nodes.T @ centred)
-    rest = (centred - nodes @ weight).var(axis=0)
+    residual = (centred - nodes @ weight).var(axis=0)
     asked = (~np.isnan(trace.loss)).sum(axis=0)
-    return rest, weight**2 * nodes.var(axis=0)[:, None], asked
+    return residual, weight**2 * nodes.var(axis=0)[:, None], asked
 
 
-def _error(rest: Floats, explained: Floats, rows: Floats, complete: float) -> float:
+def _error(residual: Floats, explained: Floats, rows: Floats, complete: float) -> float:
     """Return the standard error of the frontier, a mean over policies."""
-    return float(np.sqrt(rest / complete + (explained / rows[:, None]).sum(axis=0)).mean())
+    return float(np.sqrt(residual / complete + (explained / rows[:, None]).sum(axis=0)).mean())
