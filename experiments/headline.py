@@ -149,11 +149,20 @@ def draw(splits: list[dict[str, Any]], path: Path) -> None:
             axes.fill_between(x, middle - band, middle + band, color="#1b9e94", alpha=0.3, lw=0)
             axes.plot(x, middle, color="#1b9e94", lw=2.5, label="ttamer, mean of the splits")
             axes.plot(costs, errors, "o", color=ink, ms=5, label="one model for every input")
-            axes.plot(star[0], level + star[1], "*", color="#e07b00", ms=17, label="default policy")
+            axes.plot(
+                star[0],
+                level + star[1],
+                "*",
+                color="#e07b00",
+                ms=17,
+                label=f"default policy: {100 - star[0]:.0f}% saved",
+            )
             for name, cost, error in zip(splits[0]["names"], costs, errors, strict=True):
                 axes.annotate(name, (cost, error), (5, 4), textcoords="offset points", fontsize=8)
             axes.set(xscale="log", yscale="log", xlabel="cost, % of the best model's",
                      ylabel="error, %")  # fmt: skip
+            axes.set_xticks([5, 10, 20, 50, 100], minor=False)
+            axes.set_yticks([4, 6, 10, 20, 40], minor=False)
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_formatter("{x:g}")
                 axis.set_minor_formatter("")
