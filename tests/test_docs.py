@@ -72,7 +72,8 @@ def test_links_lead_to_files_and_headings(page):
         if "://" not in target:
             linked = page.parent / path if path else page
             assert linked.exists(), target
-            assert not anchor or anchor in anchors(linked), target
+            is_page = linked.suffix == ".md"  # of a picture an anchor says the color scheme
+            assert not (anchor and is_page) or anchor in anchors(linked), target
 
 
 def public(dotted: str) -> bool:
