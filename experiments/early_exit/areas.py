@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import ttamer as tt
+from ttamer.baselines.rules import Unsuitable
 from ttamer.baselines.threshold import (
     EntropyThreshold,
     MarginThreshold,
@@ -59,7 +61,11 @@ class ExitAreas:
 
     def best_threshold(self, known: Trace) -> float:
         """Return the least area of the kinds of threshold, each fitted to some rows."""
-        return min(self.of(setting.rule for setting in family().fit(known)) for family in FAMILIES)
+        areas = []
+        for family in FAMILIES:
+            with suppress(Unsuitable):  # no margins or entropies in this trace
+                areas.append(self.of(setting.rule for setting in family().fit(known)))
+        return min(areas)
 
 
 def main() -> None:
