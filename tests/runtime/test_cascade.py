@@ -8,8 +8,6 @@ import json
 import math
 import pickle
 import threading
-import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import SimpleNamespace
@@ -22,7 +20,7 @@ from support.examples import examples
 from support.traces import answering_trace, passing_trace, small_traces
 from ttamer import ArgumentError, CascadeSpec, ObservationError, fit
 from ttamer.fitting.ladder import Mixture
-from ttamer.runtime.calling import Call, _Attempts, batched
+from ttamer.runtime.calling import batched
 from ttamer.runtime.cascade import Cascade, CascadeFailed
 
 NEVER = 30.0  # seconds that no test waits for
@@ -238,7 +236,7 @@ def test_the_cost_in_a_reply_is_that_of_its_own_call(how):
 
 
 @BOTH
-@pytest.mark.parametrize("limit", ["timeouts", "hedge", "deadline"])
+@pytest.mark.parametrize("limit", ["timeouts", "deadline"])
 def test_limits_may_be_infinite(how, limit):
     assert go(make(says(0.95), **{limit: math.inf}), how).answer == "yes"
 
@@ -262,30 +260,6 @@ def test_run_inside_a_running_loop_refers_to_arun(node):
 
     with pytest.raises((ArgumentError, CascadeFailed), match="await arun"):
         asyncio.run(run())
-
-
-def test_of_two_calls_that_end_together_the_one_that_failed_unpaid_is_not_paid():
-    calls = []
-
-    async def run():
-        both = asyncio.Event()
-
-        async def node(value):
-            calls.append(value)
-            is_second = len(calls) == 2
-            if is_second:
-                both.set()
-            await both.wait()
-            if is_second:
-                return "yes", 0.95
-            refused = OSError("never sent")
-            refused.paid = False
-            raise refused
-
-        return await make(node, hedge=0.0).arun("x")
-
-    outcome = asyncio.run(run())
-    assert (outcome.answer, outcome.asked[0].calls, outcome.cost) == ("yes", 2, 1.0)
 
 
 @BOTH
@@ -394,63 +368,6 @@ def test_a_max_cost_below_every_node_is_refused_at_once():
 
 
 @BOTH
-def test_a_slow_call_is_made_again_and_the_first_answer_counts(how, released):
-    calls = Counter()
-
-    def node(value):
-        calls[value] += 1
-        if calls[value] == 1:
-            released.wait(NEVER)
-        return f"call {calls[value]}", 0.95
-
-    outcome = go(make(node, hedge=0.02), how)
-    assert (outcome.answer, outcome.cost, outcome.asked[0].calls) == ("call 2", 2.0, 2)
-
-
-@pytest.mark.parametrize("hedge", [None, 2.0])
-def test_a_wait_that_ends_early_makes_no_second_call(hedge):
-    """Timers may fire a clock tick before their time."""
-    attempts = _Attempts(Call(says(1.0), "x", timeout=1.0, hedge=hedge))
-    assert attempts.is_over()
-    assert isinstance(attempts.error, TimeoutError)
-
-
-@BOTH
-def test_a_fast_call_is_not_hedged(how):
-    assert go(make(says(0.95), hedge=NEVER), how).cost == 1.0
-
-
-@BOTH
-def test_the_second_call_counts_when_the_first_fails_after_it_began(how):
-    second = threading.Event()
-    calls = []
-
-    def node(value):
-        calls.append(value)
-        if len(calls) == 1:
-            second.wait(NEVER)
-            raise OSError("the first is reset")
-        second.set()
-        time.sleep(0.01)
-        return "second", 0.95
-
-    assert go(make(node, hedge=0.01), how).answer == "second"
-
-
-@BOTH
-def test_no_hedge_is_made_that_would_pass_max_cost(how, released):
-    limits = {"hedge": {"a": 0.01}, "timeouts": 0.05, "max_cost": 3.0}
-    cascade = make(slow(released), says(0.9), costs=(2.0, 1.0, 1.0), **limits)
-    assert go(cascade, how).cost == 3.0
-
-
-@BOTH
-def test_a_hedged_call_that_never_answers_times_out_and_both_are_paid(how, released):
-    cascade = make(slow(released), says(0.95), hedge={"a": 0.01}, timeouts={"a": 0.05})
-    assert go(cascade, how).cost == 4.0
-
-
-@BOTH
 def test_plain_and_async_nodes_work_together(how):
     async def later(value):
         await asyncio.sleep(0)
@@ -519,24 +436,21 @@ def test_cancelling_a_run_cancels_its_node():
     assert ended == ["x"]
 
 
-def test_the_slower_of_two_calls_is_cancelled():
-    calls, cancelled = [], []
+def test_a_call_that_takes_too_long_is_cancelled():
+    cancelled = []
 
     async def node(value):
-        calls.append(value)
-        if len(calls) == 1:
-            try:
-                await asyncio.sleep(NEVER)
-            except asyncio.CancelledError:
-                cancelled.append(value)
-                raise
-        return "second", 0.95
+        try:
+            await asyncio.sleep(NEVER)
+        except asyncio.CancelledError:
+            cancelled.append(value)
+            raise
 
     async def run():
-        outcome = await make(node, hedge=0.01).arun("x")
+        outcome = await make(node, says(0.95), timeouts={"a": 0.01}).arun("x")
         return outcome.answer, len(asyncio.all_tasks())
 
-    assert asyncio.run(run()) == ("second", 1)
+    assert asyncio.run(run()) == ("yes", 1)
     assert cancelled == ["x"]
 
 
@@ -600,11 +514,10 @@ REFUSED = {
     "no policy": (lambda p: Cascade(p.spec, {}), "one policy, not a CascadeSpec: give ladder"),
     "no node": (lambda p: Cascade(p, dict.fromkeys("abcd", says(1))), "'d' is no node"),
     "odd timeout": (lambda p: _with(p, timeouts={"z": 1.0}), "timeouts names 'z'"),
-    "bad timeout": (lambda p: _with(p, timeouts=-1.0), "timeouts for 'a' is -1.0"),
+    "bad timeout": (lambda p: _with(p, timeouts="1"), "timeouts for 'a' is '1'"),
     "bad retries": (lambda p: _with(p, retries={"b": True}), "retries for 'b' is True"),
     "half a retry": (lambda p: _with(p, retries=0.5), "retries for 'a' is 0.5"),
     "infinite retries": (lambda p: _with(p, retries=math.inf), "retries for 'a' is inf"),
-    "bad hedge": (lambda p: _with(p, hedge="1"), "hedge for 'a' is '1'"),
     "bad cap": (lambda p: _with(p, max_cost=0), "max_cost is 0"),
     "cap as text": (lambda p: _with(p, max_cost="1"), "max_cost is '1'; it must be a number"),
     "bad deadline": (lambda p: _with(p, deadline=float("nan")), "deadline is nan"),
@@ -654,11 +567,11 @@ def check_as_played(trace, policy, rows, how="run"):
         assert outcome.path[-1] == trace.names[played.last[row]]
 
 
-@examples(15)
-@given(trace=small_traces(), belief=st.sampled_from(["markov", "answers"]), rung=st.integers(0, 99))
+@examples(5)
+@given(trace=small_traces(), belief=st.sampled_from(["markov", "answers"]), rung=st.integers(0, 20))
 def test_a_run_asks_and_answers_as_the_policy_plays_the_trace(trace, belief, rung):
-    ladder = fit(trace, belief=belief)
-    check_as_played(trace, ladder[rung % len(ladder)], range(0, len(trace), 3))
+    for policy in list(fit(trace, belief=belief))[rung::20]:
+        check_as_played(trace, policy, range(0, len(trace), 3))
 
 
 @pytest.mark.parametrize("how", ["run", "arun"])

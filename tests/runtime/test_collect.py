@@ -272,10 +272,10 @@ def test_a_batch_with_too_few_answers():
 
 def test_progress():
     seen = []
-    collect(["a", "b"], NODES, costs=COSTS, progress=lambda *state: seen.append(state))
-    assert seen == [(1, 2), (2, 2)]
-    collect(iter(["a"]), NODES, costs=COSTS, progress=lambda *state: seen.append(state))
-    assert seen[-1] == (1, None)
+    collect(["a", "b"], NODES, costs=COSTS, progress=seen.append)
+    assert seen == ["1 of 2 inputs", "2 of 2 inputs"]
+    collect(iter(["a"]), NODES, costs=COSTS, progress=seen.append)
+    assert seen[-1] == "1 input"
 
 
 @pytest.mark.parametrize(

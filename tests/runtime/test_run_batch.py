@@ -203,25 +203,6 @@ def test_no_row_is_called_after_the_deadline(never, is_batched):
     assert all("the deadline of 0.1 s has passed" in text for text in found.errors.values())
 
 
-def test_second_calls_are_made_and_paid(never):
-    trace, policy = make_trace("exits"), fitted("markov", "exits")[0]
-    second = threading.Event()
-
-    def slow(row):
-        if second.is_set():
-            return nodes["a"](row)
-        second.set()
-        never.wait(30)
-        return "late", 0.0
-
-    nodes = Nodes(trace).of("single")
-    cascade = Cascade(policy, {**nodes, "a": slow}, hedge={"a": 0.02})
-    once = Cascade(policy, nodes).run_batch([0])
-    found = cascade.run_batch([0])
-    assert found.answers == once.answers
-    assert found.cost[0] == once.cost[0] + 1.0
-
-
 def test_replies_in_a_tuple_are_replies_and_not_columns():
     """As columns, two replies with numbers for predictions would be read the other way round."""
     nodes = {name: batched(lambda rows: tuple((int(row), 0.5) for row in rows)) for name in NAMES}

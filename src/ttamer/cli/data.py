@@ -226,9 +226,8 @@ def _call(
             "for each input"
         )
     return collect(
-        texts, nodes, labels=answers, repeat=repeat, on_error=on_error,
-        progress=lambda done, total: progress(f"{done} of {total} inputs"),
-    )  # fmt: skip
+        texts, nodes, labels=answers, repeat=repeat, on_error=on_error, progress=progress
+    )
 
 
 def _lines(path: str) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sized
+from collections.abc import Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -96,6 +96,13 @@ def groups_to_ask(batch: Any) -> Iterator[tuple[int, NDArray[np.intp]]]:
             yield node, rows[nodes == node]
 
 
+def rows_at(values: Any, rows: Sequence[int] | NDArray[np.intp]) -> Any:
+    """Return some inputs: rows of a frame or an array, or a list."""
+    if hasattr(values, "iloc"):
+        return values.iloc[rows]
+    return values[rows] if hasattr(values, "shape") else [values[row] for row in rows]
+
+
 class _Run:
     """One batch under way."""
 
@@ -126,7 +133,7 @@ class _Run:
         """Decide over arrays where that gives the same decisions, else by sessions in step."""
         cascade = self.cascade
         # Limits on one input end rows on their own, between the calls of a batch.
-        is_limited = cascade.max_cost is not None or cascade.deadline is not None or cascade.hedge
+        is_limited = cascade.max_cost is not None or cascade.deadline is not None
         start = getattr(cascade.policy, "batch", None)
         batch = None
         if start is not None and not is_limited and not any(cascade.retries.values()):
@@ -227,7 +234,7 @@ class _Run:
 
         A call that ended at its time limit is the result of all of its rows.
         """
-        result = call(Call(node, self._take(rows), timeout, end=end))
+        result = call(Call(node, rows_at(self.values, rows), timeout, end=end))
         is_timed = timeout is not None or end < math.inf
         if is_timed and isinstance(result.error, TimeoutError):
             return [result] * len(rows)
@@ -236,15 +243,9 @@ class _Run:
                 share = result.seconds / len(rows)
                 replies = rows_of(result.returned, len(rows))
                 return [CallResult(reply, None, 1, 1, share) for reply in replies]
-        return [call(Call(node.first, self._take([row]), timeout, end=end)) for row in rows]
-
-    def _take(self, rows: list[int]) -> Any:
-        """Return some inputs: rows of an array or a frame, or a list."""
-        if hasattr(self.values, "iloc"):
-            return self.values.iloc[rows]
-        if hasattr(self.values, "shape"):
-            return self.values[rows]
-        return [self.values[row] for row in rows]
+        return [
+            call(Call(node.first, rows_at(self.values, [row]), timeout, end=end)) for row in rows
+        ]
 
     def _value(self, row: int) -> Any:
         return self.values.iloc[row] if hasattr(self.values, "iloc") else self.values[row]

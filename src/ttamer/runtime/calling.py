@@ -1,4 +1,4 @@
-"""Calling one node with one input: within a time limit, and a second time where it is slow.
+"""Calling one node with one input, within a time limit.
 
 :func:`call` and :func:`call_async` take the same :class:`Call` and return the same
 :class:`CallResult`; which node to call, and what its reply means, is decided elsewhere.
@@ -13,10 +13,10 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ttamer._checks import require_kind
 from ttamer.errors import ArgumentError
@@ -83,8 +83,6 @@ class Call(NamedTuple):
     value: Any
     timeout: float | None = None
     """Seconds until the call counts as failed."""
-    hedge: float | None = None
-    """Seconds after which a second call is made; the first reply counts."""
     node: str = ""
     """The name of the node."""
     session: Any = None
@@ -101,10 +99,18 @@ class CallResult(NamedTuple):
     returned: Any
     error: Exception | None
     calls: int
-    """How many calls were made; none where the time of the input was up."""
+    """How many calls were made: none where the time was up before."""
     paid: int
     """How many of them are paid: all but those whose error has ``paid = False``."""
     seconds: float
+
+    @classmethod
+    def of(cls, start: float, returned: Any, error: BaseException | None) -> CallResult:
+        """Return the result of a call; what ends the program is raised."""
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        paid = int(getattr(error, "paid", True))
+        return cls(returned, error, 1, paid, time.monotonic() - start)
 
     def read(self) -> tuple[Reply | None, str | None]:
         """Return the reply, or why there is none."""
@@ -152,113 +158,55 @@ def require_callables(nodes: Mapping[str, object]) -> None:
             )
 
 
-class _Attempts:
-    """The calls of one :class:`Call`: when to make the second, and which reply counts."""
+def _limits(request: Call) -> tuple[float, float, CallResult | None]:
+    """Return when the call starts and ends; and the result, where its time is up before it."""
+    start = time.monotonic()
+    if request.end <= start:
+        late = TimeoutError("the time was up before the call")
+        return start, start, CallResult(None, late, 0, 0, 0.0)
+    limit = math.inf if request.timeout is None else request.timeout
+    return start, min(start + limit, request.end), None
 
-    def __init__(self, request: Call) -> None:
-        self.start = time.monotonic()
-        limit = math.inf if request.timeout is None else request.timeout
-        self.end = min(self.start + limit, request.end)
-        self.hedge = None if request.hedge is None else self.start + request.hedge
-        if self.hedge is not None and self.hedge >= self.end:
-            self.hedge = None
-        self.made = self.failed = self.unpaid = 0
-        self.error: Exception | None = None
-        self.is_late = request.end <= self.start
-        """Whether the time of the input was up before the first call."""
-        if self.is_late:
-            self.error = TimeoutError("the time was up before the call")
 
-    def wait(self) -> float | None:
-        """Return how long to wait for the calls made."""
-        seconds = (self.end if self.hedge is None else self.hedge) - time.monotonic()
-        return max(0.0, seconds) if seconds <= threading.TIMEOUT_MAX else None
-
-    def is_over(self) -> bool:
-        """Return whether the time is up; if not, it is time for the second call."""
-        # A wait may end a little before its time, and no second call is due then.
-        if self.hedge is None or time.monotonic() >= self.end:
-            self.error = TimeoutError(f"no answer in {self.end - self.start:.4g} s")
-            return True
-        self.hedge = None
-        return False
-
-    def fail(self, error: BaseException) -> bool:
-        """Count a failed call; return whether it was the last one under way."""
-        if not isinstance(error, Exception):
-            raise error
-        self.error = error
-        self.failed += 1
-        self.unpaid += not getattr(error, "paid", True)
-        return self.failed == self.made
-
-    def result(self, returned: Any = None, *, good: bool = False) -> CallResult:
-        error = None if good else self.error
-        seconds = time.monotonic() - self.start
-        return CallResult(returned, error, self.made, self.made - self.unpaid, seconds)
+def _timed_out(start: float, end: float) -> CallResult:
+    return CallResult.of(start, None, TimeoutError(f"no answer in {end - start:.4g} s"))
 
 
 def call(request: Call) -> CallResult:
     """Call now, in this thread unless there is a time limit."""
-    attempts = _Attempts(request)
-    if attempts.is_late:
-        return attempts.result()
-    if attempts.end == math.inf and request.hedge is None:
-        attempts.made = 1
+    start, end, late = _limits(request)
+    if late:
+        return late
+    if end == math.inf:
         try:
-            return attempts.result(_returned(request), good=True)
+            return CallResult.of(start, _returned(request), None)
         except Exception as error:  # whatever a user's function raises
-            attempts.fail(error)
-            return attempts.result()
+            return CallResult.of(start, None, error)
     results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-    while True:
-        _thread(lambda: _returned(request), lambda *result: results.put(result))
-        attempts.made += 1
-        while True:
-            try:
-                returned, raised = results.get(timeout=attempts.wait())
-            except queue.Empty:
-                if attempts.is_over():
-                    return attempts.result()
-                break
-            if raised is None:
-                return attempts.result(returned, good=True)
-            if attempts.fail(raised):
-                return attempts.result()
+    _thread(lambda: _returned(request), lambda *result: results.put(result))
+    try:
+        return CallResult.of(start, *results.get(timeout=min(end - start, threading.TIMEOUT_MAX)))
+    except queue.Empty:
+        return _timed_out(start, end)
 
 
 async def call_async(request: Call) -> CallResult:
     """Call without blocking: async functions in this loop, others in a thread of their own."""
-    attempts = _Attempts(request)
-    if attempts.is_late:
-        return attempts.result()
-    tasks: set[asyncio.Task[Any]] = set()
-    call_once = _awaited if is_async(request.function) else _in_thread
+    start, end, late = _limits(request)
+    if late:
+        return late
+    task = asyncio.create_task((_awaited if is_async(request.function) else _in_thread)(request))
     try:
-        while True:
-            tasks.add(asyncio.create_task(call_once(request)))
-            attempts.made += 1
-            while True:
-                done, tasks = await asyncio.wait(
-                    tasks, timeout=attempts.wait(), return_when=asyncio.FIRST_COMPLETED
-                )
-                if not done:
-                    if attempts.is_over():
-                        return attempts.result()
-                    break
-                errors = {task: _error(task) for task in done}
-                over = [attempts.fail(error) for error in errors.values() if error is not None]
-                good = [task for task, error in errors.items() if error is None]
-                if good:
-                    return attempts.result(good[0].result(), good=True)
-                if any(over):
-                    return attempts.result()
+        await asyncio.wait([task], timeout=None if end == math.inf else end - start)
+        if not task.done():
+            return _timed_out(start, end)
+        error = _error(task)
+        return CallResult.of(start, None if error else task.result(), error)
     finally:
-        if tasks:
-            for task in tasks:
-                task.cancel()
-                task.add_done_callback(_error)  # read, so that asyncio does not warn about it
-            await asyncio.wait(tasks, timeout=ABANDON_SECONDS)
+        if not task.done():
+            task.cancel()
+            task.add_done_callback(_error)  # read, so that asyncio does not warn about it
+            await asyncio.wait([task], timeout=ABANDON_SECONDS)
 
 
 def _error(task: asyncio.Task[Any]) -> BaseException | None:
@@ -332,39 +280,25 @@ def _thread(
     threading.Thread(target=work, daemon=True, name="ttamer node").start()
 
 
-class EventLoop:
-    """Runs coroutines for code that is not async itself, also where a loop is already running.
-
-    The loop has a thread of its own, started when it is first needed.
+@contextmanager
+def event_loop() -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
+    """Run coroutines for code that is not async itself, also where a loop is already running.
 
     >>> import asyncio
-    >>> with EventLoop() as loop:
-    ...     loop.run(asyncio.sleep(0, "done"))
+    >>> with event_loop() as run:
+    ...     run(asyncio.sleep(0, "done"))
     'done'
     """
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-        self._loop = self._thread = None
-
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine to its end, and return what it returns."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(
-                target=_run_until_stopped, args=[self._loop], daemon=True, name="ttamer loop"
-            )
-            self._thread.start()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(
+        target=_run_until_stopped, args=[loop], daemon=True, name="ttamer loop"
+    )
+    thread.start()
+    try:
+        yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
 
 
 def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:

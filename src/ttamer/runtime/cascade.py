@@ -104,8 +104,6 @@ class Cascade:
         max_cost: The most that one input may cost: no call is made that would exceed it, and the
             best answer so far is returned.
         deadline: The maximum time of one input in seconds; then the best answer so far is returned.
-        hedge: Seconds without a reply after which a second call is made; the first reply counts,
-            and both calls are paid. One number for all nodes, or a mapping by node.
 
     Raises:
         ArgumentError: If a node has no callable, or a limit is not above 0.
@@ -131,7 +129,6 @@ class Cascade:
         retries: int | Mapping[str, int] = 0,
         max_cost: float | None = None,
         deadline: float | None = None,
-        hedge: float | Mapping[str, float] | None = None,
     ) -> None:
         if not hasattr(policy, "session"):
             raise ArgumentError(
@@ -156,8 +153,6 @@ class Cascade:
         self.deadline = _limit(deadline, "deadline")
         self.timeouts = _by_node(timeouts, spec.names, "timeouts")
         """Seconds for one call, for each node that has a limit."""
-        self.hedge = _by_node(hedge, spec.names, "hedge")
-        """Seconds until the second call, for each node that has one."""
         self.retries = _by_node(retries, spec.names, "retries")
         for name, count in self.retries.items():
             if count % 1 != 0:
@@ -247,8 +242,8 @@ class Cascade:
         A node marked by :func:`~ttamer.runtime.batched` gets the rows as they are taken from
         ``values``: an array for an array, a frame for a frame, else a list. Other nodes are called
         row by row. A row on which a node fails goes on without it, as in :meth:`run`. The time
-        limit of a node holds for the call of a batch; only nodes called row by row are hedged. All
-        inputs start at once, so that the deadline of an input is that of the batch.
+        limit of a node holds for the call of a batch. All inputs start at once, so that the
+        deadline of an input is that of the batch.
 
         Args:
             values: An array, a pandas frame or a sequence, one row for each input.
@@ -349,13 +344,8 @@ class Cascade:
         for attempt in range(1 + int(self.retries.get(node, 0))):
             if attempt and limits.forbid((paid + 1) * price, retrying=True):
                 break
-            hedge = self.hedge.get(node)
-            if hedge is not None and limits.exceeds((paid + 2) * price):
-                hedge = None
             timeout = self.timeouts.get(node)
-            result = yield Call(
-                self.nodes[node], value, timeout, hedge, node, turn, asked, limits.end
-            )
+            result = yield Call(self.nodes[node], value, timeout, node, turn, asked, limits.end)
             calls += result.calls
             paid += result.paid
             seconds += result.seconds
@@ -430,18 +420,14 @@ class _Limits:
     def seconds(self) -> float:
         return time.monotonic() - self.start
 
-    def exceeds(self, cost: float) -> bool:
-        if self.max_cost is None:
-            return False
-        return self.spent + cost > self.max_cost * (1 + self.slack) + self.slack
-
     def forbid(self, cost: float, *, retrying: bool = False) -> bool:
         """Return whether a call at this cost is forbidden; keep the reason if it ends the run."""
         if self.deadline is not None and time.monotonic() >= self.end:
             self.late = True
             self.reached = f"the deadline of {self.deadline:g} s has passed"
             return True
-        if self.max_cost is None or not self.exceeds(cost):
+        cap = math.inf if self.max_cost is None else self.max_cost * (1 + self.slack) + self.slack
+        if self.spent + cost <= cap:
             return False
         if not retrying:  # the policy may still ask a cheaper node
             self.reached = (

@@ -8,8 +8,7 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -19,9 +18,9 @@ from numpy.typing import NDArray
 from ttamer._checks import counted, require_kind
 from ttamer.cascade import CascadeNode, CascadeSpec, Kind, Target
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.runtime.calling import Batched, EventLoop, require_callables, result_of, size_of
+from ttamer.runtime.calling import Batched, event_loop, require_callables, result_of, size_of
 from ttamer.runtime.reply import Reply, Unusable, reply_of, rows_of
-from ttamer.show import shown
+from ttamer.show import ProgressOption, shown
 from ttamer.trace.checks import check_classes
 from ttamer.trace.schema import ClassCodes
 from ttamer.trace.trace import OnBad, Trace
@@ -39,7 +38,7 @@ def collect(
     kind: Kind = "models",
     target: Target | None = None,
     on_error: OnBad = "refuse",
-    progress: Callable[[int, int | None], None] | bool | None = None,
+    progress: ProgressOption = None,
 ) -> Trace:
     """Call every node with every input, and return the replies as a trace.
 
@@ -62,7 +61,7 @@ def collect(
         target: What counts as right: by default ``"label"`` if there are labels, else ``"last"``.
         on_error: ``"refuse"`` raises at the first call that fails; ``"skip"`` leaves a gap there,
             which ``notes`` counts, and an input without any answer out (``left_out``).
-        progress: Called as ``progress(done, total)`` when inputs are done; ``True`` shows it.
+        progress: Called with a line of text as inputs are done; ``True`` shows the progress.
 
     Returns:
         The trace. A confidence that is NaN counts as the lowest of its node, and ``notes`` has
@@ -89,11 +88,11 @@ def collect(
             f'on_error is {on_error!r}; it must be "refuse" or "skip"', param="on_error"
         )
     is_measured = costs == "measured"
-    total = len(inputs) if isinstance(inputs, Sized) else None
+    total = f"{len(inputs)} inputs" if isinstance(inputs, Sized) else ""
     codes, rows, label, left_out = ClassCodes(), [], [], Counter[str]()
     used, done = list[int](), 0
-    with EventLoop() as loop, _reporting(progress, total) as report:
-        calls = _Calls(loop, on_error, *((repeat, warmup) if is_measured else (1, 0)))
+    with event_loop() as run, shown(progress) as report:
+        calls = _Calls(run, on_error, *((repeat, warmup) if is_measured else (1, 0)))
         block = max((size_of(node) for node in nodes.values()), default=1)
         pairs = _with_labels(inputs, labels)
         while part := list(itertools.islice(pairs, block)):
@@ -107,7 +106,8 @@ def collect(
                     label.append(_coded(codes, right, done))
                     used.append(done)
                 done += 1
-            report(done)
+            if report:
+                report(f"{done} of {total}" if total else counted(done, "input"))
     if not done:
         raise TraceError("there are no inputs to ask about; bring at least one", param="inputs")
     if not rows:
@@ -115,13 +115,13 @@ def collect(
     right = None if labels is None else np.array(label, np.int32)
     trace = _trace_of(spec, rows, right, codes, left_out, is_measured=is_measured)
     columns = dict[str, Any]()
-    for name, values in (facts or {}).items():
-        if len(values) != done:
+    for name, column in (facts or {}).items():
+        if len(column) != done:
             raise ArgumentError(
-                f"facts[{name!r}] has {counted(len(values), 'value')} for {counted(done, 'input')}",
+                f"facts[{name!r}] has {counted(len(column), 'value')} for {counted(done, 'input')}",
                 param="facts",
             )
-        columns[name] = [values[number] for number in used]
+        columns[name] = [column[number] for number in used]
     return replace(trace, prompt=columns.pop("prompt", None), inputs=columns)
 
 
@@ -154,22 +154,6 @@ def _coded(codes: ClassCodes, label: object, position: int) -> int:
         raise TraceError(f"label {position} (counting from 0): {error}", param="labels") from None
 
 
-@contextmanager
-def _reporting(
-    progress: Callable[[int, int | None], None] | bool | None, total: int | None
-) -> Iterator[Callable[[int], None]]:
-    """Give what is called with the number of inputs done; ``True`` shows it until the end."""
-    with shown(progress is True) as bar:
-
-        def report(done: int) -> None:
-            if bar is not None:
-                bar(counted(done, "input") if total is None else f"{done} of {total} inputs")
-            elif callable(progress):
-                progress(done, total)
-
-        yield report
-
-
 class _Answer(NamedTuple):
     """A reply, and the seconds its call took."""
 
@@ -181,7 +165,8 @@ class _Answer(NamedTuple):
 class _Calls:
     """Calls the nodes, times the calls, and reports where one fails."""
 
-    loop: EventLoop
+    run: Callable[[Coroutine[Any, Any, Any]], Any]
+    """Awaits what an async node returned."""
     on_error: OnBad
     repeat: int
     warmup: int
@@ -227,7 +212,7 @@ class _Calls:
 
     def _called(self, node: Any, value: Any) -> Any:
         returned = node(value)
-        return self.loop.run(result_of(returned)) if inspect.isawaitable(returned) else returned
+        return self.run(result_of(returned)) if inspect.isawaitable(returned) else returned
 
     def _failed(self, name: str, error: Exception, where: str) -> str:
         what = str(error) if isinstance(error, Unusable) else f"raised {type(error).__name__}"

@@ -184,7 +184,7 @@ class NodeCall:
     error: str | None = None
     """Why there was no answer, as "kind: text"; ``None`` when there was one."""
     calls: int = 1
-    """How many calls were made: more than one with a retry or a hedge."""
+    """How many calls were made: more than one with retries."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import MIN_ROWS, fit
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
-from ttamer.runtime.batching import BatchOutcome, groups_to_ask
+from ttamer.runtime.batching import BatchOutcome, groups_to_ask, rows_at
 from ttamer.sklearn.timing import BestAlone, CallTiming, Work, timed
 from ttamer.trace.trace import Trace
 
@@ -466,15 +466,6 @@ def _folds(learning: Learning, cv: Any) -> list[tuple[Any, Any]]:
         warnings.filterwarnings("ignore", "The least populated class in y", UserWarning)
         folds = list(check_cv(splitter, strata).split(np.zeros(len(strata)), strata, groups))
     return [(learnt, learning.counted(answered)) for learnt, answered in folds]
-
-
-def rows_at(rows: Table, positions: NDArray[np.intp]) -> Table:
-    """Return some rows: of an array, a matrix, a frame or a list."""
-    if hasattr(rows, "iloc"):
-        return rows.iloc[positions]
-    if isinstance(rows, list):
-        return [rows[position] for position in positions]
-    return rows[positions]
 
 
 def _count(rows: Table) -> int:

@@ -21,7 +21,8 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.validation import column_or_1d
 
 from ttamer.errors import ArgumentError
-from ttamer.sklearn.base import CascadeEstimator, Learning, Replies, Table, rows_at
+from ttamer.runtime.batching import rows_at
+from ttamer.sklearn.base import CascadeEstimator, Learning, Replies, Table
 
 LOSSES = ("absolute_error", "squared_error")
 
