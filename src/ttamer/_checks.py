@@ -111,6 +111,15 @@ def priced(cost: float, unit: str) -> str:
     return f"{number(cost)} {unit}".rstrip()
 
 
+def in_unit(what: str, unit: str) -> str:
+    """Return the name of a column or an axis, with its unit where it has one.
+
+    >>> in_unit("cost", "ms"), in_unit("cost", "")
+    ('cost (ms)', 'cost')
+    """
+    return f"{what} ({unit})" if unit else what
+
+
 def percent(share: float, *, digits: int | None = None) -> str:
     """Return a share in percent; with ``digits``, that many decimals.
 

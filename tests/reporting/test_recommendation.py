@@ -67,7 +67,7 @@ def test_it_names_our_family_when_that_is_cheapest():
         "At the accuracy of large alone, ttamer costs 60% less: use ttamer's policy at 4 per input "
         "(error 10.0%)."
     )
-    assert advice.notes == ("Next comes chain: 30% less.",)
+    assert advice.notes == ("The next rule that can be served is chain: 30% less.",)
     assert advice.saving == pytest.approx(0.6)
     low, high = advice.saving_interval
     assert 0.5 < low < 0.6 < high < 0.7
@@ -114,7 +114,10 @@ def test_a_nearly_sure_winner_is_reported_so():
     mine, theirs = [*range(300), *range(300, 405)], [*range(300), *range(410, 520)]
     advice = advice_for({"ttamer": [mine], "chain": [theirs]})
     assert advice.outcome == "wins"
-    assert advice.notes == ("Next comes chain: 49% less; these rows cannot tell the two apart.",)
+    assert advice.notes == (
+        "The next rule that can be served is chain: 49% less; these rows cannot tell the two "
+        "apart.",
+    )
 
 
 def test_a_rule_that_is_recommended_is_explained():

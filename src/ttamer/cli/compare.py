@@ -219,8 +219,7 @@ def demo_command(trace: str, output: str) -> None:
         print(f"  and {line}")
     facts = datasets.about(trace)
     print(f"\n{trace}: {facts['title']}")
-    nodes = fit_trace.names
-    print(", ".join(nodes if len(nodes) < 15 else (*nodes[:3], "...", nodes[-1])))
+    print(", ".join(fit_trace.names))
     print(f"cost: {facts['cost'].partition(';')[0]}")
     print(f"\n{result}{advice_text(result)}")
     print("\nThe same for a log of yours: ttamer report LOG --cascade cascade.toml")
@@ -228,7 +227,10 @@ def demo_command(trace: str, output: str) -> None:
 
 
 def _parts(name: str) -> tuple[Trace, Trace]:
-    return datasets.load(name, "fit"), datasets.load(name, "test")
+    """Return the rows to fit on and to test on, with the unit of their costs."""
+    fit, test = datasets.load(name, "fit"), datasets.load(name, "test")
+    spec = replace(fit.spec, unit=datasets.about(name).get("unit", ""))
+    return replace(fit, spec=spec), replace(test, spec=spec)
 
 
 def measure_others(name: str) -> Frontier:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from ttamer._checks import counted, number, priced
+from ttamer._checks import counted, in_unit, number, priced
 from ttamer.artefact.file import load, save
 from ttamer.cascade import Target
 from ttamer.cli import warn
@@ -174,7 +174,7 @@ def _results_table(policies: Sequence[Choice], results: Sequence[Result]) -> str
                  *(f"{share:.1%}" for share in shares)]  # fmt: skip
         rows[tuple(cells)] = [*cells, policy.setting]
     latency = ["latency", "95% within"] if timed else []
-    cost = f"cost ({results[0].unit})" if results[0].unit else "cost"
+    cost = in_unit("cost", results[0].unit)
     head = [cost, "of full", *latency, measured, "95%", "recalled", "helped", "hurt", "policy"]
     return table(head, list(rows.values()))
 
@@ -187,7 +187,7 @@ def _nodes_table(alone: dict[str, tuple[float, float]], results: Sequence[Result
         [name, *shares[name] * is_one, number(cost), shown_error(error, result.measure)]
         for name, (cost, error) in alone.items()
     ]
-    cost = f"cost ({result.unit})" if result.unit else "cost"
+    cost = in_unit("cost", result.unit)
     return table(["node", *["asked", "answered"] * is_one, cost, result.measure], rows)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import counted, number, percent, priced, require_kind
+from ttamer._checks import counted, in_unit, number, percent, priced, require_kind
 from ttamer.baselines import FAMILIES, fit_families, known_names
 from ttamer.baselines.rules import Unsuitable
 from ttamer.errors import ArgumentError
@@ -450,8 +450,7 @@ class Frontier:
         alone = self.reference
         marks = {f"{alone.node} alone": (alone.cost, alone.error)}
         share = self.measure == "error"
-        unit = self.test_trace.spec.unit
-        labels = (f"cost per input ({unit})" if unit else "cost per input", self.measure)
+        labels = (in_unit("cost per input", self.test_trace.spec.unit), self.measure)
         return draw_curves(curves, *labels, marks=marks, y_percent=share, path=path)
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import counted, is_number, number, percent, priced
+from ttamer._checks import counted, in_unit, is_number, number, percent, priced
 from ttamer._extras import require
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
@@ -418,7 +418,9 @@ class PolicyList(PartOfFit):
         corners = self.points.corners
         fitted, measure, times = self.fitted, self.fitted.measure, self.points.latency
         latency = [] if times is None else ["latency", "95% within"]
-        rows = [["cost", "of full", measure, "std. error", *latency, "policy"]]
+        rows = [
+            [in_unit("cost", self.spec.unit), "of full", measure, "std. error", *latency, "policy"]
+        ]
         for k in corners[:: -(-len(corners) // limit)]:
             policy, spread = self.point(k), ""
             if k < len(self):  # nodes alone are counted, not estimated
@@ -488,10 +490,9 @@ class PolicyList(PartOfFit):
                 self.spec.names, points.alone_cost, points.alone_error, strict=True
             )
         }
-        cost = f"cost per input ({self.spec.unit})" if self.spec.unit else "cost per input"
         return draw_curves(
             {"policies": curve},
-            cost,
+            in_unit("cost per input", self.spec.unit),
             self.fitted.measure,
             marks=marks,
             y_percent=self.fitted.measure == "error",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import number, percent, priced
+from ttamer._checks import in_unit, number, percent, priced
 from ttamer._extras import require
 from ttamer.evaluation.frontiers import Frontier, Point, require_frontier
 from ttamer.fitting.ladder import shown_error
@@ -230,8 +230,9 @@ def _node_colour(node: int) -> str:
 
 def answered_drawing(points: Sequence[Point], trace: Trace) -> Drawing:
     """Draw which node answers what share of inputs, from the cheapest setting to the dearest."""
-    unit = f" ({trace.spec.unit})" if trace.spec.unit else ""
-    drawing = Drawing.empty(3.9, "answered by", f"cost per input{unit}", grid="y")
+    drawing = Drawing.empty(
+        3.9, "answered by", in_unit("cost per input", trace.spec.unit), grid="y"
+    )
     places, below = np.arange(len(points)), np.zeros(len(points))
     for node, name in enumerate(trace.names):
         shares = np.array([point.result.answered[name] for point in points])

@@ -302,6 +302,7 @@ def _families(frontier: Frontier) -> dict[str, Any]:
             f"at more, as a share of what that costs ({frontier.priced(unit)} per input); mean: "
             f"the mean {frontier.measure} over all costs."
         ),
+        "unserved": [name for name in frontier.deciding if not frontier.can_serve(name)],
         "left_out": frontier.left_out,
     }
 

@@ -348,7 +348,8 @@ class _Words:
         """Return how the best of the other families does."""
         if self.rival is not None and self.savings[self.rival] >= MIN_SAVING:
             close = "; these rows cannot tell the two apart" if self.close else ""
-            return [f"Next comes {self.rival}: {less(self.savings[self.rival])}{close}."]
+            saved = less(self.savings[self.rival])
+            return [f"The next rule that can be served is {self.rival}: {saved}{close}."]
         return [f"No other rule that can be served costs less than {self.frontier.alone}."]
 
     def _not_served(self) -> list[str]:

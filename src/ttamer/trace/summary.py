@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import counted, number, percent
+from ttamer._checks import counted, in_unit, number, percent
 from ttamer.errors import TraceError
 from ttamer.show import card
 from ttamer.show.curves import draw_curves
@@ -60,7 +60,7 @@ def table(trace: Trace) -> str:
     columns = {
         "node": list(trace.names),
         "answers": [percent(share) for share in means(trace.answered.astype(float))],
-        f"cost ({trace.spec.unit})" if trace.spec.unit else "cost": map(number, means(trace.costs)),
+        in_unit("cost", trace.spec.unit): map(number, means(trace.costs)),
         "mean confidence": map(number, means(trace.confidence)),
     }
     try:
