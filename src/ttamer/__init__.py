@@ -50,14 +50,10 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
         Mixture as Mixture,
     )
     from ttamer.fitting.promises import Promise as Promise
-    from ttamer.policy.base import (
-        Explanation as Explanation,
-        Ladder as Ladder,
-        Policy as Policy,
-        Session as Session,
-    )
+    from ttamer.policy.base import Ladder as Ladder, Policy as Policy
     from ttamer.policy.future import Future as Future
     from ttamer.policy.index import IndexPolicy as IndexPolicy
+    from ttamer.policy.session import Explanation as Explanation, Session as Session
     from ttamer.policy.walk import WalkPolicy as WalkPolicy
     from ttamer.problem.graph import Edge as Edge, LossGrid as LossGrid, Node as Node
     from ttamer.problem.problem import Problem as Problem
@@ -66,7 +62,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
     from ttamer.runtime.collecting import collect as collect
     from ttamer.runtime.reply import CascadeFailed as CascadeFailed, Outcome as Outcome
     from ttamer.solvers import solve as solve, solve_ladder as solve_ladder
-    from ttamer.theory.optimal_values import (
+    from ttamer.theory.optimum import (
         Optima as Optima,
         offline_optimum as offline_optimum,
         optima as optima,
@@ -84,9 +80,10 @@ _NAMES = {
     "fitting.ladder": "FittedLadder FittedPolicy Mixture",
     "fitting.promises": "Promise",
     "fitting.fits": "fit",
-    "policy.base": "Explanation Ladder Policy Session",
+    "policy.base": "Ladder Policy",
     "policy.future": "Future",
     "policy.index": "IndexPolicy",
+    "policy.session": "Explanation Session",
     "policy.walk": "WalkPolicy",
     "problem.graph": "Edge LossGrid Node",
     "problem.problem": "Problem",
@@ -95,7 +92,7 @@ _NAMES = {
     "runtime.collecting": "collect",
     "runtime.reply": "CascadeFailed Outcome",
     "solvers": "solve solve_ladder",
-    "theory.optimal_values": "Optima offline_optimum optima",
+    "theory.optimum": "Optima offline_optimum optima",
     "cascade": "CascadeSpec",
     "trace.trace": "Trace",
 }

@@ -12,7 +12,7 @@ import ttamer as tt
 from support.examples import examples
 from support.oracles import best_value
 from support.strategies import problems
-from ttamer.policy.future import Surrogate
+from ttamer.policy.surrogate import Surrogate
 
 
 @pytest.mark.parametrize("moves", ["walk", "precedence"])

@@ -13,7 +13,7 @@ from support.examples import examples
 from support.oracles import available, cost_of, outcomes, path_cost, stop_loss, weighed
 from support.strategies import joint_problems, problems
 from ttamer import ArgumentError, ProblemError
-from ttamer.solvers import downsets
+from ttamer.solvers import joint
 
 SLACK = 1 + 1e-12
 
@@ -138,14 +138,14 @@ def test_too_many_sums_are_rounded_up_and_the_bound_says_what_that_may_cost(monk
     }
     skip = tt.Problem.skip(np.linspace(0, 1, 3), generator.random(6) * 0.2, rows)
     exact = tt.solve(skip, 0.8, max_cost=0.4)
-    monkeypatch.setattr(downsets, "MAX_STATES", 90)
-    monkeypatch.setattr(downsets, "GRIDS", (512, 8))
+    monkeypatch.setattr(joint, "MAX_STATES", 90)
+    monkeypatch.setattr(joint, "GRIDS", (512, 8))
     rounded = tt.solve(skip, 0.8, max_cost=0.4)
     assert rounded.cap.grid == 0.4 / 8
     assert rounded.bound <= exact.value <= rounded.value < rounded.bound * 1.5
     assert rounded.ratio == pytest.approx(rounded.value / rounded.bound)
     assert max(path_cost(skip, history) for _, history, _ in outcomes(rounded)) <= 0.4
-    monkeypatch.setattr(downsets, "MAX_STATES", 5)
+    monkeypatch.setattr(joint, "MAX_STATES", 5)
     with pytest.raises(ProblemError, match="more than 5 states"):
         tt.solve(skip, 0.8, max_cost=0.4)
 

@@ -47,22 +47,6 @@ def can_answer(problem, history):
     return False
 
 
-def least_chance_of_none(problem, history, *, recall):
-    """The least chance of ending without an answer, by enumeration."""
-    losses = [problem.nodes[node].losses[state] for node, state in history]
-    has = losses and math.isfinite(min(losses) if recall else losses[-1])
-    best = 0.0 if has else 1.0
-    for edge, law in available(problem, history):
-        target = problem.ends[edge][1]
-        chance = sum(
-            p * least_chance_of_none(problem, (*history, (target, state)), recall=recall)
-            for state, p in enumerate(law)
-            if p > 0
-        )
-        best = min(best, chance)
-    return best
-
-
 def test_after_a_failure_the_node_that_is_left_is_asked():
     problem = tt.Problem.line(
         losses=[[0.5], [0.0, math.inf]],
@@ -116,38 +100,6 @@ def test_while_there_is_no_answer_a_node_is_asked_as_long_as_one_may_answer(topo
             if turn.next is None:
                 assert not can_answer(problem, history)
         assert turn.answer is None
-
-    check()
-
-
-@pytest.mark.parametrize("recall", [True, False])
-def test_where_no_policy_is_sure_of_an_answer_the_choice_has_the_least_chance_of_none(recall):
-    @examples(80)
-    @given(problems("dag"), tradeoffs)
-    def check(problem, tradeoff):
-        problem = with_infinite_states(problem, np.random.default_rng(len(problem.edges)))
-        policy = solved(problem, tradeoff, recall=recall)
-        if policy is None:
-            return
-        for node in range(len(problem.nodes)):
-            for state, loss in enumerate(problem.nodes[node].losses.tolist()):
-                history = ((node, state),)
-                if math.isfinite(loss):
-                    continue
-                least = least_chance_of_none(problem, history, recall=recall)
-                following = int(policy.choices[node][state, -1])
-                if least == 1.0:
-                    assert following == -1
-                    continue
-                [law] = [
-                    law for e, law in available(problem, history) if problem.ends[e][1] == following
-                ]
-                chance = sum(
-                    p * least_chance_of_none(problem, (*history, (following, then)), recall=recall)
-                    for then, p in enumerate(law)
-                    if p > 0
-                )
-                assert chance == pytest.approx(least)
 
     check()
 

@@ -11,7 +11,7 @@ import pytest
 import ttamer as tt
 from support.oracles import best_value, outcomes, path_cost, stop_loss
 from ttamer import ProblemError
-from ttamer.policy.future import subtree_law
+from ttamer.policy.surrogate import subtree_law
 from ttamer.solvers import walk as memory
 
 
@@ -61,7 +61,7 @@ def test_the_breakpoints_of_a_long_line_do_not_grow_with_its_nodes(monkeypatch):
         points.append(len(law.points))
         return law
 
-    monkeypatch.setattr("ttamer.policy.future.subtree_law", counted)
+    monkeypatch.setattr("ttamer.policy.surrogate.subtree_law", counted)
     problem = tt.Problem.line(
         np.linspace(0, 1, 16), [0.01] * 240, [np.ones(16) / 16, *noisy_rows(239, 16)]
     )

@@ -14,7 +14,7 @@ from support.oracles import outcomes, path_cost, stop_loss
 from support.quantecon_line import build_by_state, quantecon_value, solve as quantecon_solve
 from support.strategies import costs, problems, tradeoffs
 from ttamer import ArgumentError
-from ttamer.theory.synthetic import best_threshold, experiment, if_stop_experiments
+from ttamer.theory.experiments import best_threshold, experiment, if_stop_experiments
 
 CLOSE = 1e-12
 lines = problems("line", informers=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,9 +11,8 @@ from hypothesis import given
 import ttamer as tt
 from support.examples import examples
 from support.oracles import cost_of, realisations
-from support.strategies import joint_problems, problems, tradeoffs
+from support.strategies import problems, tradeoffs
 from ttamer import Edge, Problem, ProblemError
-from ttamer.theory import optimal_values as module
 
 CLOSE = 1e-12
 
@@ -57,55 +55,6 @@ def test_a_skip_of_a_chain_has_the_law_of_the_chain(line, tradeoff):
     assert found.offline <= found.online + CLOSE
 
 
-@examples(40)
-@given(problems("line", informers=False), problems("skip", informers=False, varied=True), tradeoffs)
-def test_costs_that_depend_on_states_are_enumerated(line, other, tradeoff):
-    skip = Problem.skip_of(line)
-    rng = np.random.default_rng(len(other.edges))
-    edges = [
-        Edge(
-            edge.source,
-            edge.target,
-            cost=rng.integers(0, 4, edge.probabilities.shape) / 8,
-            probabilities=edge.probabilities,
-        )
-        for edge in skip.edges
-    ]
-    varied = Problem("walk", skip.nodes, tuple(edges))
-    found = tt.offline_optimum(varied, tradeoff)
-    assert found == pytest.approx(prophet(varied, tradeoff, line), abs=CLOSE)
-
-
-@examples(60)
-@given(joint_problems(informers=False), tradeoffs)
-def test_nodes_with_several_parents_give_a_joint_law(problem, tradeoff):
-    mean = 0.0
-    sizes = [range(len(node.losses)) for node in problem.nodes]
-    for states in np.ndindex(*map(len, sizes)):
-        chance, price = 1.0, []
-        for node in range(len(sizes)):
-            number = problem.incoming[node][0]
-            given_states = tuple(states[s] if s >= 0 else 0 for s in problem.sources[number])
-            edge = problem.edges[number]
-            chance *= float(edge.probabilities[(*given_states, states[node])])
-            price.append(float(edge.cost_table[(*given_states, states[node])]))
-        if not chance:
-            continue
-
-        def closed(node):
-            sources = [s for s in problem.sources[problem.incoming[node][0]] if s >= 0]
-            return {node}.union(*map(closed, sources))
-
-        mean += chance * min(
-            tradeoff * problem.nodes[node].losses[states[node]]
-            + (1 - tradeoff) * sum(price[each] for each in closed(node))
-            for node in range(len(sizes))
-        )
-    found = tt.optima(problem, tradeoff)
-    assert found.offline == pytest.approx(mean, abs=CLOSE)
-    assert found.offline <= found.online + CLOSE
-
-
 def test_a_tree_of_routes_that_agree_has_a_law_too():
     half, rows = [0.5, 0.5], [[0.9, 0.1], [0.3, 0.7]]
     nodes = [tt.Node(name, [0.1, 0.8]) for name in "abc"]
@@ -139,15 +88,19 @@ def test_routes_that_disagree_have_none(direct):
     assert tt.optima(problem, 0.5).offline is None
 
 
-def test_too_many_joint_states_are_refused(monkeypatch):
-    monkeypatch.setattr(module, "MAX_JOINT_STATES", 7)
+@pytest.mark.parametrize("cost", [0.1, [0.1, 0.2]])
+def test_what_gives_no_law_has_no_prophet(cost):
     half = [0.5, 0.5]
     nodes = [tt.Node(name, [0.1, 0.8]) for name in "abc"]
     edges = [Edge(None, name, cost=0.1, probabilities=half) for name in "ab"]
-    edges.append(Edge(("a", "b"), "c", cost=0.1, probabilities=[[half, half]] * 2))
-    problem = Problem("precedence", tuple(nodes), tuple(edges))
-    with pytest.raises(ProblemError, match="all joint states of this problem, 8"):
+    if isinstance(cost, list):  # of a state, where routes meet
+        edges += [Edge(u, v, cost=cost, probabilities=[half] * 2) for u, v in ("ab", "ac")]
+    else:
+        edges.append(Edge(("a", "b"), "c", cost=cost, probabilities=[[half, half]] * 2))
+    problem = Problem("walk" if isinstance(cost, list) else "precedence", tuple(nodes), edges)
+    with pytest.raises(ProblemError, match="several parents, or where routes meet"):
         tt.offline_optimum(problem, 0.5)
+    assert tt.optima(problem, 0.5).offline is None
 
 
 def test_a_prophet_passes_infinite_losses():
@@ -159,17 +112,3 @@ def test_a_prophet_passes_infinite_losses():
     )
     found = tt.offline_optimum(Problem("walk", nodes, edges), 0.5)
     assert found == pytest.approx(0.5 * (0.05 + 0.05) + 0.5 * (0.1 + 0.05), abs=CLOSE)
-
-
-def test_joint_states_of_more_nodes_than_an_array_has_axes():
-    count = 70
-    nodes = (*(tt.Node(f"n{k}", [0.5]) for k in range(count - 1)), tt.Node("last", [0.0, 1.0]))
-    names = [node.name for node in nodes]
-    links = pairwise(names[:-1])
-    edges = (
-        Edge(None, "n0", cost=[0.1], probabilities=[1.0]),
-        *(Edge(source, target, cost=[0.01], probabilities=[[1.0]]) for source, target in links),
-        *(Edge(source, "last", cost=[0.2], probabilities=[[0.5, 0.5]]) for source in ("n0", "n68")),
-    )
-    found = tt.offline_optimum(Problem("walk", nodes, edges), 0.5)
-    assert found == pytest.approx(0.5 * (0.3 / 2) + 0.5 * (0.1 / 2 + 0.25), abs=CLOSE)

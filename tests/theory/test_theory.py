@@ -17,7 +17,7 @@ import ttamer as tt
 from support.examples import examples
 from support.oracles import best_value, outcomes, path_cost, realisations, stop_loss
 from support.strategies import costs, losses, problems, rows, tradeoffs
-from ttamer.theory.no_recall import impossibility, needle
+from ttamer.theory.optimum import impossibility, needle
 
 CLOSE = 1e-11
 inside = st.floats(0.05, 0.95)

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from ttamer.artefact.arrays import Arrays, cut, require
 from ttamer.errors import ArgumentError, ArtefactDamaged, ProblemError
 from ttamer.policy.base import Policy
-from ttamer.policy.expected import START, STOP
 from ttamer.policy.index import IndexPolicy
 from ttamer.policy.joint import JointPolicy
 from ttamer.policy.walk import WalkPolicy
-from ttamer.problem.graph import Edge, Node
+from ttamer.problem.graph import START, STOP, Edge, Node
 from ttamer.problem.problem import Problem
 
 TABLES = {"precedence": ("sigma",), "walk": ("choices", "phi")}  # of a policy, by kind of moves

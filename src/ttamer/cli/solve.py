@@ -23,8 +23,7 @@ from ttamer.problem.problem import Problem
 from ttamer.show.tables import table
 from ttamer.solvers import solve, solve_ladder
 from ttamer.theory import contract, draw_contraction, if_stop_experiments
-from ttamer.theory.no_recall import impossibility, needle
-from ttamer.theory.optimal_values import Optima, optima
+from ttamer.theory.optimum import Optima, impossibility, needle, optima
 
 # The most states of a node that the table shows.
 MAX_STATES_SHOWN = 8
@@ -137,7 +136,7 @@ def _text(policy: Policy, best: Optima) -> str:
     lines = [
         f"{_title(policy.problem)}, tradeoff {weight:g}"
         + ("" if policy.recall else ", no recall")
-        + ("" if cap is None else f", at most {cap.most:g} an input"),
+        + ("" if cap is None else f", at most {cap.limit:g} an input"),
         "",
         f"  value {number(policy.value)} = {weight:g} x loss {number(policy.expected_loss)}"
         f" + {1 - weight:g} x cost {number(policy.expected_cost)}",

@@ -24,7 +24,7 @@ from ttamer.errors import ArgumentError, ObservationError, TraceError
 from ttamer.fitting.belief import Step, chance_of
 from ttamer.fitting.policy import NOTHING, SingleNode, StepPolicy
 from ttamer.fitting.replay import SLACK
-from ttamer.policy.base import NO_ANSWER, Explanation, Session
+from ttamer.policy.session import NO_ANSWER, Explanation, Session
 from ttamer.trace.schema import class_text
 
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from ttamer.fitting.belief import Floats, Seen
 from ttamer.fitting.replay import Played
 from ttamer.fitting.session import FittedSession
-from ttamer.policy.base import Explanation, Ladder, Policy, StateSession
+from ttamer.policy.base import Ladder, Policy
+from ttamer.policy.session import Explanation, StateSession
 
 MAX_STATES = 256
 

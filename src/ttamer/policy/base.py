@@ -1,17 +1,9 @@
-"""What a policy is: solved tables, and the sessions and batches that look decisions up in them.
+"""What a policy is: solved tables, which sessions and batches look decisions up in.
 
 A policy answers three questions: stop or go on, which node to ask next, and which answer to return.
 There is one kind per module: :class:`~ttamer.policy.WalkPolicy`,
 :class:`~ttamer.policy.IndexPolicy` under precedence, :class:`~ttamer.policy.JointPolicy` where all
-that was asked matters. A decision takes constant time on a walk, and under precedence a time
-logarithmic in the nodes asked so far.
-
-::
-
-    turn = policy.session()             batch = policy.batch(size)
-    while turn.next is not None:        while batch.running:
-        turn.observe(state)                 batch.observe(states)   # those of batch.next
-    turn.answer                         batch.answer
+that was asked matters.
 
 Units: ``value``, indices, thresholds and equivalent losses are weighed (tradeoff * loss +
 (1 - tradeoff) * cost); ``expected_loss``, ``expected_cost`` and futures are in the problem's own.
@@ -21,454 +13,24 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from ttamer._checks import counted, number, percent, require_whole
-from ttamer.errors import ArgumentError, ObservationError
-from ttamer.policy.expected import START, STOP
-from ttamer.policy.future import Expected, Future
+from ttamer._checks import counted, number, percent
+from ttamer.errors import ArgumentError
+from ttamer.policy.future import Answer, Future, Means, joint_law
+from ttamer.policy.session import INFINITY, Batch, StateSession
 from ttamer.problem.checks import check_tradeoff, weigh_losses
-from ttamer.problem.graph import Edge
+from ttamer.problem.graph import START, STOP
 from ttamer.problem.problem import Problem
 from ttamer.show import card
 from ttamer.show.curves import draw_curves
-from ttamer.show.graph import Arrow, Box, Drawing, draw_graph, draw_path
-
-INFINITY = float("inf")
-NO_ANSWER = "no node asked has an answer, and no node is left that might: stop"
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """The reasons for the current decision of a session.
-
-    >>> from ttamer import Problem, solve
-    >>> turn = solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5).session()
-    >>> turn.explain().why
-    "there is no answer yet: ask 'm1'"
-    """
-
-    next: str | None
-    """The node to ask now; ``None`` once stopped."""
-    answer: str | None
-    """Whose answer would be returned now."""
-    best: float
-    """The loss of that answer, weighed by the tradeoff; ``inf`` before any answer."""
-    index: float
-    """What that loss is compared with: at or below it, stop; ``inf`` when no node is left to ask.
-
-    On a walk the expected loss and cost of going on; under precedence the least dynamic index
-    of the nodes that may be asked. Weighed.
-    """
-    why: str
-    """The decision in words."""
-    price: float = 0.0
-    """What asking ``next`` costs, in the problem's units; 0 once stopped."""
-    beliefs: Mapping[str, float] = field(default_factory=dict)
-    """The chance that each answer in hand is wrong, where the policy is one on beliefs."""
-
-    def _repr_html_(self) -> str:
-        rows = [[name, percent(value, digits=1)] for name, value in self.beliefs.items()]
-        if self.next is None:
-            decision = f"stop and return the answer of {self.answer!r}"
-        else:
-            decision = f"ask {self.next!r}, which costs {number(self.price)}"
-        head = ["answer of", "chance that it is wrong"]
-        return card(decision, notes=[self.why], head=head, rows=rows)
-
-    @property
-    def gain(self) -> float | None:
-        """How far the loss in hand lies above ``index``: on a walk, what going on gains, cost paid.
-
-        Weighed; negative where it stops, ``None`` where there is nothing to compare.
-        """
-        if INFINITY in (self.best, self.index):
-            return None
-        return self.best - self.index
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values; infinite ones as ``None``, since JSON has none.
-
-        Returns:
-            The fields and ``gain``, by name.
-        """
-        values = {**vars(self), "beliefs": dict(self.beliefs), "gain": self.gain}
-        return {
-            k: None if isinstance(v, float) and abs(v) == INFINITY else v for k, v in values.items()
-        }
-
-
-class Session(ABC):
-    """The decisions for one input, by any kind of policy.
-
-    A solved policy gives a :class:`StateSession`, which takes states. A fitted policy gives a
-    :class:`~ttamer.fitting.session.FittedSession`, which takes confidences and predictions.
-
-    >>> from ttamer import Problem, solve
-    >>> turn = solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5).session()
-    >>> isinstance(turn, Session), turn.next, turn.answer
-    (True, 'm1', None)
-    """
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(next={self.next!r}, answer={self.answer!r})"
-
-    @property
-    @abstractmethod
-    def next(self) -> str | None:
-        """The node to ask now; ``None`` once stopped."""
-
-    @property
-    @abstractmethod
-    def answer(self) -> str | None:
-        """The node whose answer to return; ``None`` before any node has answered."""
-
-    @property
-    @abstractmethod
-    def asked(self) -> tuple[str, ...]:
-        """The nodes asked, in order."""
-
-    @property
-    @abstractmethod
-    def cost(self) -> float:
-        """What they cost."""
-
-    @property
-    @abstractmethod
-    def price(self) -> float:
-        """What asking ``next`` costs; 0 once stopped."""
-
-    @abstractmethod
-    def fail(self) -> None:
-        """Record that ``next`` was asked and gave no answer, and move on.
-
-        While there is no answer, nodes are asked as long as any is left.
-        """
-
-    @abstractmethod
-    def explain(self) -> Explanation:
-        """Return the reasons for the current decision.
-
-        Returns:
-            The node to ask now, the answer in hand, and the losses compared.
-        """
-
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
-        """Draw the path of the input so far: nodes asked, the answer, and why it stands there.
-
-        Args:
-            path: Where to write the drawing, if anywhere.
-
-        Returns:
-            The text of an SVG file; notebooks show it as a picture.
-
-        >>> from ttamer import Problem, solve
-        >>> turn = solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5).session()
-        >>> turn.observe(0)
-        >>> "the answer" in turn.plot()
-        True
-        """
-        reasons = self.explain()
-        steps = []
-        for name in self.asked:
-            lines = [name]
-            if name in reasons.beliefs:
-                lines.append(f"wrong with chance {reasons.beliefs[name]:.2%}")
-            if name == self.answer:
-                lines.append("the answer" if self.next is None else "the best answer so far")
-            steps.append((lines, "answer" if name == self.answer else "used"))
-        if self.next is not None:
-            steps.append(([self.next, f"next, costs {self.price:.4g}"], "unused"))
-        return draw_path(steps, f"cost {self.cost:.4g}; {reasons.why}").written(path)
-
-    def _repr_html_(self) -> str:
-        return self.plot()._repr_html_()
-
-    @property
-    def capped(self) -> bool:
-        """Whether a cap on the cost changed what was asked."""
-        return False
-
-
-class StateSession(Session):
-    """A session of a solved policy: it takes the state in which each node is observed.
-
-    >>> from ttamer import Problem, solve
-    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
-    >>> turn = solve(line, tradeoff=0.5).session()
-    >>> turn.observe(1)
-    >>> turn.next
-    'm2'
-    >>> turn.observe(0)
-    >>> turn.next, turn.answer, turn.asked, turn.cost
-    (None, 'm2', ('m1', 'm2'), 0.2)
-    """
-
-    __slots__ = ("_answer", "_failed", "_node", "_path", "_policy", "next")
-
-    _policy: Policy
-    _node: int
-    next: str | None
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._path: list[tuple[int, int]] = []  # (node, state), the state of a failure is -1
-        # Of nodes that failed: the chances of their states. A dict takes time; most never fail.
-        self._failed: dict[int, NDArray[np.float64]] | None = None
-        self._answer = STOP
-
-    @abstractmethod
-    def observe(self, state: int) -> None:
-        """Give the state in which ``next`` is observed, and move on.
-
-        Args:
-            state: The number of the state.
-
-        Raises:
-            ObservationError: The session has stopped, or the node has no such state.
-        """
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether the state of ``next`` follows from what has been seen: there is no need to look.
-
-        So it is for an answer that the policy returns unseen; go on with :meth:`accept`.
-        """
-        return self.next is not None and self._certain_state() is not None
-
-    def accept(self) -> None:
-        """Record that ``next`` was asked and not looked at, and move on.
-
-        Raises:
-            ObservationError: The session has stopped, or the state of ``next`` does not follow
-                from what has been seen.
-        """
-        if self.next is None:
-            raise self._ended()
-        state = self._certain_state()
-        if state is None:
-            raise ObservationError(
-                f"the policy looks at the answer of {self.next!r}: give its state to observe"
-            )
-        self.observe(state)
-
-    @property
-    def number(self) -> int:
-        """The number of the node to ask now; -1 once stopped."""
-        return self._node
-
-    @property
-    def answer(self) -> str | None:
-        """The node whose answer to return; ``None`` before any node that can answer was asked."""
-        return self._policy.problem.names[self._answer] if self._answer >= 0 else None
-
-    @property
-    def asked(self) -> tuple[str, ...]:
-        """The nodes asked, in order."""
-        return tuple(self._policy.problem.names[node] for node, _ in self._path)
-
-    @property
-    def cost(self) -> float:
-        """What they cost, in the problem's units; where a node failed, what it costs on average."""
-        total, last = 0.0, START
-        for node, state in self._path:
-            edge, chances = self._entered(node, last)
-            last = node
-            if isinstance(edge.cost, float):
-                total += edge.cost
-            elif state < 0:
-                total += float((chances * edge.expected_costs).sum())
-            else:
-                if chances.max() < 1:  # the source failed; its state is now less unsure
-                    chances = chances * edge.probabilities[..., state]
-                total += float((chances * edge.cost_table[..., state]).sum() / chances.sum())
-        return total
-
-    @property
-    def price(self) -> float:
-        """What asking ``next`` is expected to cost; 0 once stopped."""
-        if self.next is None:
-            return 0.0
-        edge, chances = self._next_edge()
-        return float((chances * edge.expected_costs).sum())
-
-    def _next_edge(self) -> tuple[Edge, NDArray[np.float64]]:
-        return self._entered(self._node, self._path[-1][0] if self._path else START)
-
-    def _entered(self, node: int, last: int) -> tuple[Edge, NDArray[np.float64]]:
-        """The edge by which a node is asked after the last, and the chances of its sources."""
-        problem = self._policy.problem
-        numbers = list(problem.incoming[node])
-        if problem.moves == "walk":
-            numbers = [number for number in numbers if problem.ends[number][0] == last]
-        edge, states = problem.edges[numbers[0]], dict(self._path)
-        chances = np.ones(())
-        sizes = edge.probabilities.shape[:-1]
-        for source, size in zip(problem.sources[numbers[0]], sizes, strict=True):
-            one = (self._failed or {}).get(source)
-            if one is None:
-                one = np.zeros(size)
-                one[states.get(source, 0)] = 1.0
-            chances = np.multiply.outer(chances, one)
-        return edge, chances
-
-    def _chances(self) -> NDArray[np.float64]:
-        """The chance of each state of ``next``, given what has been seen."""
-        edge, chances = self._next_edge()
-        return np.asarray(np.tensordot(chances, edge.probabilities, axes=chances.ndim))
-
-    def _certain_state(self) -> int | None:
-        """The only state in which ``next`` can be; ``None`` where there are several."""
-        row = self._chances()
-        return int(row.argmax()) if row.max() == 1 else None
-
-    def _fail(self) -> NDArray[np.float64]:
-        """Record that ``next`` was asked in a state that is not known; return its chances."""
-        if self.next is None:
-            raise self._ended()
-        chances = self._chances()
-        self._failed = {**(self._failed or {}), self._node: chances}
-        self._path.append((self._node, -1))
-        return chances
-
-    def _ended(self) -> ObservationError:
-        return ObservationError(
-            f"the session has stopped and answers with {self.answer!r}: start a new one"
-        )
-
-    def _refuse(self, state: object) -> ObservationError:
-        if self.next is None:
-            return self._ended()
-        states = len(self._policy.problem.nodes[self._node].losses)
-        return ObservationError(f"node {self.next!r} has states 0 to {states - 1}, not {state!r}")
-
-    def _explained(self, best: float, index: float) -> Explanation:
-        answer, loses = self.answer, f"{best:.4g}"
-        if self.next is None and best < INFINITY:
-            index = max(index, best)  # a tie within rounding stops
-        if best == INFINITY and self.next is None:
-            why = NO_ANSWER
-        elif best == INFINITY:
-            why = f"there is no answer yet: ask {self.next!r}"
-        elif self.next is not None:
-            why = f"the answer of {answer!r} loses {loses}, above {index:.4g}: ask {self.next!r}"
-        elif index == INFINITY:
-            why = f"no node is left to ask: answer with {answer!r}"
-        else:
-            why = f"the answer of {answer!r} loses {loses}, at or below {index:.4g}: stop"
-        return Explanation(self.next, answer, best, index, why, self.price)
-
-
-class Batch(ABC):
-    """Many inputs' ways through a policy, step by step.
-
-    >>> from ttamer import Problem, solve
-    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
-    >>> batch = solve(line, 0.5).batch(2)
-    >>> batch.observe([0, 1])
-    >>> batch.next.tolist()
-    [-1, 1]
-    """
-
-    def __init__(self, policy: Policy, size: int) -> None:
-        require_whole(size, "size")
-        self._policy = policy
-        self.next: NDArray[np.int32] = np.full(size, STOP, np.int32)
-        """Per input, the number of the node to ask now; -1 once stopped."""
-        self.answer: NDArray[np.int32] = np.full(size, STOP, np.int32)
-        """Per input, the number of the node whose answer to return; -1 before any answer."""
-        self.cost: NDArray[np.float64] = np.zeros(size)
-        """Per input, what it has cost so far, in the problem's units."""
-        self.steps: NDArray[np.int32] = np.zeros(size, np.int32)
-        """Per input, how many nodes were asked."""
-        self._last: NDArray[np.int32] = np.full(size, -1, np.int32)
-        nodes = 0 if policy.problem.has_fixed_costs else len(policy.problem.nodes) + 1
-        self._seen: NDArray[np.intp] = np.zeros((size, nodes), np.intp)  # the start has state 0
-
-    def __len__(self) -> int:
-        return len(self.next)
-
-    @property
-    def running(self) -> bool:
-        """Whether some input still has a node to ask."""
-        return bool((self.next != STOP).any())
-
-    def observe(self, states: ArrayLike) -> None:
-        """Give the state in which each input's ``next`` is observed, and move all of them on.
-
-        Args:
-            states: Shape (inputs,), integers; entries of inputs that stopped are ignored.
-
-        Raises:
-            ObservationError: If there are too many or too few, or a node has no such state.
-        """
-        seen = self._as_states(states)
-        asked = self.next.copy()
-        nodes = np.flatnonzero(np.bincount(asked + 1)[1:]).tolist()  # STOP is -1
-        groups = [(node, np.flatnonzero(asked == node)) for node in nodes]
-        for node, rows in groups:
-            self._check(node, rows, seen[rows])
-        for node, rows in groups:
-            self._pay(node, rows, seen[rows])
-            self._step(node, rows, seen[rows])
-        self._last = np.where(asked == STOP, self._last, asked)
-
-    def _as_states(self, states: ArrayLike) -> NDArray[np.integer]:
-        """Return the states of all inputs as an array, or refuse them."""
-        try:
-            seen = np.asarray(states)
-        except ValueError:  # rows of unequal length
-            seen = np.empty(0, object)
-        if not seen.size and not len(self):
-            return np.empty(0, np.intp)
-        if seen.shape != self.next.shape or not np.issubdtype(seen.dtype, np.integer):
-            raise ObservationError(
-                f"states must be {counted(len(self), 'integer')}, one per input, not "
-                f"{seen.dtype} of shape {seen.shape}"
-            )
-        return seen
-
-    @abstractmethod
-    def _step(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
-        """Move the inputs in ``rows``, all of which asked ``node``, on."""
-
-    def _check(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
-        most = len(self._policy.problem.nodes[node].losses)
-        if states.min() < 0 or states.max() >= most:
-            at = int(np.argmax((states < 0) | (states >= most)))
-            raise ObservationError(
-                f"input {rows[at]}: node {self._policy.problem.names[node]!r} has states 0 to "
-                f"{most - 1}, not {states[at]}"
-            )
-
-    def _pay(
-        self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]
-    ) -> NDArray[np.float64]:
-        """Add what asking a node costs, seen in these states, and return it."""
-        problem, prices = self._policy.problem, np.zeros(len(rows))
-        for entering in problem.incoming[node]:
-            edge, sources = problem.edges[entering], problem.sources[entering]
-            # On a walk one of the edges was taken; under precedence there is one.
-            taken = problem.moves != "walk" or self._last[rows] == sources[0]
-            cost: float | NDArray[np.float64] = edge.cost
-            if not isinstance(cost, float):
-                before = tuple(np.where(taken, self._seen[rows, v], 0) for v in sources)
-                cost = edge.cost_table[(*before, states)]
-            prices += np.where(taken, cost, 0.0)
-        self.cost[rows] += prices
-        if self._seen.shape[1]:
-            self._seen[rows, node] = states
-        self.steps[rows] += 1
-        return prices
+from ttamer.show.graph import Arrow, Box, Drawing, draw_graph
 
 
 @dataclass(frozen=True)
@@ -553,17 +115,17 @@ class Policy(ABC):
     @property
     def expected_loss(self) -> float:
         """The expected loss of the answer returned."""
-        return self._expected[0].loss
+        return self._means.loss
 
     @property
     def expected_cost(self) -> float:
         """The expected cost of all that is asked."""
-        return self._expected[0].cost
+        return self._means.cost
 
     @property
     def asked(self) -> dict[str, float]:
         """The chance that each node is asked."""
-        return dict(zip(self.problem.names, self._expected[1].tolist(), strict=True))
+        return dict(zip(self.problem.names, self._means.asked.tolist(), strict=True))
 
     @abstractmethod
     def index(self, node: str) -> NDArray[np.float64]:
@@ -655,7 +217,7 @@ class Policy(ABC):
 
     @property
     @abstractmethod
-    def _expected(self) -> tuple[Expected, NDArray[np.float64]]: ...
+    def _means(self) -> Means: ...
 
     def if_stop(self, after: str | None = None) -> NDArray[np.bool_]:
         """Return the if-stop matrix, shaped as :meth:`choice`: true where the policy stops.
@@ -716,20 +278,15 @@ class Policy(ABC):
                 f"node {node!r} can be entered from {len(entering)} places, so no single node "
                 "stands for it; use policy.future after one of them"
             )
-        edge = self.problem.edges[entering[0]]
-        parent = self.problem.ends[entering[0]][0]
-        chances = edge.probabilities[check_state(self.problem, parent, parent_state)].tolist()
-        atoms: dict[tuple[float, float], float] = {}
-        for state, chance in enumerate(chances):
-            if chance == 0:
-                continue
-            own = float(self.problem.nodes[number].losses[state])
-            price = float(edge.cost_table[parent_state, state])
-            ahead = self.future(node, state, min(own, fallback))
-            for loss, cost, p in zip(ahead.losses, ahead.costs, ahead.probabilities, strict=True):
-                key = (min(own, float(loss)), price + float(cost))
-                atoms[key] = atoms.get(key, 0.0) + chance * float(p)
-        return Future.of(atoms)
+        edge, parent = self.problem.edges[entering[0]], self.problem.ends[entering[0]][0]
+        row = check_state(self.problem, parent, parent_state)
+        answers: list[Answer] = []
+        for state, loss in enumerate(self.problem.nodes[number].losses.tolist()):
+            ahead = self.future(node, state, min(loss, fallback))
+            costs = float(edge.cost_table[row, state]) + ahead.costs
+            chances = float(edge.probabilities[row, state]) * ahead.probabilities
+            answers.append((np.minimum(loss, ahead.losses), costs, chances))
+        return joint_law(answers)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
         """Draw the graph: its nodes, what the policy does after each state, and costs.
@@ -792,16 +349,16 @@ class Policy(ABC):
         return played
 
 
-def place_of(problem: Problem, node: str | None) -> int:
+def number_of(problem: Problem, name: str | None) -> int:
     """Return the number of a node; -1 for the start."""
-    return START if node is None else problem.index_of(node)
+    return START if name is None else problem.index_of(name)
 
 
-def check_state(problem: Problem, place: int, state: int) -> int:
+def check_state(problem: Problem, node: int, state: int) -> int:
     """Refuse a state that a node (-1: the start) does not have."""
-    states = 1 if place == START else len(problem.nodes[place].losses)
+    states = problem.count_states(node)
     if not isinstance(state, int | np.integer) or not 0 <= state < states:
-        where = "the start" if place == START else f"node {problem.names[place]!r}"
+        where = "the start" if node == START else f"node {problem.names[node]!r}"
         raise ArgumentError(f"{where} has states 0 to {states - 1}, not {state!r}")
     return state
 
@@ -826,7 +383,7 @@ class Ladder:
     def __post_init__(self) -> None:
         if not self.policies:
             raise ArgumentError("a ladder needs at least one policy")
-        if any(right <= left for left, right in pairwise(self.tradeoffs)):
+        if any(higher <= lower for lower, higher in pairwise(self.tradeoffs)):
             raise ArgumentError("a ladder needs its policies in increasing order of tradeoff")
 
     def __len__(self) -> int:
@@ -896,7 +453,7 @@ class Ladder:
             ArgumentError: If the tradeoff is out of range.
         """
         wanted = check_tradeoff(tradeoff)
-        return min(self.policies, key=lambda one: (abs(one.tradeoff - wanted), one.tradeoff))
+        return min(self.policies, key=lambda policy: abs(policy.tradeoff - wanted))
 
 
 def draw_policy(policy: Policy) -> Drawing:
@@ -915,7 +472,7 @@ def draw_policy(policy: Policy) -> Drawing:
     boxes = [Box((title, f"tradeoff {policy.tradeoff:g}", first), 0)]
     for node, name in enumerate(problem.names):
         rules = policy.rules(name)
-        following[node] = {other for rule in rules for other in rule.ask if asked[name] > 0}
+        following[node] = {target for rule in rules for target in rule.ask if asked[name] > 0}
         lines = [name, f"asked {asked[name]:.1%}"]
         lines += [f"{rule.state}: loss {rule.loss:.4g}, {rule}" for rule in rules[:8]]
         lines += [f"... {len(rules)} states"] * (len(rules) > 8)

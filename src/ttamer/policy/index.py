@@ -15,18 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
-from ttamer.policy.base import (
-    INFINITY,
-    Batch,
-    Explanation,
-    Policy,
-    StateSession,
-    check_state,
-    place_of,
-)
-from ttamer.policy.expected import START, STOP, expected_forest, forest_future
-from ttamer.policy.future import Expected, Future, index_unsure, surrogate_below
+from ttamer.policy.base import Policy, check_state, number_of
+from ttamer.policy.future import Future, Means, joint_law
+from ttamer.policy.outcome import forest_outcome
+from ttamer.policy.session import INFINITY, Batch, Explanation, StateSession
+from ttamer.policy.surrogate import index_unsure, surrogate_below
 from ttamer.problem.checks import weigh_losses
+from ttamer.problem.graph import START, STOP
 from ttamer.problem.problem import Problem
 
 
@@ -106,7 +101,16 @@ class IndexPolicy(Policy):
         Raises:
             ArgumentError: If there is no such node.
         """
-        return self._choice(place_of(self.problem, after), self.fallbacks)
+        children = sorted(self.problem.targets(number_of(self.problem, after)))
+        states = (
+            1 if after is None else len(self.problem.nodes[self.problem.index_of(after)].losses)
+        )
+        sigma = np.full((len(children) + 1, states), np.inf)  # the last one is to stop
+        for row, child in enumerate(children):
+            sigma[row] = self.sigma[child]
+        least = np.array([*children, STOP], np.int32)[sigma.argmin(axis=0)]  # ties: given first
+        goes_on = self.fallbacks > sigma.min(axis=0)[:, np.newaxis]
+        return np.where(goes_on, least[:, np.newaxis], np.int32(STOP))
 
     def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
         """Return Phi for what lies below a node: ``E[min(x, kappa)]``, weighed.
@@ -120,10 +124,8 @@ class IndexPolicy(Policy):
         Raises:
             ArgumentError: If there is no such node.
         """
-        place = place_of(self.problem, after)
-        below = surrogate_below(self.problem, self.tradeoff, self.sigma, place)
-        if below is None:
-            return np.tile(self.fallbacks, (len(self.weighed_losses[place]), 1))
+        node = number_of(self.problem, after)
+        below = surrogate_below(self.problem, self.tradeoff, self.sigma, node)
         return below.expected_minimum(self.fallbacks)
 
     def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
@@ -141,14 +143,15 @@ class IndexPolicy(Policy):
             ArgumentError: If there is no such node or state, the loss is negative or not a
                 number, or the cost takes too many distinct values.
         """
-        place = place_of(self.problem, after)
-        state = check_state(self.problem, place, state)
+        node = number_of(self.problem, after)
+        state = check_state(self.problem, node, state)
         if not best >= 0:  # also NaN
             raise ArgumentError(f"the best loss so far is from 0 up, or inf for none, not {best!r}")
-        weighed = weigh_losses(np.array([best]), self.tradeoff)
-        return forest_future(
-            self.problem, self.tradeoff, self.sigma, place=place, state=state, best=weighed[0]
+        weighed = float(weigh_losses(np.array([best]), self.tradeoff)[0])
+        answers, *_ = forest_outcome(
+            self.problem, self.tradeoff, self.sigma, node, state, best=weighed, by_cost=True
         )
+        return joint_law(answers)
 
     def session(self) -> IndexSession:
         """Start deciding for one input.
@@ -180,26 +183,25 @@ class IndexPolicy(Policy):
     @cached_property
     def queues(self) -> Queues:
         """The same as arrays, for batches."""
-        outgoing, ends = self.problem.outgoing, self.problem.ends
-        groups = [START, *(v for v in range(len(self.sigma)) if outgoing[v])]
+        groups = [START, *(v for v in range(len(self.sigma)) if self.problem.outgoing[v])]
         parts: list[tuple[NDArray[np.intp], NDArray[np.float64]]] = []
         starts: dict[int, NDArray[np.intp]] = {}
         size = 0
         for group in groups:
-            children = np.array([ends[edge][1] for edge in outgoing[group]])
+            children = np.array(self.problem.targets(group))
             sigma = np.stack([self.sigma[child] for child in children], axis=1)
             order = np.lexsort((np.broadcast_to(children, sigma.shape), sigma), axis=1)
             end = ((0, 0), (0, 1))  # after the last one there is none
             nodes = np.pad(children[order], end, constant_values=STOP)
-            least = np.take_along_axis(sigma, order, axis=1)
-            parts.append((nodes.ravel(), np.pad(least, end, constant_values=np.inf).ravel()))
+            indices = np.take_along_axis(sigma, order, axis=1)
+            parts.append((nodes.ravel(), np.pad(indices, end, constant_values=np.inf).ravel()))
             starts[group] = size + nodes.shape[1] * np.arange(len(nodes))
             size += nodes.size
         node, index = (np.concatenate(part) for part in zip(*parts, strict=True))
         rank = np.empty(size, np.intp)
         rank[np.lexsort((node, node == STOP, index))] = np.arange(size)
         column = {group: number for number, group in enumerate(groups)}
-        group_of = np.array([column[ends[edges[0]][0]] for edges in self.problem.incoming])
+        group_of = np.array([column[parent] for parent in self.problem.parents])
         return Queues(node.astype(np.int32), index, rank, starts, column, group_of)
 
     @cached_property
@@ -215,18 +217,10 @@ class IndexPolicy(Policy):
         )
 
     @cached_property
-    def _expected(self) -> tuple[Expected, NDArray[np.float64]]:
-        return expected_forest(self.problem, self.tradeoff, self.sigma)
-
-    def _choice(self, place: int, columns: NDArray[np.float64]) -> NDArray[np.int32]:
-        """Return the choice among a node's children when the best so far is each of ``columns``."""
-        children = sorted(self.problem.ends[edge][1] for edge in self.problem.outgoing[place])
-        if not children:
-            return np.full((len(self.weighed_losses[place]), len(columns)), STOP, np.int32)
-        sigma = np.stack([self.sigma[child] for child in children])
-        least = np.array(children, np.int32)[sigma.argmin(axis=0)]  # ties: the node given first
-        goes_on = columns > sigma.min(axis=0)[:, np.newaxis]
-        return np.where(goes_on, least[:, np.newaxis], np.int32(STOP))
+    def _means(self) -> Means:
+        answers, cost, asked = forest_outcome(self.problem, self.tradeoff, self.sigma)
+        # The chance that nothing answers is rounding: the solver refuses what is not sure to.
+        return Means.of(answers[1:], cost, asked)
 
 
 class IndexSession(StateSession):
@@ -274,15 +268,12 @@ class IndexSession(StateSession):
         """
         node, chances = self._node, self._fail()
         problem, tradeoff, sigma = self._policy.problem, self._policy.tradeoff, self._policy.sigma
-        children = [problem.ends[edge][1] for edge in problem.outgoing[node]]
+        children = problem.targets(node)
         by_index = sorted((index_unsure(problem, tradeoff, sigma, v, chances), v) for v in children)
         indices, nodes = zip(*by_index, (INFINITY, STOP), strict=True)
-        if children:
-            self._go_on(0, Queue(array("d", indices), array("i", nodes)))
-        else:
-            self._go_on()
+        self._go_on(0, Queue(array("d", indices), array("i", nodes)) if children else None)
 
-    def _go_on(self, place: int = 0, opened: Queue | None = None) -> None:
+    def _go_on(self, start: int = 0, opened: Queue | None = None) -> None:
         """Take the node asked off its queue, add the queue that it opens, and choose the next."""
         _, _, position, queue = self._open[0]
         position += 1
@@ -292,7 +283,7 @@ class IndexSession(StateSession):
         else:
             heappop(self._open)
         if opened is not None:
-            heappush(self._open, (opened.indices[place], opened.nodes[place], place, opened))
+            heappush(self._open, (opened.indices[start], opened.nodes[start], start, opened))
         index, node = self._open[0][:2] if self._open else (INFINITY, STOP)
         self._node = STOP if self._best <= index else node
         self.next = self._names[self._node]
@@ -323,14 +314,14 @@ class IndexBatch(Batch):
 
     def _step(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
         queues = self._policy.queues
-        own, best = self._policy.weighed_losses[node][states], self._best[rows]
-        self.answer[rows[own < best]] = node
-        best = np.minimum(best, own)
+        losses, best = self._policy.weighed_losses[node][states], self._best[rows]
+        self.answer[rows[losses < best]] = node
+        best = np.minimum(best, losses)
         self._best[rows] = best
         self._heads[rows, queues.group_of[node]] += 1
         if node in queues.column:
             self._heads[rows, queues.column[node]] = queues.starts[node][states]
         heads = self._heads[rows]
-        least = heads[np.arange(len(rows)), queues.rank[heads].argmin(axis=1)]
-        goes_on = best > queues.indices[least]
-        self.next[rows] = np.where(goes_on, queues.nodes[least], STOP)
+        first = heads[np.arange(len(rows)), queues.rank[heads].argmin(axis=1)]
+        goes_on = best > queues.indices[first]
+        self.next[rows] = np.where(goes_on, queues.nodes[first], STOP)

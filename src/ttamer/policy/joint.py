@@ -3,14 +3,14 @@
 So it is where a node is asked after several others, and under a cap on the cost of an input. A
 *step* is what was asked, and what may have been spent. Its state holds the states of the nodes that
 can still matter (the node asked last, and parents of nodes not asked yet) and the cost spent. Over
-these steps the problem is a walk (solvers/downsets.py makes it), and its policy decides. Here its
+these steps the problem is a walk (solvers/joint.py makes it), and its policy decides. Here its
 steps are translated back to nodes.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NoReturn
 
@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ttamer.errors import ArgumentError
-from ttamer.policy.base import Batch, Explanation, Policy, StateSession
-from ttamer.policy.expected import STOP
-from ttamer.policy.future import Expected, Future, cost_keys
+from ttamer.policy.base import Policy
+from ttamer.policy.future import Future, Means, cost_keys
+from ttamer.policy.session import Batch, Explanation, StateSession
 from ttamer.policy.walk import WalkBatch, WalkPolicy, WalkSession
+from ttamer.problem.graph import STOP
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Cap:
     [0.0, 0.2]
     """
 
-    most: float
+    limit: float
     """In the problem's units."""
     grid: float = 0.0
     """Costs count as spent in multiples of this, rounded up; 0: exactly."""
@@ -50,7 +51,7 @@ class Cap:
 
     def allows(self, spent: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return whether sums of costs stay within the cap, up to their rounding."""
-        return spent <= self.most * (1 + 1e-12)
+        return spent <= self.limit * (1 + 1e-12)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Step:
 
     node: int
     """The number of the node asked last."""
-    kept: tuple[int, ...]
+    relevant: tuple[int, ...]
     """The nodes whose states matter, in increasing order; the node asked last is one of them."""
     sizes: tuple[int, ...]
     """How many states each of them has; last, how many sums may have been spent."""
@@ -184,11 +185,10 @@ class JointPolicy(Policy):
         return tuple(size if len(node.losses) > size else -1 for node, size in nodes)
 
     @cached_property
-    def _expected(self) -> tuple[Expected, NDArray[np.float64]]:
-        mean, chances = self.walk._expected
-        asked = np.zeros(len(self.problem.nodes))
-        np.add.at(asked, [step.node for step in self.steps], chances)
-        return mean, asked
+    def _means(self) -> Means:
+        means, asked = self.walk._means, np.zeros(len(self.problem.nodes))
+        np.add.at(asked, [step.node for step in self.steps], means.asked)
+        return replace(means, asked=asked)
 
     def _refuse(self, node: str) -> NoReturn:
         self.problem.index_of(node)
@@ -230,11 +230,11 @@ class JointSession(StateSession):
             spent = _spent_at(step, np.array([self._spent]))
             self._spent = step.spent[spent[0]]
             states = {**dict(self._path), step.node: state}
-            joint = [*(states[node] for node in step.kept), int(spent[0])]
+            joint = [*(states[node] for node in step.relevant), int(spent[0])]
             self._inner.observe(int(np.ravel_multi_index(joint, step.sizes)))
         else:
-            own = np.indices(step.sizes)[step.kept.index(step.node)].ravel()
-            possible = np.flatnonzero(own == state)
+            observed = np.indices(step.sizes)[step.relevant.index(step.node)].ravel()
+            possible = np.flatnonzero(observed == state)
             self._inner.observe_among(possible, lambda chances: _most_spent(step, chances))
         self._path.append((step.node, state))
         self._follow()
@@ -271,7 +271,7 @@ class JointBatch(Batch):
         super().__init__(policy, size)
         self._inner = WalkBatch(policy.walk, size)
         # The start, -1, has one state.
-        self._seen = np.zeros((size, len(policy.problem.nodes) + 1), np.intp)
+        self._observed = np.zeros((size, len(policy.problem.nodes) + 1), np.intp)
         self._spent = np.zeros(size)
         self._nodes = np.array([*(step.node for step in policy.steps), STOP], np.int32)
         self.next = self._nodes[self._inner.next]
@@ -285,21 +285,21 @@ class JointBatch(Batch):
         Raises:
             ObservationError: If there are too many or too few, or a node has no such state.
         """
-        seen = self._as_states(states)
+        observed = self._as_states(states)
         asked = self._inner.next.copy()
         steps = np.unique(asked[asked != STOP]).tolist()
         groups = [(step, np.flatnonzero(asked == step)) for step in steps]
         for number, rows in groups:
-            self._check(self._policy.steps[number].node, rows, seen[rows])
+            self._check(self._policy.steps[number].node, rows, observed[rows])
         joint = np.zeros(len(self), np.intp)
         for number, rows in groups:
             step, cap = self._policy.steps[number], self._policy.cap
-            prices = self._pay(step.node, rows, seen[rows])
+            prices = self._pay(step.node, rows, observed[rows])
             if cap is not None:
                 self._spent[rows] += cap.counted(prices)
             spent = _spent_at(step, self._spent[rows])
             self._spent[rows] = np.array(step.spent)[spent]
-            states = [self._seen[rows, node] for node in step.kept]
+            states = [self._observed[rows, node] for node in step.relevant]
             joint[rows] = np.ravel_multi_index((*states, spent), step.sizes)
         self._inner.observe(joint)
         self.next = self._nodes[self._inner.next]
@@ -320,6 +320,6 @@ def _most_spent(step: Step, chances: NDArray[np.float64]) -> NDArray[np.float64]
     """Take it that as much has been spent as may have been; the chances of all else stay."""
     size = math.prod(step.sizes)
     table = chances[:size].reshape(-1, step.sizes[-1])
-    most = np.zeros_like(table)
-    most[:, np.flatnonzero(table.any(axis=0))[-1]] = table.sum(axis=1)
-    return np.concatenate([most.ravel(), np.zeros(len(chances) - size)])
+    largest = np.zeros_like(table)
+    largest[:, np.flatnonzero(table.any(axis=0))[-1]] = table.sum(axis=1)
+    return np.concatenate([largest.ravel(), np.zeros(len(chances) - size)])

@@ -7,7 +7,7 @@ several times faster to read than arrays.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -16,19 +16,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
-from ttamer.policy.base import (
-    INFINITY,
-    Batch,
-    Explanation,
-    Policy,
-    StateRule,
-    StateSession,
-    check_state,
-    place_of,
+from ttamer.policy.base import Policy, StateRule, check_state, number_of
+from ttamer.policy.future import (
+    Answer,
+    Future,
+    Means,
+    check_costs,
+    cost_keys,
+    joint_law,
+    rows_by_cost,
 )
-from ttamer.policy.expected import START, STOP, expected_walk, walk_future
-from ttamer.policy.future import TIE, Expected, Future, sweep
+from ttamer.policy.session import INFINITY, Batch, Explanation, StateSession
+from ttamer.policy.surrogate import sweep
+from ttamer.problem.checks import TIE
+from ttamer.problem.graph import START, STOP
+from ttamer.problem.problem import Problem
 
+# Chances below this are left out, so that on a long line few losses stay in play.
+NO_MASS = 1e-60
 # What to make of the chances of states that are not known.
 Settle = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
@@ -91,7 +96,7 @@ class WalkPolicy(Policy):
         Raises:
             ArgumentError: If there is no such node.
         """
-        return self.choices[place_of(self.problem, after)]
+        return self.choices[number_of(self.problem, after)]
 
     def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
         """Return Phi: the expected loss and further cost from there, weighed.
@@ -105,7 +110,7 @@ class WalkPolicy(Policy):
         Raises:
             ArgumentError: If there is no such node.
         """
-        return self.phi[place_of(self.problem, after)]
+        return self.phi[number_of(self.problem, after)]
 
     def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
         """Return the joint law of the best future loss and the future cost.
@@ -123,13 +128,16 @@ class WalkPolicy(Policy):
             ArgumentError: If there is no such node, state or loss, or the cost takes too
                 many distinct values.
         """
-        place = place_of(self.problem, after)
-        columns = np.zeros(len(self.problem.grid), np.intp)
-        if self.recall:
-            columns = np.minimum(np.arange(len(columns)), self.problem.grid.column(best))
-        choice = [table[:, columns] for table in self.choices]
-        state = check_state(self.problem, place, state)
-        return walk_future(self.problem, choice, recall=self.recall, place=place, state=state)
+        node, choices = number_of(self.problem, after), self.choices
+        if self.recall:  # the best is then the least of the loss in hand and those still to be met
+            columns = np.arange(len(self.problem.grid))
+            columns = np.minimum(columns, self.problem.grid.column(best))
+            choices = tuple(table[:, columns] for table in choices)
+        state = check_state(self.problem, node, state)
+        answers, *_ = walk_outcome(
+            self.problem, choices, node, state, recall=self.recall, by_cost=True
+        )
+        return joint_law(answers)
 
     def session(self) -> WalkSession:
         """Start deciding for one input.
@@ -174,63 +182,44 @@ class WalkPolicy(Policy):
             ask = tuple(self.problem.names[target] for target in np.unique(met[met != STOP]))
             # It stops up to a column, and not beyond; without recall there is one column.
             last = int((met == STOP).sum()) - 1
-            most = -INFINITY if last < 0 else INFINITY
+            limit = -INFINITY if last < 0 else INFINITY
             if self.recall and last >= 0:
-                most = float(self.problem.grid.values[last])
-            rules.append(StateRule(state, losses[state], (most, most), ask))
+                limit = float(self.problem.grid.values[last])
+            rules.append(StateRule(state, losses[state], (limit, limit), ask))
         return rules
 
-    def going_on(
+    def _going_on(
         self,
-        place: int,
+        node: int,
         chances: NDArray[np.float64],
         column: int,
         barred: tuple[int, ...] = (),
-    ) -> tuple[float, int, float]:
-        """Return what asking one more node comes to: its value, the node, the chance of no answer.
+    ) -> tuple[float, int]:
+        """Return the least value of asking one more node, and that node; ``inf`` and -1 for none.
 
-        Args:
-            place: The number of the node asked last; -1 for the start.
-            chances: The chances of its states.
-            column: The column of the grid that the best loss so far heads; 0 without recall.
-            barred: Per node, a state in which it must not be found; -1 for none.
-
-        Returns:
-            The least chance of no answer, then the least value; without a node left, ``inf``, -1
-            and 1. Where no answer is sure the value is infinite.
+        Where no way is sure of an answer the value is infinite, and the node the first one given
+        that leads to one. ``chances`` are those of the states of the node asked last (-1: the
+        start), ``column`` is that of the best loss so far, 0 without recall; ``barred`` has, per
+        node, a state in which it must not be found, or -1.
         """
-        best = (1.0, INFINITY, STOP)
-        for number in self.problem.outgoing[place]:
+        value, following = INFINITY, STOP
+        for number in self.problem.outgoing[node]:
             edge, target = self.problem.edges[number], self.problem.ends[number][1]
-            after, row = self.phi[target], chances @ edge.probabilities
+            row = chances @ edge.probabilities
             if barred and barred[target] >= 0 and row[barred[target]] > 0:
                 continue
             columns = np.minimum(column, self.problem.grid.positions[target]) if self.recall else 0
-            values = after[np.arange(len(after)), columns]
-            silent = np.where(np.isinf(values), self._silent[target], 0.0)
-            cost = float((1 - self.tradeoff) * (chances @ edge.expected_costs))
-            sure = row * np.isfinite(values)
-            way = (float(row @ silent), cost + float(sure @ np.where(sure, values, 0.0)), target)
-            is_alike = abs(way[0] - best[0]) <= best[0] * TIE
-            if way[1] < best[1] * (1 - TIE) if is_alike else way[0] < best[0]:
-                best = way
-        silent_chance, value, target = best
-        return (INFINITY if silent_chance > 0 else value), target, silent_chance
+            values = self.phi[target][np.arange(len(row)), columns]
+            onward = float((1 - self.tradeoff) * (chances @ edge.expected_costs))
+            onward += float(row[row > 0] @ values[row > 0])
+            leads = following == STOP and row @ self._leads_to_answers[target] > 0
+            if onward < value * (1 - TIE) or (leads and onward == INFINITY):
+                value, following = onward, target
+        return value, following
 
     @cached_property
-    def _silent(self) -> list[NDArray[np.float64]]:
-        """Per node, for each of its states: the chance of no answer, with none in hand before."""
-        silent = [np.isinf(node.losses).astype(float) for node in self.problem.nodes]
-        for node in reversed(self.problem.order):
-            choice = self.choices[node][:, -1]
-            for number in self.problem.outgoing[node]:
-                target = self.problem.ends[number][1]
-                onward = self.problem.edges[number].probabilities @ silent[target]
-                goes = choice == target
-                if self.recall:
-                    goes &= np.isinf(self.problem.nodes[node].losses)
-                silent[node] = np.where(goes, onward, silent[node])
-        return silent
+    def _leads_to_answers(self) -> list[NDArray[np.bool_]]:
+        return lead_to_answers(self.problem)
 
     @cached_property
     def tables(self) -> WalkTables:
@@ -244,8 +233,8 @@ class WalkPolicy(Policy):
         return WalkTables((*names, None), first, len(grid) - 1, (*tables, ((), ())))
 
     @cached_property
-    def _expected(self) -> tuple[Expected, NDArray[np.float64]]:
-        return expected_walk(self.problem, self.choices.__getitem__, recall=self.recall)
+    def _means(self) -> Means:
+        return Means.of(*walk_outcome(self.problem, self.choices, recall=self.recall))
 
     @cached_property
     def _indices(self) -> tuple[NDArray[np.float64], ...]:
@@ -299,14 +288,12 @@ class WalkSession(StateSession):
         chances[states] = self._chances()[states]
         if not chances.any():
             chances[states] = 1.0
-        own = self._tables[self._node][0][states[0]]
+        column = self._tables[self._node][0][states[0]]
         if not self._recall:
-            self._best, self._answer = (
-                own,
-                STOP if own == self._policy.tables.columns else self._node,
-            )
-        elif own < self._best:
-            self._best, self._answer = own, self._node
+            self._best = column
+            self._answer = STOP if column == self._policy.tables.columns else self._node
+        elif column < self._best:
+            self._best, self._answer = column, self._node
         self._failed = {**(self._failed or {}), self._node: settle(chances / chances.sum())}
         self._path.append((self._node, -1))
         self._go_on()
@@ -330,10 +317,9 @@ class WalkSession(StateSession):
         """Decide where the state of the node asked last is not known."""
         node, _ = self._path[-1]
         self._unsure = (self._failed or {})[node]
-        value, target, silent = self._policy.going_on(node, self._unsure, self._column, self.barred)
+        value, target = self._policy._going_on(node, self._unsure, self._column, self.barred)
         stop = float(self._policy.fallbacks[self._best])
-        may_answer = stop == INFINITY and silent < 1
-        self._node = target if may_answer or value < stop * (1 - TIE) else STOP
+        self._node = target if stop == INFINITY or value < stop * (1 - TIE) else STOP
         self.next = self._names[self._node]
 
     @property
@@ -355,7 +341,7 @@ class WalkSession(StateSession):
         if chances is None:
             chances = np.zeros(len(self._policy.choices[node]))
             chances[state] = 1.0
-        return best, self._policy.going_on(node, chances, self._column, self.barred)[0]
+        return best, self._policy._going_on(node, chances, self._column, self.barred)[0]
 
 
 class WalkBatch(Batch):
@@ -376,8 +362,76 @@ class WalkBatch(Batch):
             self.answer[rows] = np.where(answers, node, STOP)
             self.next[rows] = policy.choices[node][states, 0]
             return
-        own, best = policy.problem.grid.positions[node][states], self._best[rows]
-        self.answer[rows[own < best]] = node
-        best = np.minimum(best, own)
+        columns, best = policy.problem.grid.positions[node][states], self._best[rows]
+        self.answer[rows[columns < best]] = node
+        best = np.minimum(best, columns)
         self._best[rows] = best
         self.next[rows] = policy.choices[node][states, best]
+
+
+def lead_to_answers(problem: Problem) -> list[NDArray[np.bool_]]:
+    """Return, per node of a walk and state: whether it, or what may follow it, has an answer."""
+    leads = [np.isfinite(node.losses) for node in problem.nodes]
+    for node in reversed(problem.order):
+        for number in problem.outgoing[node]:
+            rows, target = problem.edges[number].probabilities, problem.ends[number][1]
+            leads[node] |= (rows > 0) @ leads[target]
+    return leads
+
+
+def walk_outcome(
+    problem: Problem,
+    choices: Sequence[NDArray[np.int32]],
+    node: int = START,
+    state: int = 0,
+    *,
+    recall: bool,
+    by_cost: bool = False,
+) -> tuple[list[Answer], float, NDArray[np.float64]]:
+    """Return the answers of a walk, the mean cost, and the chance that each node is asked.
+
+    It goes on from a node (-1: the start) seen in a state; probability mass flows forward over the
+    states of the node asked last and the least loss met since, or without recall its own.
+    ``choices`` are tables over both; with ``by_cost`` answers are split by what was paid.
+    """
+    grid, mean_cost = problem.grid, 0.0
+    asked = np.zeros(len(problem.nodes) + 1)
+    # At each node, by the key of the cost paid: (cost, mass over states and losses).
+    paths: list[dict[float, tuple[float, NDArray[np.float64]]]] = [{} for _ in choices]
+    mass = np.zeros((len(choices[node]), len(grid)))
+    mass[state, -1] = 1.0  # no loss has been met yet
+    paths[node][0.0] = (0.0, mass)
+    answers: list[Answer] = []
+    for last in (START, *problem.order):
+        check_costs(paths[last])
+        for cost, mass in paths[last].values():
+            asked[last] += mass.sum()
+            stopped = np.where(choices[last] == STOP, mass, 0.0).sum(axis=0)
+            answers.append((grid.values, cost, stopped))
+            for number in problem.outgoing[last]:
+                edge, target = problem.edges[number], problem.ends[number][1]
+                leaving = np.where(choices[last] == target, mass, 0.0)
+                columns = np.flatnonzero(leaving.max(axis=0) > NO_MASS)
+                if not len(columns):
+                    continue
+                mean_cost += float(leaving.sum(axis=1) @ edge.expected_costs)
+                prices = rows_by_cost(edge) if by_cost else [(0.0, edge.probabilities)]
+                for price, rows in prices:
+                    moved = np.zeros((rows.shape[1], len(grid)))
+                    moved[:, columns] = rows.T @ leaving[:, columns]
+                    moved = _fold(moved, grid.positions[target], recall=recall)
+                    [key] = cost_keys(np.array([cost + price])).tolist()
+                    paid, before = paths[target].get(key, (cost + price, 0.0))
+                    paths[target][key] = (paid, before + moved)
+        paths[last] = {}
+    return answers, mean_cost, asked[:-1]
+
+
+def _fold(
+    mass: NDArray[np.float64], position: NDArray[np.intp], *, recall: bool
+) -> NDArray[np.float64]:
+    """Move each state's mass to the column of min(best, own loss), or of its own loss."""
+    below = (np.arange(mass.shape[1]) < position[:, np.newaxis]) & recall
+    folded = np.where(below, mass, 0.0)
+    folded[np.arange(len(position)), position] = np.where(below, 0.0, mass).sum(axis=1)
+    return folded

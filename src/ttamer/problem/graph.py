@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -26,6 +27,8 @@ from ttamer.problem.checks import (
 )
 
 Moves = Literal["precedence", "walk"]
+# Numbers that are no node's: before the first node there is the start, after the last one nothing.
+START = STOP = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,6 +331,47 @@ class Graph:
             raise ArgumentError(
                 f"there is no node {node!r}; the nodes are {', '.join(self.names)}"
             ) from None
+
+    @cached_property
+    def parents(self) -> tuple[int, ...]:
+        """The number of each node's parent in a forest; -1 for the start."""
+        return tuple(self.ends[edges[0]][0] for edges in self.incoming)
+
+    def count_states(self, number: int) -> int:
+        """Return how many states a node has.
+
+        Args:
+            number: The number of the node; -1 for the start, which has one.
+
+        Returns:
+            The count.
+        """
+        return 1 if number == START else len(self.nodes[number].losses)
+
+    def targets(self, number: int) -> list[int]:
+        """Return the nodes that the edges of a node lead to.
+
+        Args:
+            number: The number of the node; -1 for the start.
+
+        Returns:
+            Their numbers, in the order of the edges.
+        """
+        return [self.ends[edge][1] for edge in self.outgoing[number]]
+
+    def descendants(self, number: int) -> list[int]:
+        """Return the nodes of a forest below a node.
+
+        Args:
+            number: The number of the node; -1 for the start.
+
+        Returns:
+            Their numbers, every parent before its children.
+        """
+        nodes = [number]
+        for node in nodes:  # grows as it goes
+            nodes += self.targets(node)
+        return nodes[1:]
 
     def parent_edge(self, number: int) -> Edge:
         """Return the one edge that enters a node of a forest.

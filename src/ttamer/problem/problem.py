@@ -12,7 +12,7 @@ On a line the two are the same.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -62,21 +62,6 @@ class Problem(Graph):
         """
         return self if moves == self.moves else Problem(moves, self.nodes, self.edges)
 
-    def _renamed(self, prefix: str) -> Problem:
-        """Put a prefix before every name."""
-        return Problem(
-            self.moves,
-            tuple(Node(prefix + node.name, node.losses) for node in self.nodes),
-            tuple(
-                replace(
-                    edge,
-                    source=prefix + edge.sources[0] if edge.sources else None,  # of a line, one
-                    target=prefix + edge.target,
-                )
-                for edge in self.edges
-            ),
-        )
-
     # Topologies. ``losses`` is one support for every node, or a sequence of one per node.
 
     @classmethod
@@ -109,7 +94,7 @@ class Problem(Graph):
         Problem(walk, 2 nodes, 2 edges)
         """
         parents = [None if i == 0 else i - 1 for i in range(len(costs))]
-        return cls._forest(moves, losses, costs, probabilities, parents, names)
+        return _joined(moves, losses, costs, probabilities, parents, names)
 
     @classmethod
     def multi_line(cls, lines: Sequence[Problem]) -> Problem:
@@ -140,7 +125,7 @@ class Problem(Graph):
                 )
         joined = [name for line in lines for name in line.names]
         if len(set(joined)) < len(joined):
-            lines = [line._renamed(f"{k}.") for k, line in enumerate(lines, start=1)]
+            lines = [_numbered(line, k) for k, line in enumerate(lines, start=1)]
         nodes = [node for line in lines for node in line.nodes]
         return cls("precedence", tuple(nodes), tuple(e for line in lines for e in line.edges))
 
@@ -179,7 +164,7 @@ class Problem(Graph):
                 f"tree: {len(roots)} nodes have parent None, and a tree has one root; "
                 "use Problem.forest for several"
             )
-        return cls._forest("precedence", losses, costs, probabilities, parents, names)
+        return _joined("precedence", losses, costs, probabilities, parents, names)
 
     @classmethod
     def forest(
@@ -209,7 +194,7 @@ class Problem(Graph):
         >>> Problem.forest([0.0, 1.0], [0.1, 0.2], [[0.5, 0.5]] * 2, [None, None])
         Problem(precedence, 2 nodes, 2 edges)
         """
-        return cls._forest("precedence", losses, costs, probabilities, parents, names)
+        return _joined("precedence", losses, costs, probabilities, parents, names)
 
     @classmethod
     def skip(
@@ -293,15 +278,14 @@ class Problem(Graph):
                 "skip_of: a cost depends on the state of the node before, which a skip leaves out; "
                 "use Problem.skip with a cost for every pair"
             )
-        into = [line.parent_edge(v).probabilities for v in line.order]
+        steps = [line.parent_edge(v).probabilities for v in line.order]
         probabilities: dict[tuple[int | None, int], NDArray[np.float64]] = {}
-        for start in range(len(into)):
-            rows = into[start]
-            source = start - 1 if start else None
-            probabilities[source, start] = rows
-            for target in range(start + 1, len(into)):
-                rows = rows @ into[target]
-                rows = rows / rows.sum(axis=1, keepdims=True)  # small errors of rows multiply
+        for first, rows in enumerate(steps):
+            source = first - 1 if first else None
+            probabilities[source, first] = rows
+            for target in range(first + 1, len(steps)):
+                rows = rows @ steps[target]
+                rows /= rows.sum(axis=1, keepdims=True)  # small errors of rows multiply
                 probabilities[source, target] = rows
         return cls.skip(
             [line.nodes[v].losses for v in line.order],
@@ -310,35 +294,7 @@ class Problem(Graph):
             names=[line.names[v] for v in line.order],
         )
 
-    @classmethod
-    def _forest(
-        cls,
-        moves: Moves,
-        losses: ArrayLike | Sequence[ArrayLike],
-        costs: Sequence[ArrayLike],
-        probabilities: Sequence[ArrayLike],
-        parents: Sequence[int | None],
-        names: Sequence[str] | None,
-    ) -> Problem:
-        count = len(costs)
-        for what, size in (("probabilities", len(probabilities)), ("parents", len(parents))):
-            if size != count:
-                raise ProblemError(f"{size} {what} for {count} costs: give one of each per node")
-        nodes = _nodes(losses, count, names)
-        for node, parent in enumerate(parents):
-            if parent is None:
-                continue
-            if not isinstance(parent, int | np.integer):
-                raise ProblemError(f"parents[{node}] is {parent!r}; give a node's number, or None")
-            if not 0 <= parent < count:
-                raise ProblemError(f"parents[{node}] is {parent}, and there are {count} nodes")
-        return cls(
-            moves,
-            nodes,
-            tuple(_edge(nodes, parents[v], v, costs[v], probabilities[v]) for v in range(count)),
-        )
-
-    # Files: validation.py has their format.
+    # Files: checks.py has their format.
 
     @classmethod
     def from_dict(cls, data: object) -> Problem:
@@ -359,20 +315,9 @@ class Problem(Graph):
         Problem(walk, 1 node, 1 edge)
         """
         form = check_form(data)
-        return cls(
-            form["moves"],
-            tuple(Node(node["name"], node["losses"]) for node in form["nodes"]),
-            tuple(
-                Edge(
-                    e["from"],
-                    e["to"],
-                    cost=e["cost"],
-                    probabilities=e["probabilities"],
-                    verify_cost=e.get("verify_cost"),
-                )
-                for e in form["edges"]
-            ),
-        )
+        nodes = tuple(Node(**node) for node in form["nodes"])
+        edges = tuple(Edge(edge.pop("from"), edge.pop("to"), **edge) for edge in form["edges"])
+        return cls(form["moves"], nodes, edges)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Problem:
@@ -423,6 +368,48 @@ class Problem(Graph):
         write_json(self.to_dict(), path)
 
 
+def _numbered(line: Problem, number: int) -> Problem:
+    """Return a line with its number in front of every name."""
+    nodes = tuple(Node(f"{number}.{node.name}", node.losses) for node in line.nodes)
+    edges = tuple(
+        replace(
+            edge,
+            source=f"{number}.{edge.source}" if edge.source else None,
+            target=f"{number}.{edge.target}",
+        )
+        for edge in line.edges
+    )
+    return Problem(line.moves, nodes, edges)
+
+
+def _joined(
+    moves: Moves,
+    losses: ArrayLike | Sequence[ArrayLike],
+    costs: Sequence[ArrayLike],
+    probabilities: Sequence[ArrayLike],
+    parents: Sequence[int | None],
+    names: Sequence[str] | None,
+) -> Problem:
+    """Return nodes each of which follows its parent."""
+    count = len(costs)
+    for what, size in (("probabilities", len(probabilities)), ("parents", len(parents))):
+        if size != count:
+            raise ProblemError(f"{size} {what} for {count} costs: give one of each per node")
+    nodes = _nodes(losses, count, names)
+    for node, parent in enumerate(parents):
+        if parent is None:
+            continue
+        if not isinstance(parent, int | np.integer):
+            raise ProblemError(f"parents[{node}] is {parent!r}; give a node's number, or None")
+        if not 0 <= parent < count:
+            raise ProblemError(f"parents[{node}] is {parent}, and there are {count} nodes")
+    return Problem(
+        moves,
+        nodes,
+        tuple(_edge(nodes, parents[v], v, costs[v], probabilities[v]) for v in range(count)),
+    )
+
+
 def _is_pair(source: object, target: object) -> bool:
     return isinstance(source, int | np.integer | None) and isinstance(target, int | np.integer)
 
@@ -465,91 +452,3 @@ def require_problem(problem: object, what: str) -> None:
     """
     remedy = "read a file with Problem.from_file(path), or build one, as with Problem.line(...)"
     require_kind(problem, Problem, f"{what} needs a Problem", remedy)
-
-
-# Answers that may be returned unseen (non-obligatory inspection): an edge with a ``verify_cost``
-# has two prices, one for asking and one more for looking. Returning the answer without a look pays
-# the first, loses what the target loses on average given the source's state, and ends the search.
-# On a walk that is one leaf more per edge, and exact. Under precedence a node that has been looked
-# at must not be returned as if it had not, so each is committed to one of the two, for each state
-# of its parent (solvers/forest.py).
-
-
-def with_leaves(problem: Problem) -> Problem:
-    """Return a walk in which answers that may be returned unseen are leaves of their own.
-
-    >>> edge = Edge(None, "a", cost=0.1, verify_cost=0.2, probabilities=[0.5, 0.5])
-    >>> with_leaves(Problem("walk", (Node("a", [0.0, 1.0]),), (edge,))).names
-    ('a', 'a (unseen)')
-    """
-    nodes, edges = list(problem.nodes), []
-    for number, edge in enumerate(problem.edges):
-        edges.append(_looked_at(edge))
-        means = mean_losses(problem, number)
-        # Where the mean is infinite after some states of the source, it is never returned there.
-        if edge.verify_cost is None or not np.isfinite(means).any():
-            continue
-        several = len(problem.incoming[problem.ends[number][1]]) > 1
-        after = f" after {edge.source or 'the start'}" if several else ""
-        name = free_name(f"{edge.target} (unseen{after})", [node.name for node in nodes])
-        nodes.append(Node(name, means))
-        cost = edge.expected_costs
-        rows = np.eye(len(means))
-        edges.append(Edge(edge.source, name, cost=cost, probabilities=rows))
-    return Problem("walk", tuple(nodes), tuple(edges))
-
-
-def mean_losses(problem: Problem, number: int) -> NDArray[np.float64]:
-    """Return what the target of an edge loses on average, shape (states of the source,)."""
-    losses = problem.nodes[problem.ends[number][1]].losses
-    rows = problem.edges[number].probabilities
-    finite = rows @ np.where(np.isinf(losses), 0.0, losses)
-    return np.where((rows > 0) @ np.isinf(losses), np.inf, finite)
-
-
-def committed(problem: Problem, unseen: Sequence[NDArray[np.bool_]]) -> Problem:
-    """Return a forest in which some nodes are returned unseen after some states of their parents.
-
-    ``unseen`` has, per node, one truth value per state of its parent (one for a root). A node's
-    states are its own; then one for each state of its parent, in which it was not looked at and
-    loses its mean; then one in which it cannot be asked, since its parent was not looked at.
-    """
-    nodes, edges = [], []
-    sizes = [len(node.losses) for node in problem.nodes]
-    for node, size in enumerate(sizes):
-        number, name = problem.incoming[node][0], problem.names[node]
-        edge, parent = problem.edges[number], problem.ends[number][0]
-        sources, chosen = len(edge.probabilities), unseen[node]
-        means = mean_losses(problem, number)
-        losses = problem.nodes[node].losses
-        nodes.append(Node(name, np.concatenate([losses, means, [np.inf]])))
-        rows = np.zeros((sources, size + sources + 1))
-        rows[~chosen, :size] = edge.probabilities[~chosen]
-        rows[chosen, size + np.flatnonzero(chosen)] = 1.0
-        cost = edge.expected_costs + np.where(chosen, 0.0, edge.verify_cost or 0.0)
-        if not edge.is_cost_fixed and np.ndim(edge.cost) == edge.probabilities.ndim:
-            # What is observed with the state costs what it costs; unseen, what it does on average.
-            cost = np.tile(cost[:, np.newaxis], rows.shape[1])
-            looked = edge.cost_table + (edge.verify_cost or 0.0)
-            cost[~chosen, :size] = looked[~chosen]
-        if parent >= 0:  # the states of the parent without a look, and without an answer
-            extra = len(problem.parent_edge(parent).probabilities) + 1
-            closed = np.zeros((extra, rows.shape[1]))
-            closed[:, -1] = 1.0
-            rows = np.concatenate([rows, closed])
-            cost = np.concatenate([cost, np.zeros((extra, *cost.shape[1:]))])
-        edges.append(Edge(edge.source, edge.target, cost=cost, probabilities=rows))
-    return Problem("precedence", tuple(nodes), tuple(edges))
-
-
-def _looked_at(edge: Edge) -> Edge:
-    """Return the edge at the price of asking and looking."""
-    if edge.verify_cost is None:
-        return edge
-    cost = edge.cost + edge.verify_cost
-    return Edge(edge.source, edge.target, cost=cost, probabilities=edge.probabilities)
-
-
-def free_name(name: str, others: Collection[str]) -> str:
-    """Return the name, with as many primes as make it free."""
-    return name if name not in others else free_name(f"{name}'", others)

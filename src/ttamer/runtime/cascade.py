@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from ttamer._checks import is_number
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, ObservationError
-from ttamer.policy.base import Explanation
+from ttamer.policy.session import Explanation
 from ttamer.runtime.batching import BatchOutcome, run_batch
 from ttamer.runtime.calling import (
     Batched,

@@ -11,10 +11,11 @@ from ttamer._checks import is_number
 from ttamer.errors import ArgumentError, ProblemError
 from ttamer.policy.base import Ladder, Policy
 from ttamer.problem.checks import check_tradeoff, check_tradeoffs
-from ttamer.problem.problem import Problem, require_problem, with_leaves
+from ttamer.problem.problem import Problem, require_problem
 from ttamer.solvers.blas import one_thread
-from ttamer.solvers.downsets import solve_joint
-from ttamer.solvers.forest import solve_forest, solve_unseen_forest
+from ttamer.solvers.forest import solve_forest
+from ttamer.solvers.joint import solve_joint
+from ttamer.solvers.unseen import solve_unseen_forest, with_leaves
 from ttamer.solvers.walk import check_memory, solve_walk, table_bytes
 
 # The largest tables of a walk, in bytes, that are made without a look at the memory there is.
@@ -39,7 +40,7 @@ def solve(
         max_cost: The most that any one input may cost, failures included. The policy is the best
             under this cap, with what was spent as part of the state. Where there are too many sums
             of costs, they are rounded up to a share of the cap, and ``policy.bound`` says how far
-            from the best that may be (solvers/downsets.py). Forests are solved under a cap over
+            from the best that may be (solvers/joint.py). Forests are solved under a cap over
             the sets of nodes asked: small ones only.
 
     Returns:

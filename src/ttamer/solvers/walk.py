@@ -10,7 +10,7 @@ Recursion
     Without recall the state is (s, u), and stopping costs l_u(s).
 No answer
     Where every way on may end without an answer, Phi is infinite at x = infinity. The policy then
-    minimises first the chance of that and next the cost: what it does for a very large finite x.
+    goes along the first edge given that leads to one.
 Ties
     When stopping and going on are equal, stop; between edges, the first given.
 Cost
@@ -25,19 +25,16 @@ Reference
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ProblemError
-from ttamer.policy.expected import START, STOP
-from ttamer.policy.future import TIE
-from ttamer.policy.walk import WalkPolicy
-from ttamer.problem.checks import weigh_losses
+from ttamer.policy.walk import WalkPolicy, lead_to_answers
+from ttamer.problem.checks import TIE, weigh_losses
+from ttamer.problem.graph import START, STOP
 from ttamer.problem.problem import Problem
 
 # The bytes of one entry while a walk is solved: Phi, Phi on arrival, and the choice.
@@ -65,57 +62,52 @@ def solve_walk(
     count = len(tradeoffs)
     weights = tradeoffs[:, np.newaxis]
     fallback = weigh_losses(problem.grid.values, weights)
-    places = len(problem.nodes) + 1  # the start's tables come last
-    phi: list[NDArray[np.float64]] = [np.empty(0)] * places
-    choices: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * places
-    entry: list[NDArray[np.float64]] = [np.empty(0)] * places
-    unanswered: list[Unanswered] = [EMPTY] * places
-    all_answer = problem.all_answer
-    product = np.matmul if all_answer else _product
-    for place in (*reversed(problem.order), START):
-        losses = problem.nodes[place].losses if place != START else np.array([np.inf])
-        stop = (
-            fallback[np.newaxis]
-            if recall
-            else weigh_losses(losses[:, np.newaxis, np.newaxis], weights)
-        )
+    tables = len(problem.nodes) + 1  # the start's come last
+    phi: list[NDArray[np.float64]] = [np.empty(0)] * tables
+    choices: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * tables
+    arrival: list[NDArray[np.float64]] = [np.empty(0)] * tables
+    leads = [] if problem.all_answer else lead_to_answers(problem)
+    product = np.matmul if problem.all_answer else _product
+    for node in (*reversed(problem.order), START):
+        losses = problem.nodes[node].losses if node != START else np.array([np.inf])
+        stop = fallback[np.newaxis]
+        if not recall:
+            stop = weigh_losses(losses[:, np.newaxis, np.newaxis], weights)
+        shape = (len(losses), count, stop.shape[2])
         best: NDArray[np.float64] | None = None
         towards: NDArray[np.int32] | np.int32 = np.int32(STOP)
-        for edge in problem.outgoing[place]:
-            target = problem.ends[edge][1]
-            after = entry[target]
-            value = product(problem.edges[edge].probabilities, after.reshape(len(after), -1))
-            value = value.reshape(len(losses), *after.shape[1:])
-            value += _cost(problem, edge, tradeoffs)[..., np.newaxis]
+        following = np.full(len(losses), STOP, np.int32)  # the first that leads to an answer
+        for number in problem.outgoing[node]:
+            edge, target = problem.edges[number], problem.ends[number][1]
+            onward = product(edge.probabilities, arrival[target].reshape(len(arrival[target]), -1))
+            onward = onward.reshape(shape)
+            onward += (edge.expected_costs[:, np.newaxis] * (1 - tradeoffs))[..., np.newaxis]
             if best is None:
-                best, towards = value, np.int32(target)
+                best, towards = onward, np.int32(target)
             else:
-                better = value < best * (1 - TIE)
-                best = np.where(better, value, best)
+                better = onward < best * (1 - TIE)
+                best = np.where(better, onward, best)
                 towards = np.where(better, np.int32(target), towards)
+            if leads:
+                new = (following == STOP) & ((edge.probabilities > 0) @ leads[target])
+                following[new] = target
         if best is None:
-            table = np.broadcast_to(stop, (len(losses), count, stop.shape[2]))
-            choices[place] = np.broadcast_to(towards, table.shape)
+            best, goes_on = np.broadcast_to(stop, shape), np.zeros(shape, bool)
         else:
-            choices[place] = np.where(best < stop * (1 - TIE), towards, np.int32(STOP))
-            table = np.minimum(stop, best, out=best)
-        if not all_answer:
-            last = np.broadcast_to(stop[..., -1], (len(losses), count))
-            unanswered[place], following = _least_unanswered(
-                problem, place, tradeoffs, last, unanswered
+            goes_on = best < stop * (1 - TIE)
+            best = np.minimum(stop, best, out=best)
+        choices[node] = np.where(goes_on, towards, np.int32(STOP))
+        if leads:
+            unsure = np.isinf(best[..., -1])
+            choices[node][..., -1] = np.where(
+                unsure, following[:, np.newaxis], choices[node][..., -1]
             )
-            if best is not None:
-                choices[place][..., -1] = np.where(
-                    np.isinf(table[..., -1]), following, choices[place][..., -1]
-                )
-        phi[place] = entry[place] = table
-        if recall and place != START:
+        phi[node] = arrival[node] = best
+        if recall and node != START:
             # On arrival the best so far is min(x, l(y)): beyond l(y)'s column nothing changes.
             # Phi never falls in x, so capping it there is the same.
-            capped = table[np.arange(len(losses)), :, problem.grid.positions[place]]
-            entry[place] = np.minimum(table, capped[:, :, np.newaxis])
-            if not all_answer:
-                unanswered[place] = unanswered[place].or_own(capped)
+            capped = best[np.arange(len(losses)), :, problem.grid.positions[node]]
+            arrival[node] = np.minimum(best, capped[:, :, np.newaxis])
 
     values = phi[START][0, :, -1]  # the search starts with x = infinity
     if not np.isfinite(values).all():
@@ -139,63 +131,6 @@ def _cost(problem: Problem, edge: int, tradeoffs: NDArray[np.float64]) -> NDArra
     if isinstance(cost, float):
         return cost * (1 - tradeoffs)[np.newaxis]
     return problem.edges[edge].expected_costs[:, np.newaxis] * (1 - tradeoffs)
-
-
-class Unanswered(NamedTuple):
-    """What follows a place with no answer in hand; shapes are (states, tradeoffs)."""
-
-    chance: NDArray[np.float64]
-    """The chance that the search ends without an answer."""
-    rest: NDArray[np.float64]
-    """The expected loss and cost otherwise, weighed."""
-
-    def before(self, rows: NDArray[np.float64], cost: NDArray[np.float64]) -> Unanswered:
-        """Return the same from the source of an edge."""
-        return Unanswered(rows @ self.chance, rows @ self.rest + cost)
-
-    def less_than(self, other: Unanswered) -> NDArray[np.bool_]:
-        """Compare the chances; where they are equal, the rest."""
-        lower = self.chance < other.chance * (1 - TIE)
-        equal = ~lower & (self.chance <= other.chance * (1 + TIE))
-        return lower | (equal & (self.rest < other.rest * (1 - TIE)))
-
-    def where(self, chosen: NDArray[np.bool_], other: Unanswered) -> Unanswered:
-        """Take this where chosen, and the other elsewhere."""
-        return Unanswered(
-            np.where(chosen, self.chance, other.chance), np.where(chosen, self.rest, other.rest)
-        )
-
-    def or_own(self, values: NDArray[np.float64]) -> Unanswered:
-        """Take the value with the node's own answer in hand, where it has one."""
-        has_own = np.isfinite(values)
-        return Unanswered(np.where(has_own, 0.0, self.chance), np.where(has_own, values, self.rest))
-
-
-EMPTY = Unanswered(np.empty(0), np.empty(0))
-
-
-def _least_unanswered(
-    problem: Problem,
-    place: int,
-    tradeoffs: NDArray[np.float64],
-    stop: NDArray[np.float64],
-    after: Sequence[Unanswered],
-) -> tuple[Unanswered, NDArray[np.int32]]:
-    """Return the least chance of no answer at a place, and the node to ask next for it (or -1).
-
-    ``stop`` is the loss of stopping there with no earlier answer, of shape (states, tradeoffs).
-    """
-    nothing = np.isinf(stop)
-    best = Unanswered(nothing.astype(float), np.where(nothing, 0.0, stop))
-    towards = np.full(stop.shape, STOP, np.int32)
-    for edge in problem.outgoing[place]:
-        target = problem.ends[edge][1]
-        rows = problem.edges[edge].probabilities
-        onward = after[target].before(rows, _cost(problem, edge, tradeoffs))
-        better = onward.less_than(best)
-        best = onward.where(better, best)
-        towards = np.where(better, np.int32(target), towards)
-    return best, towards
 
 
 def _product(rows: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,20 +1,19 @@
-"""The paper's theory as running code: optima to compare with, and its two demonstrations."""
+"""The paper's theory as running code: optima to compare with, and its demonstrations."""
 
-from ttamer.theory.contraction import (
+from ttamer.theory.experiments import (
     Contraction as Contraction,
+    Experiment as Experiment,
     contract as contract,
     draw_contraction as draw_contraction,
+    experiment as experiment,
+    if_stop_experiments as if_stop_experiments,
 )
-from ttamer.theory.no_recall import Impossibility as Impossibility, impossibility as impossibility
-from ttamer.theory.optimal_values import (
+from ttamer.theory.optimum import (
+    Impossibility as Impossibility,
     Optima as Optima,
+    impossibility as impossibility,
     no_recall_optimum as no_recall_optimum,
     offline_optimum as offline_optimum,
     online_optimum as online_optimum,
     optima as optima,
-)
-from ttamer.theory.synthetic import (
-    Experiment as Experiment,
-    experiment as experiment,
-    if_stop_experiments as if_stop_experiments,
 )

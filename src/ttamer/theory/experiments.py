@@ -1,10 +1,16 @@
-"""The paper's synthetic experiments (section D.3), and a correlated chain beside them.
+"""The paper's synthetic experiments (section D.3), and its Alg. 3 step by step.
 
 The paper draws the losses of a line independently from one law and shows if-stop matrices that
 seem to depend on the current loss. In truth, for independent identical losses and equal costs
 every index is the same number (Weitzman's reservation value): the decision depends on the best
 loss so far alone, and one fixed threshold with recall at the end is optimal. Only correlation, or
 unequal nodes, makes it depend on the current state; the correlated chain shows that.
+
+Alg. 3 replaces, from the leaves up, a node and all below it by one node of random loss and cost
+(Lem. C.4), whose index is that of the node it replaces. The law of that node depends on the
+fallback in hand, since what is asked below depends on it: here the fallback is the node's own
+index, at which the law has that index. One law for all fallbacks would not do; the surrogate loss
+is what solves the problem (policy/surrogate.py).
 """
 
 from __future__ import annotations
@@ -12,20 +18,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer.errors import ArgumentError
+from ttamer.errors import ArgumentError, ProblemError
 from ttamer.policy.base import Policy
-from ttamer.policy.expected import STOP, expected_walk
-from ttamer.problem.problem import Problem
+from ttamer.policy.future import Future, Means
+from ttamer.policy.walk import walk_outcome
+from ttamer.problem.graph import STOP
+from ttamer.problem.problem import Problem, require_problem
+from ttamer.show.graph import Arrow, Box, draw_graph, stack
 from ttamer.solvers import solve
-
-# How strongly a loss of the correlated chain pulls the next one to itself.
-CORRELATION = 0.8
-# The standard deviation of the next loss around that pull.
-SPREAD = 0.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +40,8 @@ class Experiment:
     Values are in units of loss plus cost, weighed by the tradeoff.
 
     >>> from ttamer.theory import experiment
-    >>> found = experiment("correlated chain", nodes=3, states=8)
-    >>> found.policy.value <= found.with_recall <= found.without_recall
+    >>> chain = experiment("correlated chain", nodes=3, states=8)
+    >>> chain.policy.value <= chain.with_recall <= chain.without_recall
     True
     """
 
@@ -66,8 +71,8 @@ class Experiment:
         for number, name in enumerate(problem.names[1:], start=1):
             values.append(self.policy.index(name)[reached])
             reached = reached @ (problem.parent_edge(number).probabilities > 0)
-        everything = np.concatenate(values)
-        return float(everything.min()), float(everything.max())
+        indices = np.concatenate(values)
+        return float(indices.min()), float(indices.max())
 
     def _excess(self, value: float) -> float:
         """Compare a value with the optimum, which is 0 only where nothing counts or costs."""
@@ -91,7 +96,7 @@ def if_stop_experiments(
     Raises:
         ArgumentError: If a size or the tradeoff is out of range.
 
-    >>> [each.name for each in if_stop_experiments(nodes=2, states=4)][-1]
+    >>> [experiment.name for experiment in if_stop_experiments(nodes=2, states=4)][-1]
     'correlated chain'
     """
     return [
@@ -144,17 +149,16 @@ def best_threshold(problem: Problem, tradeoff: float, *, recall: bool) -> float:
     """
     if not problem.is_line:
         raise ArgumentError("a fixed threshold is for a line: the problem has branches or skips")
-    width = len(problem.grid) if recall else 1
     following = dict(zip(problem.order, (*problem.order[1:], STOP), strict=True))
     best = math.inf
     for threshold in (-1.0, *problem.grid.values[:-1].tolist()):
-        choice = []
-        for number, node in enumerate(problem.nodes):
-            going = np.where(node.losses > threshold, following[number], STOP)
-            choice.append(np.repeat(going[:, np.newaxis], width, axis=1).astype(np.int32))
-        choice.append(np.full((1, width), problem.order[0], np.int32))
-        mean, _ = expected_walk(problem, choice.__getitem__, recall=recall)
-        best = min(best, tradeoff * mean.loss + (1 - tradeoff) * mean.cost)
+        choices = [
+            np.where(node.losses > threshold, following[number], STOP)[:, np.newaxis]
+            for number, node in enumerate(problem.nodes)
+        ]
+        choices.append(np.array([[problem.order[0]]]))
+        means = Means.of(*walk_outcome(problem, choices, recall=recall))
+        best = min(best, tradeoff * means.loss + (1 - tradeoff) * means.cost)
     return best
 
 
@@ -182,12 +186,10 @@ def _normal(x: float, mean: float, deviation: float) -> float:
 
 def _chain(losses: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """A truncated normal first loss, and each next one normal around a pull to the last."""
-    first = _binned(losses, lambda x: _normal(x, 0.5, 0.5))
-    rows = [
-        _binned(losses, lambda x, at=at: _normal(x, 0.5 + CORRELATION * (at - 0.5), SPREAD))  # type: ignore[misc]
-        for at in losses.tolist()
-    ]
-    return first, np.array(rows)
+    correlation, deviation = 0.8, 0.25
+    means = 0.5 + correlation * (losses - 0.5)
+    rows = [_binned(losses, partial(_normal, mean=m, deviation=deviation)) for m in means.tolist()]
+    return _binned(losses, lambda x: _normal(x, 0.5, 0.5)), np.array(rows)
 
 
 # From the losses of a node to the law of the first node and the rows of the others.
@@ -199,3 +201,115 @@ EXPERIMENTS: dict[str, Law] = {
     "uniform(0, 0.5)": _alike(lambda x: min(x, 0.5)),
     "correlated chain": _chain,
 }
+
+
+@dataclass(frozen=True, eq=False)
+class Contraction:
+    """One step: a node and all below it become one node.
+
+    >>> from ttamer import Problem
+    >>> from ttamer.theory import contract
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> last = contract(line, 0.5)[-1]
+    >>> last.node, last.members, last.index.shape
+    ('m1', ('m1', 'm2'), (1,))
+    """
+
+    node: str
+    members: tuple[str, ...]
+    """The nodes that the one node stands for, the replaced one first."""
+    index: NDArray[np.float64]
+    """Shape (states of the parent,): its dynamic index, weighed."""
+    laws: tuple[Future, ...]
+    """Per state of the parent, the joint law of loss and cost with the index in hand."""
+
+
+def contract(problem: Problem, tradeoff: float) -> list[Contraction]:
+    """Contract a forest step by step, as the paper's Alg. 3 does.
+
+    Args:
+        problem: A line, multi-line, tree or forest.
+        tradeoff: Above 0 (at 0 no loss counts, and no index is a loss) and up to 1.
+
+    Returns:
+        One step per node, the leaves first.
+
+    Raises:
+        ArgumentError: If the tradeoff is out of range.
+        ProblemError: If the problem is no forest, or no policy is sure of an answer.
+
+    >>> from ttamer import Problem
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> [(step.node, step.members) for step in contract(line, 0.5)]
+    [('m2', ('m2',)), ('m1', ('m1', 'm2'))]
+    """
+    require_problem(problem, "contract")
+    if tradeoff == 0:
+        raise ArgumentError("contract needs a tradeoff above 0: at 0 no loss counts")
+    if not problem.is_forest:
+        raise ProblemError(
+            "contract: a node can be entered from several places, so no single node stands for "
+            "what follows it; give a line, multi-line, tree or forest"
+        )
+    policy = solve(problem.with_moves("precedence"), tradeoff)
+    members: dict[int, tuple[str, ...]] = {}
+    steps = []
+    for number in reversed(problem.order):
+        name = problem.names[number]
+        below = [member for child in problem.targets(number) for member in members[child]]
+        members[number] = (name, *below)
+        index = policy.index(name)
+        laws = tuple(
+            policy.equivalent_node(name, state, fallback / tradeoff)
+            for state, fallback in enumerate(index.tolist())
+        )
+        steps.append(Contraction(name, members[number], index, laws))
+    return steps
+
+
+def draw_contraction(problem: Problem, steps: list[Contraction]) -> str:
+    """Return the steps as SVG, one below the other: the forest that is left after each.
+
+    Args:
+        problem: The problem that was contracted.
+        steps: What :func:`contract` returned for it.
+
+    Returns:
+        The text of an SVG file.
+
+    >>> from ttamer import Problem
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> draw_contraction(line, contract(line, 0.5)).startswith("<svg")
+    True
+    """
+    require_problem(problem, "draw_contraction")
+    standing: dict[int, tuple[str, ...]] = {v: (name,) for name, v in problem.number.items()}
+    parents = problem.parents
+    depth = {-1: -1}
+    for node in problem.order:
+        depth[node] = depth[parents[node]] + 1
+    drawings = []
+    for count, step in enumerate(steps, start=1):
+        contracted = problem.number[step.node]
+        standing[contracted] = step.members
+        for member in step.members[1:]:
+            standing.pop(problem.number[member], None)
+        boxes: list[Box] = []
+        position: dict[int, int] = {}
+        for node, members in standing.items():
+            lines, colour = [" + ".join(members)], "used"
+            if node == contracted:
+                colour = "answer"
+                lines += [
+                    f"{state}: index {index:.4g}, mean cost {law.mean_cost:.4g}"
+                    for state, (index, law) in enumerate(zip(step.index, step.laws, strict=True))
+                ]
+            position[node] = len(boxes)
+            boxes.append(Box(tuple(lines), depth[node], colour))
+        arrows = [
+            Arrow(position[parents[node]], position[node], "")
+            for node in standing
+            if parents[node] >= 0
+        ]
+        drawings.append(draw_graph(boxes, arrows, caption=f"step {count}: {step.node}"))
+    return stack(drawings)

@@ -35,7 +35,7 @@ from ttamer.errors import ProblemError
 from ttamer.policy.future import cost_keys
 from ttamer.policy.joint import Cap, JointPolicy, Step
 from ttamer.problem.graph import Edge, Node
-from ttamer.problem.problem import Problem, free_name
+from ttamer.problem.problem import Problem
 from ttamer.solvers.walk import check_memory, solve_walk, table_bytes
 
 # The most states that the walk over all steps may have in all.
@@ -119,7 +119,7 @@ class _Steps:
                 waiting += self._ask(asked, step, number, barred, edge)
         if not self._nodes:
             raise ProblemError(
-                f"no node can be asked first for max_cost = {self._cap.most:g}: give more"  # type: ignore[union-attr]
+                f"no node can be asked first for max_cost = {self._cap.limit:g}: give more"  # type: ignore[union-attr]
             )
         return tuple(self._steps), Problem("walk", tuple(self._nodes), tuple(self._edges))
 
@@ -128,14 +128,14 @@ class _Steps:
         problem = self._problem
         if problem.moves == "walk":
             return [*problem.outgoing[last]]
+        edges = [into[0] for into in problem.incoming]
         return [
-            problem.incoming[v][0]
-            for v in range(len(self._sizes))
-            if v not in asked
-            and asked.issuperset(set(problem.sources[problem.incoming[v][0]]) - {-1})
+            edge
+            for node, edge in enumerate(edges)
+            if node not in asked and asked.issuperset(set(problem.sources[edge]) - {-1})
         ]
 
-    def _kept(self, asked: frozenset[int], last: int) -> tuple[int, ...]:
+    def _relevant(self, asked: frozenset[int], last: int) -> tuple[int, ...]:
         """Return the nodes whose states can still matter."""
         problem = self._problem
         if problem.moves == "walk":
@@ -154,45 +154,44 @@ class _Steps:
         """Add the edge by which a step asks a node; return the step it leads to, if it is new."""
         problem, edge = self._problem, self._problem.edges[edge_number]
         node = problem.ends[edge_number][1]
-        now = asked | {node}
-        kept = self._kept(now, node)
+        after = asked | {node}
+        relevant = self._relevant(after, node)
         # Every combination of the states before, of what was spent, and of the new state.
         shape = (*before.sizes, self._sizes[node])
-        *states, spent, own = np.indices(shape).reshape(len(shape), -1)
-        at = dict(zip((*before.kept, node), (*states, own), strict=True))
-        given = tuple(at.get(source, np.zeros_like(own)) for source in problem.sources[edge_number])
-        chances, costs = edge.probabilities[(*given, own)], edge.cost_table[(*given, own)]
-        fits, sums, total = np.ones(len(own), bool), (0.0,), np.zeros(len(own))
+        *states, spent, observed = np.indices(shape).reshape(len(shape), -1)
+        state_of = dict(zip((*before.relevant, node), (*states, observed), strict=True))
+        sources = problem.sources[edge_number]
+        entry = (*(state_of.get(v, np.zeros_like(observed)) for v in sources), observed)
+        chances, costs = edge.probabilities[entry], edge.cost_table[entry]
+        possible, fits = chances > 0, np.ones(len(observed), bool)
+        sums, total = (0.0,), np.zeros(len(observed))
         if self._cap is not None:
             total = np.array(before.spent)[spent] + self._cap.counted(costs)
-            fits = self._cap.allows(np.where(chances > 0, total, 0.0))
+            fits = self._cap.allows(np.where(possible, total, 0.0))
             fits = np.repeat(fits.reshape(-1, shape[-1]).all(axis=1), shape[-1])
             if not fits.any():
                 return []
             total = cost_keys(total)
-            sums = tuple(np.unique(total[fits & (chances > 0)]).tolist())
-        step = Step(node, kept, (*(self._sizes[each] for each in kept), len(sums)), sums)
+            sums = tuple(np.unique(total[fits & possible]).tolist())
+        step = Step(node, relevant, (*(self._sizes[v] for v in relevant), len(sums)), sums)
         barred = barred or not fits.all()
         size, columns = math.prod(step.sizes), math.prod(before.sizes)
         # A sum that does not occur may lie anywhere: its chance is 0.
-        place = np.minimum(np.searchsorted(sums, total), len(sums) - 1)
-        to = np.ravel_multi_index((*(at[each] for each in kept), place), step.sizes)
-        rows = np.arange(len(own)) // shape[-1]
-        table = np.zeros(
-            (columns if number < 0 else len(self._nodes[number].losses), size + barred)
-        )
+        position = np.minimum(np.searchsorted(sums, total), len(sums) - 1)
+        column = np.ravel_multi_index((*(state_of[v] for v in relevant), position), step.sizes)
+        row = np.arange(len(observed)) // shape[-1]
+        table = np.zeros((len(self._nodes[number].losses) if number >= 0 else 1, size + barred))
         cost = np.zeros_like(table)
-        np.add.at(table, (rows[fits], to[fits]), chances[fits])
-        seen = fits & (chances > 0)
-        cost[rows[seen], to[seen]] = costs[seen]
+        np.add.at(table, (row[fits], column[fits]), chances[fits])
+        cost[row[fits & possible], column[fits & possible]] = costs[fits & possible]
         if barred:
-            table[np.unique(rows[~fits]), size] = 1.0
+            table[np.unique(row[~fits]), size] = 1.0
             table[columns:, size] = 1.0
-        target, new = self._number(now, step, barred)
+        target, new = self._number(after, step, barred)
         source = None if number < 0 else self._nodes[number].name
         price = edge.cost if edge.is_cost_fixed and not barred else cost
         self._edges.append(Edge(source, self._nodes[target].name, cost=price, probabilities=table))
-        return [(now, step, target, barred)] if new else []
+        return [(after, step, target, barred)] if new else []
 
     def _number(self, asked: frozenset[int], step: Step, barred: bool) -> tuple[int, bool]:
         """Return the number of a step, and whether it is new."""
@@ -215,11 +214,11 @@ class _Steps:
             name += f" (after {before})"
         if self._cap is not None:
             name += f" (spent {step.spent[-1]:g})"
-        name = free_name(name, self._names)
+        while name in self._names:
+            name += "'"
         self._names.add(name)
-        own = np.indices(step.sizes)[step.kept.index(step.node)].ravel()
-        losses = np.pad(
-            problem.nodes[step.node].losses[own], (0, int(barred)), constant_values=np.inf
-        )
+        observed = np.indices(step.sizes)[step.relevant.index(step.node)].ravel()
+        losses = problem.nodes[step.node].losses[observed]
+        losses = np.pad(losses, (0, int(barred)), constant_values=np.inf)
         self._nodes.append(Node(name, losses))
         return self._numbers[key], True

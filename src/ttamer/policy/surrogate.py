@@ -1,0 +1,291 @@
+"""Surrogate losses: a whole subtree of a forest as one random number.
+
+Asking what lies in a subtree by its indices, with a fallback x in hand, is worth
+``E[min(x, kappa)]`` for one random number kappa, whatever x is. From the leaves up, for every state
+s of the parent::
+
+    W_v        = min(l_v(Y), kappa_u(Y) for children u),  Y ~ P_v(s, .)
+    kappa_v(s) = max(sigma_v(s), W_v)
+
+where the dynamic index sigma_v(s) solves ``E[(sigma - W_v)^+] = c_v``. Children are independent
+given Y, so the law of W is a product; expectations of ``(x - W)^+`` are integrals of a step
+function. The laws carry their own breakpoints: sigma lies off the loss grid, and rounding it there
+would tie branches that should not tie. Units are weighed: losses times the tradeoff, costs times
+one minus it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttamer.problem.checks import TIE, weigh_losses
+from ttamer.problem.graph import START
+from ttamer.problem.problem import Problem
+
+# The share of a mean that the upper tail of a law may add and still be dropped: below rounding.
+NEGLIGIBLE = 1e-18
+# Laws of at most this many breakpoints keep those of chance 0.
+MANY_POINTS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Surrogate:
+    """The law of a random number for each of several states."""
+
+    points: NDArray[np.float64]
+    """Shape (points,): the finite values it can take, increasing."""
+    below: NDArray[np.float64]
+    """Shape (states, points): the chance that it is at most each point."""
+    above: NDArray[np.float64]
+    """One minus ``below``, carried along so that small chances of either kind stay exact."""
+    sure: NDArray[np.bool_]
+    """Shape (states,): whether it is finite for certain."""
+
+    @classmethod
+    def of_losses(cls, losses: NDArray[np.float64]) -> Surrogate:
+        """Return the law of a node's own loss, known given its state."""
+        points = np.unique(losses[np.isfinite(losses)])
+        below = losses[:, np.newaxis] <= points
+        return cls(points, below.astype(float), (~below).astype(float), np.isfinite(losses))
+
+    @classmethod
+    def never(cls, states: int) -> Surrogate:
+        """Return the law of what is infinite in every state."""
+        table = np.empty((states, 0))
+        return cls(np.empty(0), table, table, np.zeros(states, bool))
+
+    def at(self, points: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the chances of being at most, and above, each of some other points."""
+        columns = np.searchsorted(self.points, points, side="right")
+        below = np.pad(self.below, ((0, 0), (1, 0)))
+        above = np.pad(self.above, ((0, 0), (1, 0)), constant_values=1.0)
+        return below[:, columns], above[:, columns]
+
+    def minimum_with(self, sibling: Surrogate) -> Surrogate:
+        """Return the law of the smaller of the two, independent given the state."""
+        points = np.union1d(self.points, sibling.points)
+        below, above = self.at(points)
+        sibling_below, sibling_above = sibling.at(points)
+        return Surrogate(
+            points, below + above * sibling_below, above * sibling_above, self.sure | sibling.sure
+        )
+
+    def mixed(self, rows: NDArray[np.float64]) -> Surrogate:
+        """Return the law given the parent's state, by rows of shape (parent states, states)."""
+        sure = ~((rows > 0) @ ~self.sure)
+        return Surrogate(self.points, rows @ self.below, rows @ self.above, sure)
+
+    def mixed_later(self, rows: NDArray[np.float64], delays: NDArray[np.float64]) -> Surrogate:
+        """Return :meth:`mixed` of the number plus a delay.
+
+        ``rows`` and ``delays`` have shape (parent states, states).
+        """
+        if np.ptp(delays) == 0:
+            law = self.mixed(rows)
+            return Surrogate(law.points + delays.flat[0], law.below, law.above, law.sure)
+        points = np.unique(np.add.outer(np.unique(delays), self.points))
+        below, above = np.zeros((2, len(rows), len(points)))
+        for parent, state in np.argwhere(rows > 0).tolist():
+            lower, upper = replace(self, points=self.points + delays[parent, state]).at(points)
+            below[parent] += rows[parent, state] * lower[state]
+            above[parent] += rows[parent, state] * upper[state]
+        return Surrogate(points, below, above, ~((rows > 0) @ ~self.sure))
+
+    def trimmed(self) -> Surrogate:
+        """Return the law without breakpoints that change no mean beyond rounding.
+
+        On a long line the chance that nothing good is found falls geometrically, and so does that
+        of ending at an index far below. Points of chance 0 in floating point are dropped, and so is
+        a negligible upper tail: the number of breakpoints kept does not grow with the nodes.
+        """
+        return self._without_empty()._without_tail()
+
+    def _without_empty(self) -> Surrogate:
+        """Return the law without points at which no chance changes, where it has many points."""
+        if len(self.points) <= MANY_POINTS:
+            return self
+        changes = (np.diff(self.below) != 0).any(axis=0) | (np.diff(self.above) != 0).any(axis=0)
+        at = np.concatenate([[True], changes])
+        return Surrogate(self.points[at], self.below[:, at], self.above[:, at], self.sure)
+
+    def _without_tail(self) -> Surrogate:
+        """Return the law without an upper tail that changes no mean beyond rounding."""
+        if len(self.points) < 2 or not self.sure.all():
+            return self
+        pieces = self.above[:, :-1] * np.diff(self.points)
+        tails = np.cumsum(pieces[:, ::-1], axis=1)[:, ::-1]  # of the mean, from each point up
+        means = self.points[0] + np.cumsum(pieces, axis=1)
+        means[:, 1:] = means[:, :-1]
+        means[:, 0] = self.points[0]  # E[min(p, W)] at each point p
+        last = int((tails > NEGLIGIBLE * means).any(axis=0).sum())
+        if last == len(self.points) - 1:
+            return self
+        below, above = self.below[:, : last + 1].copy(), self.above[:, : last + 1].copy()
+        below[:, -1], above[:, -1] = 1.0, 0.0
+        return Surrogate(self.points[: last + 1], below, above, self.sure)
+
+    def index(self, cost: float | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the largest sigma with ``E[(sigma - W)^+] <= cost``, for each state.
+
+        ``cost`` is one number, or one per state.
+        """
+        states = np.arange(len(self.below))
+        if not len(self.points):
+            return np.full(len(states), np.inf)
+        # E[(p - W)^+] at each breakpoint p: the running integral of ``below``.
+        gained = np.zeros_like(self.below)
+        np.cumsum(self.below[:, :-1] * np.diff(self.points), axis=1, out=gained[:, 1:])
+        cost = np.broadcast_to(cost, len(states))
+        last = (gained <= cost[:, np.newaxis]).sum(axis=1) - 1  # the last breakpoint not past sigma
+        slope = self.below[states, last]
+        spare = cost - gained[states, last]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            return np.where(slope > 0, self.points[last] + spare / slope, np.inf)
+
+    def reaching(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return, per state, the x with ``E[min(x, W)] = mean``; ``inf`` where the mean is less."""
+        x = np.full(len(mean), np.inf)
+        if not len(self.points):
+            return np.asarray(mean)
+        reached = self.expected_minimum(self.points)
+        for state in range(len(mean)):
+            last = int(np.searchsorted(reached[state], mean[state], side="right")) - 1
+            short = mean[state] - (reached[state, last] if last >= 0 else 0.0)
+            slope = self.above[state, last] if last >= 0 else 1.0
+            if slope > 0:
+                x[state] = (self.points[last] if last >= 0 else 0.0) + short / slope
+        return x
+
+    def raised(self, sigma: NDArray[np.float64]) -> Surrogate:
+        """Return the law of ``max(sigma, W)``."""
+        points = np.union1d(self.points, sigma[np.isfinite(sigma)])
+        points = points[points >= sigma.min()]  # nothing is left below the least index
+        below, above = self.at(points)
+        reached = points >= sigma[:, np.newaxis]
+        return Surrogate(
+            points, np.where(reached, below, 0.0), np.where(reached, above, 1.0), self.sure
+        )
+
+    def cut(self, value: NDArray[np.float64]) -> Surrogate:
+        """Return the law of the smaller of the number and a constant of each state."""
+        points = np.union1d(self.points, value[np.isfinite(value)])
+        below, above = self.at(points)
+        beyond = points >= value[:, np.newaxis]
+        return Surrogate(
+            points,
+            np.where(beyond, 1.0, below),
+            np.where(beyond, 0.0, above),
+            self.sure | np.isfinite(value),
+        )
+
+    @property
+    def mean(self) -> float:
+        """The mean of a law of one state."""
+        return float(self.expected_minimum(np.array([np.inf]))[0, 0])
+
+    def expected_minimum(self, fallback: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return ``E[min(x, W)]``, of shape (states, fallbacks)."""
+        if not len(self.points):
+            return np.tile(fallback, (len(self.below), 1))
+        x = np.where(np.isfinite(fallback), fallback, self.points[-1])
+        # The integral of ``above`` from the first breakpoint on, plus what lies before it.
+        means = np.zeros_like(self.above)
+        np.cumsum(self.above[:, :-1] * np.diff(self.points), axis=1, out=means[:, 1:])
+        last = np.maximum(np.searchsorted(self.points, x, side="right") - 1, 0)
+        beyond = np.maximum(x - self.points[last], 0.0)
+        mean = np.minimum(x, self.points[0]) + means[:, last] + self.above[:, last] * beyond
+        return np.where(np.isfinite(fallback) | self.sure[:, np.newaxis], mean, np.inf)
+
+
+def from_leaves(
+    nodes: Sequence[int],
+    parents: Sequence[int],
+    law: Callable[[int, list[Surrogate]], Surrogate],
+    top: int,
+    states: int = 1,
+) -> Surrogate:
+    """Return the law of the least of what lies below a node (-1: the start), given its state.
+
+    ``nodes`` are those below it, parents first; ``law`` makes the law of a node, given its parent's
+    state, of the laws of its children. The law of a subtree is kept only until it has been used.
+    """
+    below: dict[int, list[Surrogate]] = {}
+    for node in reversed(nodes):
+        below.setdefault(parents[node], []).append(law(node, below.pop(node, [])))
+    return least_of(below.get(top, [Surrogate.never(states)]))
+
+
+def least_of(laws: list[Surrogate]) -> Surrogate:
+    """Return the law of the least of several independent numbers.
+
+    They are merged in pairs: one by one, each merge would go over all breakpoints so far.
+    """
+    while len(laws) > 1:
+        pairs = [laws[first : first + 2] for first in range(0, len(laws), 2)]
+        laws = [reduce(Surrogate.minimum_with, pair) for pair in pairs]
+    return laws[0]
+
+
+def sweep(problem: Problem, tradeoff: float) -> tuple[tuple[NDArray[np.float64], ...], Surrogate]:
+    """Return the index of each node of a forest, per state of its parent, and the law of all."""
+    sigma: list[NDArray[np.float64]] = [np.empty(0)] * len(problem.nodes)
+    losses = weigh_losses(problem.grid.values[:-1], tradeoff)
+
+    def law_of(node: int, below: list[Surrogate]) -> Surrogate:
+        law = subtree_law(problem, tradeoff, node, below)
+        costs = (1 - tradeoff) * problem.parent_edge(node).expected_costs
+        sigma[node] = settled(law.index(costs), losses)
+        return law.raised(sigma[node])
+
+    forest = from_leaves(problem.order, problem.parents, law_of, START)
+    return tuple(sigma), forest
+
+
+def surrogate_below(
+    problem: Problem, tradeoff: float, sigma: Sequence[NDArray[np.float64]], node: int
+) -> Surrogate:
+    """Return the law of all that lies below a node (-1: the start), given its state.
+
+    ``sigma`` holds the index of each node, for each state of its parent.
+    """
+
+    def law_of(child: int, below: list[Surrogate]) -> Surrogate:
+        return subtree_law(problem, tradeoff, child, below).raised(sigma[child])
+
+    states = problem.count_states(node)
+    return from_leaves(problem.descendants(node), problem.parents, law_of, node, states)
+
+
+def subtree_law(
+    problem: Problem, tradeoff: float, node: int, below: Sequence[Surrogate]
+) -> Surrogate:
+    """Return the law of W for a node, given its parent's state; ``below`` is of its children."""
+    answer = Surrogate.of_losses(weigh_losses(problem.nodes[node].losses, tradeoff))
+    return least_of([answer, *below]).mixed(problem.parent_edge(node).probabilities).trimmed()
+
+
+def index_unsure(
+    problem: Problem,
+    tradeoff: float,
+    sigma: Sequence[NDArray[np.float64]],
+    node: int,
+    chances: NDArray[np.float64],
+) -> float:
+    """Return the index of a node whose parent's state is not known, only its chances."""
+    edge = problem.parent_edge(node)
+    answer = Surrogate.of_losses(weigh_losses(problem.nodes[node].losses, tradeoff))
+    law = least_of([answer, surrogate_below(problem, tradeoff, sigma, node)])
+    law = law.mixed((chances @ edge.probabilities)[np.newaxis]).trimmed()
+    index = law.index((1 - tradeoff) * chances @ edge.expected_costs)
+    return float(settled(index, weigh_losses(problem.grid.values[:-1], tradeoff))[0])
+
+
+def settled(sigma: NDArray[np.float64], losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Raise an index that equals a loss up to rounding onto that loss, so that the tie counts."""
+    near = np.searchsorted(losses, sigma * (1 + TIE), side="right") - 1
+    return np.where(near >= 0, np.maximum(sigma, losses[np.maximum(near, 0)]), sigma)

@@ -1,0 +1,313 @@
+"""What a policy can be measured against, and the paper's impossibility without recall.
+
+- *offline*: a prophet who sees every loss before choosing where to stop;
+  it still pays for the way there: ``E[min over nodes of loss + cost of its path]``. It needs one
+  joint law of all losses. A forest gives one. A walk whose routes meet (a skip, a directed acyclic
+  graph) gives the law along each route alone; a joint law follows where costs are fixed and all
+  routes agree with one tree: every node follows the latest of its sources, and the table of every
+  other edge is the product of the tables on the tree's way between its ends.
+- *online*: the best any policy can do that learns a loss only by asking; with recall. Where
+  answers of a forest may be returned unseen, that of the policy found, with a bound on it.
+- *no recall*: the same when only the last node's answer can be returned.
+
+Always offline <= online <= no recall. All are weighed by the tradeoff.
+
+Thm. 3.4: two nodes, asking is free. The first loses 1/alpha^2 for certain; the second loses nothing
+with probability 1 - 1/alpha, and 1/alpha otherwise. Without recall both choices come to 1/alpha^2;
+a prophet gets 1/alpha^3. The ratio is alpha, as large as one likes. With recall both are asked, the
+better answer kept, and the prophet's loss is reached exactly: the paper remarks that the gap
+remains, but with costs that do not depend on the input it does not. What recall cannot change is
+shown by :func:`needle`: against a prophet even the best policy with recall can be worse by any
+factor. That is why policies with recall are measured against the online optimum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ttamer.errors import ArgumentError, ProblemError
+from ttamer.policy.surrogate import Surrogate, from_leaves, least_of
+from ttamer.problem.checks import check_tradeoff, weigh_losses
+from ttamer.problem.graph import START
+from ttamer.problem.problem import Problem, require_problem
+from ttamer.solvers import solve
+
+
+@dataclass(frozen=True)
+class Optima:
+    """The three optima of one problem; ``None`` where one is not defined for its topology.
+
+    >>> from ttamer import Problem, optima
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> values = optima(line, 0.5)
+    >>> values.offline, values.online
+    (0.1875, 0.2)
+    """
+
+    offline: float | None
+    online: float
+    """With recall. For a forest whose answers may be returned unseen it is that of the policy found
+    (solvers/unseen.py), at most ``online / online_bound`` times the optimum."""
+    no_recall: float | None
+    online_bound: float | None = None
+    """No policy with recall is below this; ``None`` where ``online`` is the optimum."""
+
+    @property
+    def ratio(self) -> float | None:
+        """The approximation ratio to the prophet with recall; ``None`` where there is none."""
+        return self.ratio_of(self.online)
+
+    @property
+    def ratio_without_recall(self) -> float | None:
+        """The approximation ratio to the prophet without recall."""
+        return self.ratio_of(self.no_recall)
+
+    def ratio_of(self, value: float | None) -> float | None:
+        """Return a value's ratio to the prophet's; ``None`` where there is none.
+
+        Args:
+            value: A weighted loss and cost of the same problem.
+
+        Returns:
+            The ratio, 1 where both are 0.
+        """
+        if value is None or self.offline is None or (value > 0 and not self.offline):
+            return None
+        return value / self.offline if self.offline else 1.0
+
+
+def optima(problem: Problem, tradeoff: float) -> Optima:
+    """Return all three.
+
+    Args:
+        problem: The problem.
+        tradeoff: From 0 (only cost counts) to 1 (only loss counts).
+
+    Returns:
+        The optima, weighed; ``None`` where one is not defined.
+
+    Raises:
+        ArgumentError: If the tradeoff is out of range.
+        ProblemError: If no policy is sure of an answer.
+
+    >>> from ttamer import Problem
+    >>> optima(Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2]), 0.5)
+    Optima(offline=0.1875, online=0.2, no_recall=0.2, online_bound=None)
+    """
+    require_problem(problem, "optima")
+    ordered = problem.is_line or problem.moves == "walk"
+    try:
+        offline = offline_optimum(problem, tradeoff)
+    except ProblemError:
+        offline = None
+    policy = solve(problem, tradeoff)
+    return Optima(
+        offline=offline,
+        online=policy.value,
+        no_recall=no_recall_optimum(problem, tradeoff) if ordered else None,
+        online_bound=policy.bound,
+    )
+
+
+def online_optimum(problem: Problem, tradeoff: float) -> float:
+    """Return the least expected loss and cost of any policy with recall.
+
+    Args:
+        problem: The problem.
+        tradeoff: From 0 (only cost counts) to 1 (only loss counts).
+
+    Returns:
+        The value, weighed.
+
+    Raises:
+        ArgumentError: If the tradeoff is out of range.
+        ProblemError: If no policy is sure of an answer.
+
+    >>> from ttamer import Problem
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> online_optimum(line, 0.5)
+    0.2
+    """
+    return solve(problem, tradeoff).value
+
+
+def no_recall_optimum(problem: Problem, tradeoff: float) -> float:
+    """Return the least expected loss and cost when the last node asked must answer.
+
+    Args:
+        problem: The problem.
+        tradeoff: From 0 (only cost counts) to 1 (only loss counts).
+
+    Returns:
+        The value, weighed.
+
+    Raises:
+        ArgumentError: If the tradeoff is out of range.
+        ProblemError: If the problem has no order, or no policy is sure of an answer.
+
+    >>> from ttamer import Problem
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> no_recall_optimum(line, 0.5)
+    0.2
+    """
+    return solve(problem, tradeoff, recall=False).value
+
+
+def offline_optimum(problem: Problem, tradeoff: float) -> float:
+    """Return the value of a prophet: it has every loss in advance, and pays for the path.
+
+    Args:
+        problem: The problem.
+        tradeoff: From 0 (only cost counts) to 1 (only loss counts).
+
+    Returns:
+        The value, weighed.
+
+    Raises:
+        ArgumentError: If the tradeoff is out of range.
+        ProblemError: If the problem gives no joint law of all losses (routes disagree, or a node
+            has several parents), or costs depend on states where routes meet.
+
+    >>> from ttamer import Problem
+    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
+    >>> offline_optimum(line, 0.5)
+    0.1875
+    """
+    require_problem(problem, "offline_optimum")
+    tradeoff = check_tradeoff(tradeoff)
+    tree = _tree_of(problem)
+    costs = [(1 - tradeoff) * edge.cost_table for edge in problem.edges]
+    reach = [0.0] * (len(problem.nodes) + 1)
+    if not problem.is_forest:  # a node is reached along the cheapest route
+        for node in problem.order:
+            ways = [reach[problem.ends[e][0]] + costs[e].flat[0] for e in problem.incoming[node]]
+            reach[node] = min(ways)
+        costs = [np.zeros(()) for _ in costs]
+
+    def law_of(node: int, below: list[Surrogate]) -> Surrogate:
+        losses = weigh_losses(problem.nodes[node].losses, tradeoff) + reach[node]
+        law = least_of([Surrogate.of_losses(losses), *below])
+        return law.mixed_later(problem.edges[tree[node]].probabilities, costs[tree[node]])
+
+    parents = [problem.ends[edge][0] for edge in tree]
+    return from_leaves(problem.order, parents, law_of, START).mean
+
+
+def _tree_of(problem: Problem) -> list[int]:
+    """Return the edge into each node that gives its law, if all other edges agree with them."""
+    if problem.is_forest:
+        return [edges[0] for edges in problem.incoming]
+    if problem.has_joint_edges or not problem.has_fixed_costs:
+        raise ProblemError(
+            "the offline optimum is not computed where a node has several parents, or where routes "
+            "meet and costs depend on states: use a line, multi-line, tree or forest"
+        )
+    rank = {START: -1, **{node: k for k, node in enumerate(problem.order)}}
+    tree = [max(edges, key=lambda edge: rank[problem.ends[edge][0]]) for edges in problem.incoming]
+    for number, (source, target) in enumerate(problem.ends):
+        rows, above = problem.edges[tree[target]].probabilities, problem.ends[tree[target]][0]
+        while rank[above] > rank[source]:
+            rows = problem.edges[tree[above]].probabilities @ rows
+            above = problem.ends[tree[above]][0]
+        edge = problem.edges[number]
+        # A table and the product of others agree up to rounding.
+        if above != source or np.abs(rows - edge.probabilities).max() > 1e-9:
+            raise ProblemError(
+                "the offline optimum needs one joint law of all losses, and a problem whose routes "
+                f"meet gives the law along each route: here {edge} does not follow from the "
+                "other edges. Problem.skip_of gives a skip for which it does; or use a line, "
+                "multi-line, tree or forest"
+            )
+    return tree
+
+
+@dataclass(frozen=True)
+class Impossibility:
+    """The three optima of the two-node example.
+
+    >>> from ttamer.theory import impossibility
+    >>> example = impossibility(10)
+    >>> round(example.ratio, 9), round(example.ratio_with_recall, 9)
+    (10.0, 1.0)
+    """
+
+    alpha: float
+    no_recall: float
+    with_recall: float
+    offline: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times the prophet's loss the best policy without recall pays."""
+        return self.no_recall / self.offline
+
+    @property
+    def ratio_with_recall(self) -> float:
+        """The same with recall."""
+        return self.with_recall / self.offline
+
+
+def impossibility(alpha: float) -> Impossibility:
+    """Solve the two-node example.
+
+    Args:
+        alpha: The ratio, above 1 and at most 1e100.
+
+    Returns:
+        Its three optima.
+
+    Raises:
+        ArgumentError: If alpha is out of range.
+
+    >>> round(impossibility(10).ratio, 9)
+    10.0
+    """
+    if not 1 < alpha <= 1e100:  # beyond it numbers leave floating point
+        raise ArgumentError(f"alpha must be a number above 1 and at most 1e100, not {alpha!r}")
+    problem = Problem.line(
+        losses=[[alpha**-2], [0.0, 1 / alpha]],
+        costs=[0.0, 0.0],
+        probabilities=[[1.0], [[1 - 1 / alpha, 1 / alpha]]],
+        names=["first", "second"],
+    )
+    optimum = (no_recall_optimum, online_optimum, offline_optimum)
+    return Impossibility(alpha, *(value(problem, 1.0) for value in optimum))
+
+
+@dataclass(frozen=True)
+class Needle:
+    """The optima of a needle in a haystack, in units of loss plus cost."""
+
+    branches: int
+    with_recall: float
+    offline: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times the prophet's total the best policy with recall pays."""
+        return self.with_recall / self.offline
+
+
+def needle(branches: int) -> Needle:
+    """Solve many alike, independent nodes, each of which is perfect with a small chance.
+
+    Each loses 0 with probability p = log(m) / m, else 1, and costs p to ask: searching is worth
+    exactly its price, so the best policy comes to 1. The prophet asks one good node.
+
+    >>> needle(1000).ratio > 100
+    True
+    """
+    if branches < 2:
+        raise ArgumentError(f"a haystack needs at least 2 nodes, not {branches!r}")
+    chance = math.log(branches) / branches
+    problem = Problem.forest(
+        losses=[0.0, 1.0],
+        costs=[chance] * branches,
+        probabilities=[[chance, 1 - chance]] * branches,
+        parents=[None] * branches,
+    )
+    # At equal weights both parts count half; double for units of loss plus cost.
+    return Needle(branches, 2 * online_optimum(problem, 0.5), 2 * offline_optimum(problem, 0.5))
