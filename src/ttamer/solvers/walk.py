@@ -125,14 +125,6 @@ def solve_walk(
     ]
 
 
-def _cost(problem: Problem, edge: int, tradeoffs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weighed expected cost of an edge, of shape (states of its source, tradeoffs)."""
-    cost = problem.edges[edge].cost
-    if isinstance(cost, float):
-        return cost * (1 - tradeoffs)[np.newaxis]
-    return problem.edges[edge].expected_costs[:, np.newaxis] * (1 - tradeoffs)
-
-
 def _product(rows: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[np.float64]:
     """``rows @ after`` where a zero probability of an infinite value counts as zero."""
     with np.errstate(invalid="ignore"):
