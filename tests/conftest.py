@@ -51,6 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for tier, names in TIERS.items():
             if fixtures & names:
                 item.add_marker(tier)
+    # First, and one after another: workers take tests of others from the end of their lists.
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from cifar import CLASSES, Images, normalised
-from vgg import vgg
+from vgg import folded, vgg
 
 from ttamer import torch as exits
 
@@ -48,7 +48,7 @@ def main() -> None:
     for precision in args.precisions:
         network = vgg(args.depth)
         network.load_state_dict(torch.load(args.weights, map_location="cpu", weights_only=True))
-        network = exits.fold_batch_norm(network).to(device, memory_format=torch.channels_last)
+        network = folded(network).to(device, memory_format=torch.channels_last)
         network = network.bfloat16() if precision == "bf16" else network
         images = normalised(test.pixels).contiguous(memory_format=torch.channels_last)
         images = images.to(next(network.parameters()).dtype)

@@ -6,6 +6,7 @@ The layers are those of Simonyan and Zisserman (2015), with batch normalisation.
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ttamer import torch as exits
 
@@ -37,3 +38,14 @@ def vgg(depth: int, *, classes: int = 10, size: int = 32, width: int = 64) -> ex
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
     names = [*(f"conv{k}" for k in range(1, len(blocks))), "full"]
     return exits.EarlyExit(blocks, ramps[:-1], head, names=names)
+
+
+def folded(network: exits.EarlyExit) -> exits.EarlyExit:
+    """Return the network for inference: batch normalisations are folded into convolutions."""
+    network.eval()
+    for block in [part for part in network.modules() if isinstance(part, nn.Sequential)]:
+        for k in reversed(range(len(block) - 1)):
+            if isinstance(block[k], nn.Conv2d) and isinstance(block[k + 1], nn.BatchNorm2d):
+                block[k] = fuse_conv_bn_eval(block[k], block[k + 1])
+                del block[k + 1]
+    return network

@@ -21,26 +21,20 @@ import random
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
 from ttamer._checks import require_whole
 from ttamer._extras import require
 from ttamer._files import atomic_write
+from ttamer.artefact.file import pack
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError, TTamerError
+from ttamer.runtime.batching import ask_batch
 from ttamer.runtime.calling import Batched, Call, CallResult, call, require_callables
 from ttamer.runtime.cascade import Cascade
-from ttamer.runtime.reply import (
-    CascadeFailed,
-    Outcome,
-    Unusable,
-    error_text,
-    reply_of,
-    rows_of,
-)
+from ttamer.runtime.reply import CascadeFailed, Outcome, error_text, reply_of
 from ttamer.trace.trace import Trace
 
 ray = require("ray", "ray")
@@ -83,8 +77,8 @@ def run(
         key: The column that fixes the draws of a mixture, such as an id.
         inputs: The columns that the policy reads before any node is asked, such as ``prompt``.
         output: A folder on a disk that all machines share: the rows of every block are written to
-            a Parquet file there as soon as they are answered. Run again, blocks that have a file
-            are read, not asked again.
+            a Parquet file there as soon as they are answered. Run again with the same policy and
+            limits, blocks that have a file are read, not asked again. Equal blocks share a file.
         workers: The number of actors of every node, or by node.
         resources: What an actor of a node needs (``{"large": {"num_gpus": 1}}``).
         batch_size: The rows of a block.
@@ -100,26 +94,23 @@ def run(
         WorkLost: If work fails although it was repeated.
     """
     cascade = Cascade(policy, dict.fromkeys(nodes, _elsewhere), **limits)
-    names = dataset.columns()
-    for name in filter(None, (column, key, *inputs)):
-        if name not in names:
-            raise ArgumentError(
-                f"the dataset has no column {name!r}; it has {', '.join(names)}", param="column"
-            )
+    names = _columns_of(dataset, column, key, *inputs)
     if clashes := set(names) & set(RESULT_COLUMNS):
         raise ArgumentError(
             f"the dataset has a column {clashes.pop()!r}, which the result needs: rename it"
         )
-    folder = None if output is None else str(Path(output).absolute())
-    if folder is not None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+    folder, asked = None, b""
+    if output is not None:
+        folder = Path(output).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        # Blocks are read again only where the same policy answered them, under the same limits.
+        asked = pack(policy, {}) + repr((column, key, *inputs, limits)).encode()
+        asked = hashlib.sha256(asked).digest()
     with _pools(nodes, workers, resources or {}) as pools:
-        stage = partial(
-            _answered, cascade=cascade, pools=pools, column=column, key=key, inputs=inputs,
-            folder=folder,
+        return _blocks(
+            dataset, batch_size, _answered, pools=pools, cascade=cascade, column=column, key=key,
+            inputs=inputs, folder=folder, asked=asked,
         )  # fmt: skip
-        answered = _blocks(dataset, stage, pools, batch_size)
-    return answered if folder is None else ray.data.read_parquet(folder)
 
 
 def collect(
@@ -161,10 +152,11 @@ def collect(
         WorkLost: If work fails although it was repeated.
     """
     spec = costs if isinstance(costs, CascadeSpec) else CascadeSpec.of(costs)
-    require_callables(nodes)
+    _columns_of(dataset, column, label, *inputs)
     with _pools(nodes, workers, resources or {}) as pools:
-        stage = partial(_collected, pools=pools, column=column, label=label, inputs=inputs)
-        answered = _blocks(dataset, stage, pools, batch_size)
+        answered = _blocks(
+            dataset, batch_size, _collected, pools=pools, column=column, label=label, inputs=inputs
+        )
     return Trace.from_frame(answered.to_pandas(), spec)
 
 
@@ -204,6 +196,17 @@ def application(policy: Any, nodes: Mapping[str, Any], **options: Mapping[str, A
     return deciding.bind(policy, deployments)
 
 
+def _columns_of(dataset: Any, *used: str | None) -> list[str]:
+    """Return the columns of a dataset; refuse one that lacks a column that is used."""
+    names: list[str] = dataset.columns()
+    for name in used:
+        if name is not None and name not in names:
+            raise ArgumentError(
+                f"the dataset has no column {name!r}; it has {', '.join(names)}", param="column"
+            )
+    return names
+
+
 def _elsewhere(_: Any) -> Any:
     raise RuntimeError("this node is asked on the cluster")
 
@@ -225,35 +228,21 @@ class _Node:
 
     def ask(self, values: Sequence[Any], timeout: float | None, seconds: float) -> list[CallResult]:
         """Call the node with some inputs; no call begins after that many seconds."""
-        end = time.monotonic() + seconds
-        if not isinstance(self._node, Batched):
-            results = [call(Call(self._node, value, timeout, end=end)) for value in values]
-            return [_plain(result) for result in results]
-        size = self._node.size or len(values)
-        results = []
-        for first in range(0, len(values), size):
-            part = values[first : first + size]
-            result = _plain(call(Call(self._node.answer, part, timeout, end=end)))
-            share = result._replace(seconds=result.seconds / len(part))
-            if result.error is None:
-                try:
-                    replies = rows_of(result.returned, len(part))
-                    results += [share._replace(returned=reply) for reply in replies]
-                    continue
-                except Unusable as error:
-                    share = share._replace(returned=None, error=TraceError(str(error)))
-            results += [share] * len(part)
-        return results
+        node, end = self._node, time.monotonic() + seconds
+        if not isinstance(node, Batched):
+            return [_plain(call(Call(node, value, timeout, end=end))) for value in values]
+        size = node.size or len(values)
+        parts = [values[start : start + size] for start in range(0, len(values), size)]
+        return [_plain(result) for part in parts for result in ask_batch(node, part, timeout, end)]
 
 
 def _plain(result: CallResult) -> CallResult:
     """Return a result that can be sent to another process: of an error its text."""
     if result.error is None:
         return result
-    error = RuntimeError(error_text(result.error))
-    for name in ("paid", "retry"):
-        if hasattr(result.error, name):
-            setattr(error, name, getattr(result.error, name))
+    kind, _, text = error_text(result.error).partition(": ")
+    error = RuntimeError(text)
+    vars(error).update(kind=kind, retry=getattr(result.error, "retry", True))
     return result._replace(error=error)
 
 
@@ -276,11 +265,12 @@ def _answered(
     column: str,
     key: str | None,
     inputs: Sequence[str],
-    folder: str | None,
+    folder: Path | None,
+    asked: bytes,
 ) -> Any:
     """Decide the rows of a block, asking the pools; read it where it was answered before."""
     parquet = require("pyarrow.parquet", "ray")
-    file = None if folder is None else Path(folder, f"{_digest(block)}.parquet")
+    file = None if folder is None else folder / f"{_digest(block, asked)}.parquet"
     if file is not None and file.exists():
         return parquet.read_table(file)
     values, count = block.column(column).to_pylist(), len(block)
@@ -289,15 +279,17 @@ def _answered(
     steps = [cascade.steps(value, row_key, None, facts)
              for value, row_key, facts in zip(values, keys, facts_of, strict=True)]  # fmt: skip
     pa = require("pyarrow", "ray")
-    types = {"by": pa.string(), "error": pa.string(), "asked": pa.list_(pa.string())}
-    results = [
-        (getattr(outcome, "answer", None), getattr(outcome, "by", None),
-         sum(call.cost for call in outcome.asked), [call.node for call in outcome.asked],
-         str(outcome) if isinstance(outcome, CascadeFailed) else None)
-        for outcome in _outcomes(steps, pools)
-    ]  # fmt: skip
-    for name, cells in zip(RESULT_COLUMNS, zip(*results, strict=True), strict=True):
-        block = block.append_column(name, pa.array(cells, types.get(name)))
+    outcomes = _outcomes(steps, pools)
+    errors = [str(outcome) if isinstance(outcome, CascadeFailed) else None for outcome in outcomes]
+    cells = {
+        "answer": [getattr(outcome, "answer", None) for outcome in outcomes],
+        "by": pa.array([getattr(outcome, "by", None) for outcome in outcomes], pa.string()),
+        "cost": [sum(call.cost for call in outcome.asked) for outcome in outcomes],
+        "asked": [[call.node for call in outcome.asked] for outcome in outcomes],
+        "error": pa.array(errors, pa.string()),
+    }
+    for name, column_ in cells.items():
+        block = block.append_column(name, pa.array(column_))
     if file is not None:
         with atomic_write(file) as part:
             parquet.write_table(block, part)
@@ -315,7 +307,7 @@ def _outcomes(
 
     def onward(row: int, result: CallResult | None) -> None:
         try:
-            calls[row] = next(steps[row]) if result is None else steps[row].send(result)
+            calls[row] = steps[row].send(result)  # type: ignore[arg-type] # None starts it
         except StopIteration as done:
             outcomes[row] = done.value
         except CascadeFailed as error:
@@ -378,14 +370,13 @@ def _pools(
 ) -> Iterator[dict[str, list[Any]]]:
     """Start the actors of every node; end them at the end."""
     require_callables(nodes)
-    for what, table in (("workers", workers), ("resources", resources)):
-        if isinstance(table, Mapping) and (odd := set(table) - set(nodes)):
+    several = workers if isinstance(workers, Mapping) else dict.fromkeys(nodes, workers)
+    counts = {**dict.fromkeys(nodes, 1), **several}
+    for what, table in (("workers", counts), ("resources", resources)):
+        if odd := set(table) - set(nodes):
             raise ArgumentError(
                 f"{what} names {odd.pop()!r}; the nodes are {', '.join(nodes)}", param=what
             )
-    counts = {
-        name: workers.get(name, 1) if isinstance(workers, Mapping) else workers for name in nodes
-    }
     for name, count in counts.items():
         require_whole(count, f"the number of workers of {name!r}", least=1)
     size = ray.cluster_resources()
@@ -400,37 +391,39 @@ def _pools(
                 param="workers",
             )
     actor = ray.remote(max_restarts=-1, max_task_retries=RETRIES)(_Node)
-    pools: dict[str, list[Any]] = {}
+    pools: dict[str, list[Any]] = {name: [] for name in nodes}
     try:
         for name, node in nodes.items():
+            start = actor.options(**needs[name]).remote
             try:
-                pools[name] = [
-                    actor.options(**needs[name]).remote(name, node) for _ in range(counts[name])
-                ]
+                pools[name] += [start(name, node) for _ in range(counts[name])]
             except (TypeError, AttributeError) as error:
                 raise ArgumentError(
                     f"node {name!r} cannot be sent to the cluster: {error}; give a class, of which "
                     "each actor creates an object",
                     param="nodes",
                 ) from None
-        everyone = [handle for actors in pools.values() for handle in actors]
-        for text in filter(None, ray.get([handle.error.remote() for handle in everyone])):
+        texts = ray.get([handle.error.remote() for handle in chain(*pools.values())])
+        for text in filter(None, texts):
             raise TraceError(text)
         yield pools
     finally:
-        for actors in pools.values():
-            for handle in actors:
-                with suppress(Exception):
-                    ray.kill(handle)
+        for handle in chain(*pools.values()):
+            with suppress(Exception):
+                ray.kill(handle)
 
 
 def _share(actors: int) -> float:
     """Return the cores of one actor, such that all actors and one core's worth of blocks fit."""
     cpus: float = ray.cluster_resources().get("CPU", 1)
-    return min(1.0, int(100 * cpus / (actors + 1)) / 100)
+    # On every machine, less than the cores of one actor may be left over.
+    machines = sum(machine["Alive"] for machine in ray.nodes())
+    return min(1.0, int(100 * cpus / (actors + 1 + machines)) / 100)
 
 
-def _blocks(dataset: Any, stage: Callable[[Any], Any], pools: Pools, batch_size: int) -> Any:
+def _blocks(
+    dataset: Any, batch_size: int, stage: Callable[..., Any], *, pools: Pools, **options: Any
+) -> Any:
     """Pass a dataset through a stage, in order, until all blocks are done."""
     require_whole(batch_size, "batch_size", least=1)
     actors = sum(map(len, pools.values()))
@@ -440,12 +433,13 @@ def _blocks(dataset: Any, stage: Callable[[Any], Any], pools: Pools, batch_size:
     # actor waits for decisions.
     share = max(0.0001, _share(actors) / (2 * actors))
     staged = dataset.map_batches(
-        _staged, fn_args=(stage,), batch_size=batch_size, batch_format="pyarrow", num_cpus=share
-    )
+        stage, fn_kwargs={"pools": pools, **options}, batch_size=batch_size,
+        batch_format="pyarrow", num_cpus=share,
+    )  # fmt: skip
     try:
         return staged.materialize()
     except ray.exceptions.RayError as error:
-        cause = getattr(error, "cause", None)
+        cause: Any = error
         while isinstance(cause, ray.exceptions.RayError):
             cause = getattr(cause, "cause", None)
         if isinstance(cause, TTamerError):
@@ -454,19 +448,13 @@ def _blocks(dataset: Any, stage: Callable[[Any], Any], pools: Pools, batch_size:
         raise WorkLost(f"the work failed although it was repeated: {line}") from error
 
 
-def _staged(block: Any, stage: Callable[[Any], Any]) -> Any:
-    """Pass one block through a stage; a function of this module, which Ray can name."""
-    return stage(block)
-
-
-def _digest(block: Any) -> str:
-    """Return what names the answers to a block: a hash of its rows."""
+def _digest(block: Any, asked: bytes) -> str:
+    """Return what names the answers to a block: a hash of its rows, and of what decides."""
     pa = require("pyarrow", "ray")
-
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, block.schema.remove_metadata()) as stream:
         stream.write_table(block.replace_schema_metadata().combine_chunks())
-    return hashlib.sha256(sink.getvalue()).hexdigest()[:32]
+    return hashlib.sha256(asked + sink.getvalue().to_pybytes()).hexdigest()[:32]
 
 
 class _Replica:

@@ -14,6 +14,7 @@ import pytest
 import ttamer as tt
 from support import ray_models
 from ttamer.runtime import batched
+from ttamer.runtime.reply import CascadeFailed
 
 pytestmark = [
     pytest.mark.ray,
@@ -49,36 +50,53 @@ def dataset(texts=TEXTS, blocks=5):
     return ray.data.from_items(items, override_num_blocks=blocks)
 
 
-def large_in_batches(texts):
-    model = ray_models.Large()
-    return [model(text) for text in texts]
-
-
 def broken_at_seven(text):
     if text.endswith("7"):
         raise ValueError("not this one")
     return ray_models.Small()(text)
 
 
+def large_in_batches(texts):
+    if any(text.endswith(("17", "57")) for text in texts):
+        raise ValueError("not these ones")
+    return [ray_models.Large()(text) for text in texts]
+
+
+def all_in_batches(texts):
+    return [ray_models.Large()(text) for text in texts]
+
+
 def here(policy, nodes, **limits):
     """What a cascade in this process does."""
     cascade = tt.Cascade(policy, nodes, **limits)
-    return [cascade.run(text, key=f"key {text}") for text in TEXTS]
+    outcomes = []
+    for text in TEXTS:
+        try:
+            outcomes.append(cascade.run(text, key=f"key {text}"))
+        except CascadeFailed as error:
+            outcomes.append(error)
+    return outcomes
 
 
-def test_decisions_are_those_of_a_cascade_in_this_process(clusters, ladder):
+def test_decisions_and_failures_are_those_of_a_cascade_in_this_process(clusters, ladder):
     policy = ladder.for_budget(6.0)  # a mixture draws by the key
-    local = here(policy, {"small": broken_at_seven, "large": ray_models.Large()}, retries=1)
     nodes = {"small": broken_at_seven, "large": batched(large_in_batches, 16)}
+    local = here(policy, nodes, retries=1)
     options = {"workers": {"large": 2}, "key": "id", "batch_size": 60, "retries": 1}
     rows = clusters.run(dataset(), policy, nodes, **options).take_all()
     assert [row["input"] for row in rows] == TEXTS
     assert len({len(outcome.asked) for outcome in local}) > 1
+    failed = []
     for row, outcome in zip(rows, local, strict=True):
-        assert (row["answer"], row["by"]) == (outcome.answer, outcome.by)
-        assert tuple(row["asked"]) == outcome.path
-        assert row["cost"] == outcome.cost
-        assert row["error"] is None
+        assert row["asked"] == [call.node for call in outcome.asked]
+        assert row["cost"] == sum(call.cost for call in outcome.asked)
+        if isinstance(outcome, CascadeFailed):
+            failed.append(row["input"])
+            assert (row["answer"], row["by"], row["error"]) == (None, None, str(outcome))
+        else:
+            assert (row["answer"], row["by"]) == (outcome.answer, outcome.by)
+            assert row["error"] is None
+    assert failed == [text for text in TEXTS if text.endswith(("17", "57"))]
 
 
 def test_a_process_that_dies_loses_nothing_and_nothing_is_asked_again_after_a_stop(
@@ -88,37 +106,38 @@ def test_a_process_that_dies_loses_nothing_and_nothing_is_asked_again_after_a_st
     calls.mkdir()
     policy = ladder.at(0.95)
     local = here(policy, {"small": ray_models.Small(), "large": ray_models.Large()})
+    answers = {text: outcome.answer for text, outcome in zip(TEXTS, local, strict=True)}
     asked = [text for text, one in zip(TEXTS, local, strict=True) if "large" in one.path]
     dies = ray_models.DiesOnce(str(calls), asked[len(asked) // 2])
     nodes = {"small": ray_models.Small(str(calls)), "large": dies}
-    clusters.run(dataset(), policy, nodes, output=out, batch_size=50)
+    texts = [*TEXTS, *TEXTS[:50]]  # the last block is equal to the first
+    options = {
+        "output": out,
+        "batch_size": 50,
+        "resources": {"large": {"resources": {"second": 1}}},
+    }
+    rows = clusters.run(dataset(texts, 9), policy, nodes, **options).take_all()
     assert (calls / "died").exists()
-    rows = pq.read_table(out).to_pylist()
-    answers = {row["input"]: row["answer"] for row in rows}
-    assert answers == {text: one.answer for text, one in zip(TEXTS, local, strict=True)}
-    assert len(rows) == len(TEXTS)
-    # Only the call that died is made again, with those sent along with it.
-    small = Counter(ray_models.calls_of(str(calls), "small"))
+    assert [row["input"] for row in rows] == texts
+    assert all(row["answer"] == answers[row["input"]] for row in rows)
+    assert {row["input"]: row["answer"] for row in pq.read_table(out).to_pylist()} == answers
+    # Only the call that died is made again, with those of its block that were sent along with it.
+    small, large = (Counter(ray_models.calls_of(str(calls), name)) for name in ("small", "large"))
     assert set(small) == set(TEXTS)
-    assert set(small.values()) == {1}
-    assert set(ray_models.calls_of(str(calls), "large")) == set(asked)
-    # A block that is missing is answered again, and no other.
+    assert {text for text, count in small.items() if count > 1} <= set(TEXTS[:50])
+    assert set(large) == set(asked)
+    twice = [TEXTS.index(text) // 50 for text, count in large.items() if count > 1]
+    assert set(twice) <= {0, TEXTS.index(asked[len(asked) // 2]) // 50}
+    # A block that is missing is answered again, and no other; another policy answers all again.
     file = min(out.glob("*.parquet"))
     lost = pq.read_table(file)["input"].to_pylist()
     file.unlink()
-    again = clusters.run(dataset(), policy, nodes, output=out, batch_size=50)
+    again = clusters.run(dataset(TEXTS, 8), policy, nodes, **options)
     assert {row["input"]: row["answer"] for row in again.take_all()} == answers
-    twice = Counter(ray_models.calls_of(str(calls), "small")) - small
-    assert twice == Counter(lost)
-
-
-def test_a_row_that_no_node_answers_says_why(clusters, ladder):
-    nodes = {"small": broken_at_seven, "large": broken_at_seven}
-    rows = clusters.run(dataset(TEXTS[:10], 1), ladder.at(0.95), nodes).take_all()
-    failed = [row for row in rows if row["error"] is not None]
-    assert [row["input"] for row in failed] == ["text 7"]
-    assert "not this one" in failed[0]["error"]
-    assert failed[0]["answer"] is None
+    after = Counter(ray_models.calls_of(str(calls), "small"))
+    assert after - small == Counter(lost)
+    rows = clusters.run(dataset(TEXTS[:50], 1), ladder.at(0.0), nodes, **options).take_all()
+    assert {row["by"] for row in rows} == {"small"}
 
 
 def test_a_trace_collected_there_is_the_one_collected_here(clusters):
@@ -126,7 +145,7 @@ def test_a_trace_collected_there_is_the_one_collected_here(clusters):
 
     labels = [ray_models.truth(text) for text in TEXTS]
     items = [{"text": text, "right": label} for text, label in zip(TEXTS, labels, strict=True)]
-    nodes = {"small": ray_models.Small, "large": batched(large_in_batches, 16)}
+    nodes = {"small": ray_models.Small, "large": batched(all_in_batches, 16)}
     data = ray.data.from_items(items, override_num_blocks=4)
     columns = {"column": "text", "label": "right", "inputs": ["text"]}
     there = clusters.collect(data, nodes, costs=COSTS, batch_size=70, **columns)
@@ -172,7 +191,7 @@ def test_a_served_cascade_answers_as_it_does_here(clusters, ladder, tmp_path):
     application = clusters.application(
         path, nodes, small={"ray_actor_options": options}, large={"ray_actor_options": options}
     )
-    serve.start(http_options={"host": "127.0.0.1", "port": 8123})
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": 8123})
     try:
         serve.run(application)
         local = here(ladder.at(0.95), {name: node() for name, node in nodes.items()})

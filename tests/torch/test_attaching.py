@@ -17,7 +17,6 @@ from ttamer.torch import (
     Runner,
     attach,
     count_flops,
-    fold_batch_norm,
     profile,
     threshold_tables,
     trace_of,
@@ -659,7 +658,6 @@ def test_mappings_are_taken_wherever_inputs_are():
     expected = runner(tuple(tokens.values())).logits
     assert torch.equal(runner(dict(reversed(tokens.items()))).logits, expected)
     assert torch.equal(next(runner.stream([tokens])).logits, expected)
-    assert sum(len(rows) for rows, _ in runner.early(tokens)) == 8
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -806,22 +804,6 @@ def test_the_full_network_is_the_model_itself_until_segments_are_compiled():
         network.segments[1].compile(backend="eager")
         torch.testing.assert_close(network.full(images()), model(images()))
         assert len(calls) == 3  # before the first block, and for the head
-
-
-def test_batch_norm_is_folded_within_blocks_and_not_across_them():
-    torch.manual_seed(0)
-    blocks = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.ReLU(), nn.Conv2d(4, 4, 3),
-              nn.BatchNorm2d(4)), nn.ReLU()]  # fmt: skip
-    model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, CLASSES))
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.running_mean)
-    network = attach(model, ["0", "2"], images())
-    folded = fold_batch_norm(network)
-    with torch.no_grad():
-        for found, expected in zip(folded(images()), network(images()), strict=True):
-            torch.testing.assert_close(found, expected)
-    assert sum(isinstance(module, nn.BatchNorm2d) for module in folded.modules()) == 1
 
 
 class Small(nn.Module):

@@ -15,7 +15,6 @@ NAMES = [
     "Runner",
     "attach",
     "count_flops",
-    "fold_batch_norm",
     "load_pretrained",
     "pooled_ramp",
     "profile",

@@ -95,11 +95,6 @@ def test_regrouped_or_not_all_ways_of_running_answer_alike(kind, setting):
     assert_same(Runner(network, rule, regrouping=EVEN)(inputs), unchanged)
     for row in range(0, 300, 60):  # a row alone
         assert_same(regrouped(inputs[row : row + 1]), unchanged, slice(row, row + 1))
-    early = list(regrouped.early(inputs))
-    assert torch.cat([rows for rows, _ in early]).sort().values.tolist() == list(range(300))
-    for rows, answers in early:
-        assert len(answers) == len(rows) > 0
-        assert_same(answers, unchanged, rows)
     sizes = [70, 10, 0, 120, 1, 69, 30]
     parts = list(regrouped.stream(inputs.split(sizes), window=3))
     assert [len(part) for part in parts] == sizes
@@ -228,8 +223,6 @@ def test_an_empty_batch(kind, setting):
     assert answers.logits.shape == (0, CLASSES)
     assert answers.asked.shape == answers.confidence.shape == answers.prediction.shape == (0, EXITS)
     assert answers.unclear == 0
-    assert runner.waits == 0
-    assert list(runner.early(inputs[:0])) == []
     assert list(runner.stream([])) == []
     parts = list(runner.stream([inputs[:0], inputs, inputs[:0]]))
     assert [len(part) for part in parts] == [0, 10, 0]
@@ -316,33 +309,6 @@ def test_a_measured_rule_is_asked():
     assert [calls.segments[k][0] for k in range(EXITS)] == want
 
 
-def test_padding_is_looked_for_less_often_where_there_was_none():
-    inputs, _ = evidence(200, seed=8)
-    network = adding_network()
-    looked, found = [], []
-
-    def trim(value):
-        looked.append(len(value))
-        return value.clone() if found else value
-
-    network.trim = trim
-    runner = Runner(network, fitted().at(0.9))
-
-    def regroupings(calls):
-        looked.clear()
-        for _ in range(calls):
-            runner(inputs)
-        return len(looked)
-
-    each = regroupings(1)
-    assert each > 0
-    runner._untrimmed = 0
-    assert regroupings(32) == 8 + 32 * each // 16
-    found.append(True)
-    runner._untrimmed = 0
-    assert regroupings(32) == 32 * each
-
-
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_the_next_batch_leaves_answers_as_they_are(monkeypatch):
     one, two = (evidence(6, seed=seed, exits=3)[0] for seed in (1, 2))
@@ -355,32 +321,6 @@ def test_the_next_batch_leaves_answers_as_they_are(monkeypatch):
     runner(two)
     assert torch.equal(answers.exit, want.exit)
     assert all(map(torch.equal, parts_of(answers), before))
-
-
-def test_early_answers_never_wait_and_the_soonest_come_first():
-    inputs, _ = evidence(200, seed=8)
-    network = adding_network()
-    runner = Runner(network, fitted("markov").at(0.9))
-    calls = Calls.of(network)
-    found = list(runner.early(inputs))
-    assert runner.waits == 0
-    assert calls.segments == {k: [200] for k in range(EXITS)}
-    lasts = []
-    for _, answers in found:
-        last = torch.where(answers.asked, torch.arange(EXITS), -1).max(dim=1).values.unique()
-        assert len(last) == 1  # all of a part were settled by the same exit
-        lasts.append(int(last))
-    assert lasts == sorted(set(lasts))
-    assert len(lasts) > 2
-
-
-def test_early_answers_run_no_ramp_the_policy_never_asks_for():
-    inputs, _ = evidence(50, seed=8)
-    network = adding_network()
-    calls = Calls.of(network)
-    for _ in Runner(network, rule_of("set", 1)).early(inputs):
-        pass
-    assert set(calls.ramps) == {1, 2, 3}
 
 
 def test_batches_of_a_window_go_together():
@@ -446,18 +386,12 @@ def test_tuples():
         pairs.stream(cut, window=2), plain.stream(inputs.split(50)), strict=True
     ):
         assert_same(found, wanted)
-    for rows, answers in pairs.early(pair_of(inputs)):
-        assert_same(answers, want, rows)
 
 
 def test_inputs_of_another_kind_are_refused():
     runner = Runner(adding_network(), rule_of("set", 0))
     inputs, _ = evidence(5, seed=9)
-    for run in (
-        runner,
-        lambda bad: list(runner.early(bad)),
-        lambda bad: list(runner.stream([bad])),
-    ):
+    for run in (runner, lambda bad: list(runner.stream([bad]))):
         with pytest.raises(ArgumentError, match="a tensor, or a tuple of tensors, not dict"):
             run({"inputs": inputs})
 
@@ -486,7 +420,6 @@ def test_half_precision(belief):
         assert torch.equal(found.exit, want.exit)
         assert torch.equal(found.asked, want.asked)
         assert torch.equal(found.confidence.nan_to_num(-1), want.confidence.nan_to_num(-1))
-    assert {part.logits.dtype for _, part in mixed.early(inputs)} == {torch.bfloat16}
     assert want.logits.dtype == torch.float32
 
 
@@ -514,7 +447,6 @@ def test_under_inference_mode_and_with_inputs_that_want_gradients():
         assert_same(runner(inputs.clone()), want)
         parts = list(runner.stream(inputs.split(25)))
         assert [len(part) for part in parts] == [25, 25, 10]
-        assert sum(len(rows) for rows, _ in runner.early(inputs)) == 60
     found = runner(inputs.clone().requires_grad_())
     assert_same(found, want)
     assert not found.logits.requires_grad
@@ -739,10 +671,6 @@ def test_a_network_in_training_mode_is_not_run():
     inputs, network = evidence(4, seed=0)[0], adding_network()
     runner = Runner(network, threshold_tables(np.array([0.5, 0.5, 0.5, 0.0])))
     network.train()
-    for run in (
-        runner,
-        lambda batch: list(runner.early(batch)),
-        lambda b: list(runner.stream([b])),
-    ):
+    for run in (runner, lambda batch: list(runner.stream([batch]))):
         with pytest.raises(ArgumentError, match=r"in training mode: call network\.eval\(\)"):
             run(inputs)

@@ -119,36 +119,6 @@ def test_the_loss_of_all_and_of_ramps_is_the_sum_over_exits():
     assert train(network, whole, by_depth) == pytest.approx([deep], rel=1e-5)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
-def test_a_share_of_the_ramps_gradients_reaches_the_backbone(share):
-    def moved(given, of):
-        """Return how far one step of plain descent moves some weights."""
-        torch.manual_seed(1)
-        network = build()
-        before = [each.clone() for each in of(network).parameters()]
-        for module in network.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-        one = {"epochs": 1, "rate": 0.01, "weight_decay": 0.0, "warmup": 0.0}
-        inputs, labels = data().dataset.tensors
-        two = [(inputs, labels), (inputs, labels)]  # the rate is 0 at the end
-        train(network, two, recipe(exit_gradient=given, **one))
-        return [new - old for new, old in zip(of(network).parameters(), before, strict=True)]
-
-    def first(network):
-        return network.segments[0]
-
-    def ramp(network):
-        return network.exits[0]
-
-    alone, whole, mine = moved(0.0, first), moved(1.0, first), moved(share, first)
-    assert not same(alone, whole)
-    for low, high, found in zip(alone, whole, mine, strict=True):
-        torch.testing.assert_close(found, low + share * (high - low), rtol=1e-4, atol=1e-7)
-    for one, other in zip(moved(share, ramp), moved(1.0, ramp), strict=True):
-        torch.testing.assert_close(one, other)
-
-
 def test_afterwards_the_network_evaluates_and_everything_can_be_trained_again():
     network = build().train()
     for part in ("backbone", "ramps", "all"):
@@ -299,7 +269,6 @@ def test_the_rate_rises_over_the_warm_up_and_falls_as_a_cosine():
         ({"warmup": -0.1}, "warmup is -0.1"),
         ({"optimiser": "adam"}, "optimiser must be .*, not 'adam'"),
         ({"exit_weights": "late"}, "exit_weights must be .*, not 'late'"),
-        ({"exit_gradient": 1.5}, "exit_gradient is 1.5; it must be from 0 to 1"),
     ],
 )
 def test_a_recipe_out_of_range_is_refused(changes, text):

@@ -224,28 +224,26 @@ class _Run:
             end = (
                 min((requests[row].end for row in part), default=math.inf) if requests else math.inf
             )
-            results += self._ask_batch(node, part, timeout, end)
+            results += ask_batch(node, rows_at(self.values, part), timeout, end)
         return results
-
-    def _ask_batch(
-        self, node: Batched, rows: list[int], timeout: float | None, end: float
-    ) -> list[CallResult]:
-        """Ask once; where that fails, or returns no replies, each row alone.
-
-        A call that ended at its time limit is the result of all of its rows.
-        """
-        result = call(Call(node, rows_at(self.values, rows), timeout, end=end))
-        is_timed = timeout is not None or end < math.inf
-        if is_timed and isinstance(result.error, TimeoutError):
-            return [result] * len(rows)
-        if result.error is None:
-            with suppress(Exception):  # whatever a user's function returned
-                share = result.seconds / len(rows)
-                replies = rows_of(result.returned, len(rows))
-                return [CallResult(reply, None, 1, 1, share) for reply in replies]
-        return [
-            call(Call(node.first, rows_at(self.values, [row]), timeout, end=end)) for row in rows
-        ]
 
     def _value(self, row: int) -> Any:
         return self.values.iloc[row] if hasattr(self.values, "iloc") else self.values[row]
+
+
+def ask_batch(node: Batched, values: Any, timeout: float | None, end: float) -> list[CallResult]:
+    """Ask a node once about some inputs; where that fails, or returns no replies, each row alone.
+
+    A call that ended at its time limit is the result of all of its rows.
+    """
+    result, count = call(Call(node, values, timeout, end=end)), len(values)
+    is_timed = timeout is not None or end < math.inf
+    if is_timed and isinstance(result.error, TimeoutError):
+        return [result] * count
+    if result.error is None:
+        with suppress(Exception):  # whatever a user's function returned
+            share, replies = result.seconds / count, rows_of(result.returned, count)
+            return [CallResult(reply, None, 1, 1, share) for reply in replies]
+    rows = values.iloc if hasattr(values, "iloc") else values
+    alone = [rows[row : row + 1] for row in range(count)]
+    return [call(Call(node.first, row, timeout, end=end)) for row in alone]

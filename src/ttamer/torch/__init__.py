@@ -20,11 +20,7 @@ require("torch", "torch")
 from ttamer.torch.attaching import attach as attach
 from ttamer.torch.cuda import GraphRunner as GraphRunner
 from ttamer.torch.deciding import threshold_tables as threshold_tables
-from ttamer.torch.early_exit import (
-    EarlyExit as EarlyExit,
-    fold_batch_norm as fold_batch_norm,
-    pooled_ramp as pooled_ramp,
-)
+from ttamer.torch.early_exit import EarlyExit as EarlyExit, pooled_ramp as pooled_ramp
 from ttamer.torch.pretrained import (
     load_pretrained as load_pretrained,
     save_pretrained as save_pretrained,

@@ -192,8 +192,6 @@ class _First(nn.Module):
         super().__init__()
         self.model = model  # registered once, here: the other parts only refer to it
         self._chain = chain
-        self.runs_apart = chain.blocks
-        """The modules that must not be replaced in the model, or joined with others."""
 
     def forward(self, value: Value) -> tuple[Tensor, ...]:
         """Return the output of the first block, what later blocks get, and the model's inputs."""

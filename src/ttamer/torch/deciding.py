@@ -472,10 +472,6 @@ class HostDecider:
         positions = order.to(self._device)
         return positions, rows[positions]
 
-    def stopped(self, carry: Carry) -> Tensor:
-        """Return which rows have stopped, shape (B,)."""
-        return torch.from_numpy(carry.place == STOP).to(self._device)
-
     def collect(self, carry: Carry) -> tuple[Tensor, ...]:
         """Return what answers are made of: logits, owners, exits asked, confidences, classes."""
         arrays = (carry.owner, carry.asked, carry.confidence, carry.prediction)

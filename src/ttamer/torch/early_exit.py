@@ -8,13 +8,11 @@ as its first dimension, so that rows can leave a batch part way.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from importlib.util import find_spec
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.devices import Inputs, Value, by_position
@@ -36,8 +34,6 @@ class EarlyExit(nn.Module):
             output of its block and returns logits of shape (batch, classes).
         head: Takes the output of the last block and returns logits.
         names: Names of the exits, the head last; by default exit1, exit2, ..., full.
-        trim: Takes a value of which rows were taken, and returns it without what the remaining
-            rows do not need, such as padding.
         input_names: The names of the tensors that the first block takes, in its order, for inputs
             in a mapping.
 
@@ -60,7 +56,6 @@ class EarlyExit(nn.Module):
         head: nn.Module,
         *,
         names: Sequence[str] | None = None,
-        trim: Callable[[Any], Any] | None = None,
         input_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
@@ -91,8 +86,6 @@ class EarlyExit(nn.Module):
         self.exits = nn.ModuleList(exits)
         """The ramps, and the head last."""
         self.names = tuple(names)
-        self.trim = trim
-        """What a value loses when rows have left, or ``None`` where nothing can be left out."""
         self.input_names = None if input_names is None else tuple(input_names)
         """The names of the inputs, or ``None`` where a mapping is not taken."""
         self.direct: Callable[[Any], Tensor] | None = None
@@ -167,48 +160,6 @@ def require_exits(network: object) -> None:
             "example), or build EarlyExit(blocks, ramps, head)",
             param="network",
         )
-
-
-def fold_batch_norm(network: EarlyExit) -> EarlyExit:
-    """Fold batch normalisations into convolutions, where one follows the other in a sequence.
-
-    Subclasses of either, which may compute more, stay as they are, and so do blocks of an attached
-    network that are one of the two themselves: those run one by one.
-
-    Args:
-        network: The trained network; it is not changed.
-
-    Returns:
-        A copy for inference that computes the same with fewer operations.
-
-    >>> from torch import nn
-    >>> block = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
-    >>> fold_batch_norm(EarlyExit([block], [], nn.Linear(4, 2))).segments[0]
-    Sequential(
-      (0): Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1))
-      (1): Flatten(start_dim=1, end_dim=-1)
-    )
-    """
-    require_exits(network)
-    folded = deepcopy(network).eval()
-    modules = list(folded.modules())
-    separate = {block for part in modules for block in getattr(part, "runs_apart", ())}
-    for part in [module for module in modules if isinstance(module, nn.Sequential)]:
-        layers: list[nn.Module] = []
-        for layer in part.children():
-            before = layers[-1] if layers else None
-            if (
-                type(layer) is nn.BatchNorm2d
-                and type(before) is nn.Conv2d
-                and layer.running_mean is not None  # or it takes the means of each batch
-                and separate.isdisjoint((before, layer))
-            ):
-                layers[-1] = fuse_conv_bn_eval(before, layer)
-            else:
-                layers.append(layer)
-        if len(layers) < len(part):
-            part._modules = {str(number): layer for number, layer in enumerate(layers)}
-    return folded
 
 
 class Ramp(nn.Module):

@@ -1,8 +1,7 @@
 """A network with exits in one folder: its weights, the names of its exits, and its policy.
 
-The folder holds ``model.safetensors``, ``exits.json`` (format, names of exits and classes) and,
-with a policy, ``policy.ttamer``. Nothing in it is run when it is read. ``exits.json`` is written
-last, so that a folder with it is complete.
+``model.safetensors`` has the weights, with the names of exits and classes as metadata, and
+``policy.ttamer`` the policy, if there is one. Nothing in the folder is run when it is read.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from ttamer.errors import ArgumentError
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.torch.early_exit import EarlyExit, require_exits
 
-# The version of the folder's format, and its files.
-FORMAT = 1
-WEIGHTS, CONFIG, POLICY = "model.safetensors", "exits.json", "policy.ttamer"
+WEIGHTS, POLICY = "model.safetensors", "policy.ttamer"
 
 
 class Pretrained(NamedTuple):
@@ -75,19 +72,13 @@ def save_pretrained(
         )
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    (path / CONFIG).unlink(missing_ok=True)
-    (path / POLICY).unlink(missing_ok=True)
+    (path / POLICY).unlink(missing_ok=True)  # first: it must not stay beside other weights
+    names = {"exits": network.names, "classes": classes}
+    facts = {key: json.dumps(value and list(value)) for key, value in names.items()}
     with atomic_write(path / WEIGHTS) as part:
-        require("safetensors.torch", "torch").save_model(network, str(part))
+        require("safetensors.torch", "torch").save_model(network, str(part), facts)
     if policy is not None:
         save(policy, path / POLICY)
-    config = {
-        "format": FORMAT,
-        "names": list(network.names),
-        "classes": None if classes is None else list(classes),
-    }
-    with atomic_write(path / CONFIG) as part:
-        part.write_text(json.dumps(config, indent=1) + "\n", "utf-8")
 
 
 def load_pretrained(folder: str | os.PathLike[str], network: EarlyExit) -> Pretrained:
@@ -102,49 +93,38 @@ def load_pretrained(folder: str | os.PathLike[str], network: EarlyExit) -> Pretr
         The policy or ladder, and the names of the classes.
 
     Raises:
-        ArgumentError: The folder is not complete, was written by a later version, or does not fit
-            the network.
+        ArgumentError: A file is missing or damaged, or does not fit the network.
         ArtefactError: The policy cannot be read.
 
     >>> from torch import nn
     >>> load_pretrained("no-such-folder", EarlyExit([nn.Linear(4, 8)], [], nn.Linear(8, 3)))
     Traceback (most recent call last):
-    ttamer.errors.ArgumentError: no-such-folder: no readable exits.json (FileNotFoundError); give
-    a folder that save_pretrained wrote
+    ttamer.errors.ArgumentError: no-such-folder/model.safetensors: cannot be loaded: No such file or
+    directory: no-such-folder/model.safetensors; give a folder that save_pretrained wrote, and build
+    the network as it was saved
     """
     require_exits(network)
-    path = Path(folder)
+    path, safe = Path(folder), require("safetensors.torch", "torch")
     try:
-        config = json.loads((path / CONFIG).read_text("utf-8"))
-        version, names, classes = (config[key] for key in ("format", "names", "classes"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        with safe.safe_open(path / WEIGHTS, "pt") as stored:
+            facts = stored.metadata() or {}
+        names, classes = (json.loads(facts[key]) for key in ("exits", "classes"))
+        if names == list(network.names):
+            safe.load_model(network, str(path / WEIGHTS))
+    except Exception as error:  # whatever a damaged file, or one of another network, leads to
         raise ArgumentError(
-            f"{path}: no readable {CONFIG} ({type(error).__name__}); give a folder that "
-            "save_pretrained wrote",
+            f"{path / WEIGHTS}: cannot be loaded: {error}; give a folder that save_pretrained "
+            "wrote, and build the network as it was saved",
             param="folder",
-        ) from None
-    if version != FORMAT:
-        raise ArgumentError(
-            f"{path / CONFIG}: format {version!r}, and this version of ttamer reads {FORMAT}: "
-            "save the network again",
-            param="folder",
-        )
+        ) from error
     if names != list(network.names):
         raise ArgumentError(
             f"{path}: the exits are {names}, and those of the network are "
             f"{', '.join(network.names)}; build the network as it was saved",
             param="network",
         )
-    try:
-        require("safetensors.torch", "torch").load_model(network, str(path / WEIGHTS))
-    except Exception as error:  # whatever a damaged file, or one of another network, leads to
-        raise ArgumentError(
-            f"{path / WEIGHTS}: cannot be loaded: {error}; build the network as it was saved",
-            param="folder",
-        ) from error
     network.eval()
-    stored = load(path / POLICY) if (path / POLICY).exists() else None
-    policy = None if stored is None else _checked(stored, network)
+    policy = _checked(load(path / POLICY), network) if (path / POLICY).exists() else None
     return Pretrained(policy, None if classes is None else tuple(classes))
 
 

@@ -15,17 +15,17 @@ costs asks an exit only where that pays on this machine, at this batch size.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -44,7 +44,6 @@ from ttamer.torch.devices import (
     autocast,
     by_position,
     device_of,
-    evaluating,
     rows_of,
     take,
     to_device,
@@ -53,9 +52,9 @@ from ttamer.torch.devices import (
 from ttamer.torch.early_exit import EarlyExit, require_exits
 from ttamer.torch.runner import Regrouping, Runner, group_sizes
 
-# The number of timings whose median counts, and the shortest duration of each.
+# The least number of timings whose median counts, and the mean duration that they last together.
 TIMINGS, MIN_SECONDS = 5, 0.005
-# The largest number of repetitions in one timing; work of so many seconds is timed twice only.
+# The largest number of timings; work of so many seconds is timed twice only.
 MAX_REPEATS, SLOW = 200, 0.2
 
 
@@ -121,7 +120,7 @@ def count_flops(network: EarlyExit, inputs: Inputs) -> Costs:
     rows = rows_of(value)
     segments, ramps = [], []
     # The plain kernel of attention consists of matrix products, which are counted.
-    with evaluating(network), _frozen(network), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+    with _evaluating(network), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         for segment, ramp in zip(network.segments, network.exits, strict=True):
             with FlopCounterMode(display=False) as counter:
                 value = segment(value)
@@ -134,14 +133,19 @@ def count_flops(network: EarlyExit, inputs: Inputs) -> Costs:
 
 
 @contextlib.contextmanager
-def _frozen(network: EarlyExit) -> Iterator[None]:
-    """Freeze all parameters for a while: the counter fails where a module gets a view of one."""
+def _evaluating(network: EarlyExit) -> Iterator[None]:
+    """Evaluate for a while, with all parameters frozen; modes and parameters are then as before.
+
+    The counter fails where a module gets a view of a parameter that learns.
+    """
+    modes = [(part, part.training) for part in network.modules()]
     learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    for parameter in learning:
-        parameter.requires_grad_(False)
+    network.requires_grad_(False).eval()
     try:
         yield
     finally:
+        for part, training in modes:
+            part.training = training
         for parameter in learning:
             parameter.requires_grad_(True)
 
@@ -227,7 +231,7 @@ class Profile:
         Args:
             path: The file to write.
         """
-        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
@@ -243,17 +247,12 @@ class Profile:
             ArgumentError: The file cannot be read, or is not a profile.
         """
         try:
-            stored = json.loads(Path(path).read_text("utf-8"))
-            for name in ("names", "sizes", "groups", "per_call"):
-                stored[name] = tuple(stored[name])
-            for name in ("segments", "asking"):
-                stored[name] = tuple(tuple(map(float, row)) for row in stored[name])
-            return cls(**stored)
+            return msgspec.json.decode(Path(path).read_bytes(), type=cls)
         except OSError as error:
             raise ArgumentError(
                 f"{path}: cannot be read: {error.strerror or error}", param="path"
             ) from None
-        except (ValueError, KeyError, TypeError) as error:
+        except msgspec.DecodeError as error:
             raise ArgumentError(f"{path}: not a profile: {error}", param="path") from None
 
 
@@ -308,7 +307,7 @@ def profile(
     reach: dict[int, tuple[float, ...]] = {}
     ask: dict[int, tuple[float, ...]] = {}
     per_call: dict[int, float] = {}
-    regroup, as_run = 0.0, _as_graphs() if graphs else _as_is
+    regroup, as_run = 0.0, _as_graphs() if graphs else lambda work: work
     moved = to_device(example, device, network.input_names)
     with autocast(device, precision):
         batches = [take(moved, torch.arange(size, device=device) % rows_of(moved))
@@ -343,10 +342,6 @@ def profile(
 
 
 Work = Callable[[], object]
-
-
-def _as_is(work: Work) -> Work:
-    return work
 
 
 def _as_graphs() -> Callable[[Work], Work]:
@@ -427,8 +422,7 @@ class _Parts:
     def regrouping(self) -> float:
         """Time taking half of the rows out of the first value."""
         half = torch.arange(0, self._size, 2, device=self._device)
-        work = self._as_run(lambda: take(self._values[1], half))
-        return statistics.median(turn for (turn,) in timed_in_turns([work], self._device))
+        return in_sequence([lambda: take(self._values[1], half)], self._device)[0]
 
 
 def separated(
@@ -471,7 +465,7 @@ def separated(
 
 def in_sequence(parts: Sequence[Work], device: torch.device) -> tuple[float, ...]:
     """Return the seconds of each part when they run one after another: medians of a few passes."""
-    return _medians([partial(_part_times, parts, device)])[0]
+    return _medians(_turns([partial(_part_times, parts, device)]))[0]
 
 
 def segment_times(
@@ -492,24 +486,44 @@ def segment_times(
         parts = [partial(run, segment) for segment in network.segments]
         return _part_times(parts, device, ahead=False)
 
-    return _medians([partial(flow, batch) for batch in batches])
+    return _medians(_turns([partial(flow, batch) for batch in batches]))
 
 
-def _medians(flows: Sequence[Callable[[], list[float]]]) -> list[tuple[float, ...]]:
-    """Return the median seconds of each part of some flows, which run in turns."""
-    for flow in flows:
+def timed_in_turns(works: Sequence[Work], device: torch.device) -> list[tuple[float, ...]]:
+    """Return turns, each with the seconds of every work, waited for."""
+
+    def seconds(work: Work) -> list[float]:
+        start = time.perf_counter()
+        work()
+        wait(device)
+        return [time.perf_counter() - start]
+
+    turns = _turns([partial(seconds, work) for work in works])
+    return [tuple(once for (once,) in turn) for turn in turns]
+
+
+def _turns(flows: Sequence[Callable[[], list[float]]]) -> list[list[list[float]]]:
+    """Return turns, in each of which every flow runs once: the seconds of the parts of each."""
+    for flow in flows:  # the first call may compile or capture, which says nothing of the others
         flow()
-    start, least = time.perf_counter(), TIMINGS
-    passes: list[list[list[float]]] = [[] for _ in flows]
-    while len(passes[0]) < least or (
+    start, fewest = time.perf_counter(), TIMINGS
+    turns: list[list[list[float]]] = []
+    while len(turns) < fewest or (
         time.perf_counter() - start < TIMINGS * MIN_SECONDS * len(flows)
-        and len(passes[0]) < MAX_REPEATS
+        and len(turns) < MAX_REPEATS
     ):
-        for flow, times in zip(flows, passes, strict=True):
-            times.append(flow())
-        if sum(passes[-1][0]) > SLOW:
-            least = 2
-    return [tuple(statistics.median(part) for part in zip(*times, strict=True)) for times in passes]
+        turns.append([flow() for flow in flows])
+        if sum(turns[-1][-1]) > SLOW:
+            fewest = 2
+    return turns
+
+
+def _medians(turns: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float, ...]]:
+    """Return the median seconds of each part of every flow."""
+    return [
+        tuple(statistics.median(part) for part in zip(*flow, strict=True))
+        for flow in zip(*turns, strict=True)
+    ]
 
 
 def _part_times(parts: Sequence[Work], device: torch.device, *, ahead: bool = True) -> list[float]:
@@ -564,24 +578,3 @@ def full_run(
             return network.full(to_device(value, device, network.input_names))
 
     return plain
-
-
-def timed_in_turns(works: Sequence[Work], device: torch.device) -> list[tuple[float, ...]]:
-    """Return turns, each with the seconds of every work; the first is expected to take longest."""
-    for work in works:  # the first call may compile or capture, which says nothing of the others
-        _seconds(work, 1, device)
-    repeats, timings = 1, 2
-    if _seconds(works[0], 1, device) <= SLOW:
-        seconds = _seconds(works[0], 2, device)
-        repeats = int(min(MAX_REPEATS, max(1, MIN_SECONDS / max(seconds, 1e-9))))
-        timings = TIMINGS
-    return [tuple(_seconds(work, repeats, device) for work in works) for _ in range(timings)]
-
-
-def _seconds(work: Work, repeats: int, device: torch.device) -> float:
-    """Return the seconds of one repetition, all waited for at the end."""
-    start = time.perf_counter()
-    for _ in range(repeats):
-        work()
-    wait(device)
-    return (time.perf_counter() - start) / repeats

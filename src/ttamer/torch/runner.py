@@ -1,13 +1,8 @@
 """Running a network with a policy: rows that are done leave, and answers keep the inputs' order.
 
-Three ways to run:
-
-- :meth:`Runner.__call__`: one batch, with the lowest latency. After every exit asked the host waits
-  for the device once, to read which rows continue; survivors are regrouped where that pays.
-- :meth:`Runner.stream`: many batches, with the highest throughput. Several batches run together,
-  so that the survivors still fill the device and one wait serves them all.
-- :meth:`Runner.early`: results as soon as they are available, while the batch runs to its end, as
-  in Apparate. The host never waits in between, and nothing is regrouped.
+After every exit asked the host waits for the device once, to read which rows continue; survivors
+are regrouped where that pays. :meth:`Runner.stream` runs several batches together, so that the
+survivors still fill the device and one wait serves them all.
 """
 
 from __future__ import annotations
@@ -15,9 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cache
+from itertools import groupby, islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,7 +42,7 @@ from ttamer.torch.devices import (
     tensors_of,
     to_device,
 )
-from ttamer.torch.early_exit import HAS_TRITON, EarlyExit, require_exits, run_in_order
+from ttamer.torch.early_exit import HAS_TRITON, EarlyExit, require_exits
 
 
 @dataclass(frozen=True)
@@ -114,14 +111,10 @@ class Regrouping:
             Seconds; below the smallest size those of the smallest, beyond the largest in
             proportion to the rows.
         """
-        sizes, seconds = self.sizes, self.seconds[segment]
-        at = bisect_left(sizes, rows)
-        if at == len(sizes):
-            return seconds[-1] * rows / sizes[-1]
-        if at == 0 or sizes[at] == rows:
-            return seconds[at]
-        share = (rows - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
-        return seconds[at - 1] + share * (seconds[at] - seconds[at - 1])
+        seconds = self.seconds[segment]
+        if rows > self.sizes[-1]:
+            return seconds[-1] * rows / self.sizes[-1]
+        return float(np.interp(rows, self.sizes, seconds))
 
 
 def group_sizes(batch: int, smallest: int = 1) -> list[int]:
@@ -250,8 +243,7 @@ class Runner:
         self._decider = decider_for(tables, self._device)
         self._reached = tables.reached
         self._sized: dict[int, tuple[list[int], Tensor]] = {}
-        self._pays: dict[tuple[int, int, int, int], bool] = {}
-        self._untrimmed = 0
+        self._pays = cache(self.regrouping.pays)
         self.waits = 0
         """The number of times the host has waited for the device."""
 
@@ -273,7 +265,8 @@ class Runner:
         Raises:
             ArgumentError: The network was put in training mode, or the inputs are of another kind.
         """
-        value = self._received(inputs)
+        self._check_mode()
+        value = to_device(inputs, self._device, self.network.input_names)
         with autocast(self._device, self.precision):
             return self._run(value)
 
@@ -292,56 +285,9 @@ class Runner:
             ArgumentError: ``window`` is not a whole number of at least 1.
         """
         require_whole(window, "window", least=1)
-        waiting: list[Inputs] = []
-        for batch in batches:
-            waiting.append(batch)
-            if len(waiting) == window:
-                yield from self._together(waiting)
-                waiting = []
-        if waiting:
-            yield from self._together(waiting)
-
-    @torch.inference_mode()
-    def early(self, inputs: Inputs) -> Iterator[tuple[Tensor, Answers]]:
-        """Run one batch to its end, and yield results as soon as they are available.
-
-        All work is queued on the device before the first result is waited for.
-
-        Args:
-            inputs: What the first block takes, or a mapping by its names, on any device.
-
-        Returns:
-            Pairs (positions, answers) for the inputs that stop at each exit, in that order.
-        """
-        value: Any = self._received(inputs)
-        count = rows_of(value)
-        if not count:
-            return
-        rows = torch.arange(count, device=self._device)
-        ready: list[tuple[Any, Tensor, Answers]] = []
-        carry: Any = None
-        with autocast(self._device, self.precision):
-            running = torch.ones(count, dtype=torch.bool, device=self._device)
-            for k, segment in enumerate(self.network.segments):
-                value = segment(value)
-                if k not in self._reached:
-                    continue
-                carry = self._ask(k, value, rows, carry, count, awaited=False)
-                settled = running & self._decider.stopped(carry)
-                running = running & ~settled
-                answers = Answers(*self._decider.collect(carry))
-                ready.append((_event(self._device), settled, answers))
-        for event, settled, answers in ready:
-            if event is not None:
-                event.synchronize()
-            positions = settled.nonzero()[:, 0]
-            if len(positions):
-                yield positions, answers._take(positions)
-
-    def _received(self, inputs: Inputs) -> Value:
-        """Return inputs on the device."""
-        self._check_mode()
-        return to_device(inputs, self._device, self.network.input_names)
+        source = iter(batches)
+        while several := list(islice(source, window)):
+            yield from self._together(several)
 
     def _check_mode(self) -> None:
         """Refuse a network in training mode: with dropout answers would be random."""
@@ -356,12 +302,10 @@ class Runner:
         names = self.network.input_names
         moved = (to_device(batch, self._device, names) for batch in batches)
         for _, alike in groupby(moved, _shapes):
-            group: list[Any] = list(alike)
-            if isinstance(group[0], Tensor):
-                joined: Value = torch.cat(group)
-            else:
-                joined = tuple(torch.cat(part) for part in zip(*group, strict=True))
-            answers, start = self(joined), 0
+            group = list(alike)
+            parts = zip(*map(tensors_of, group), strict=True)
+            joined = tuple(torch.cat(part) for part in parts)
+            answers, start = self(joined[0] if isinstance(group[0], Tensor) else joined), 0
             for size in map(rows_of, group):
                 yield answers._take(torch.arange(start, start + size, device=self._device))
                 start += size
@@ -369,20 +313,23 @@ class Runner:
     def _run(self, value: Any) -> Answers:
         """Run a batch that is on the device, regrouping its survivors."""
         count = rows_of(value)
-        if not count:
-            return self._none(value)
+        if not count:  # many layers refuse a batch without rows: one row is run
+            ones = tuple(tensor.new_ones((1, *tensor.shape[1:])) for tensor in tensors_of(value))
+            answers = self._run(ones[0] if isinstance(value, Tensor) else ones)
+            return answers._take(torch.arange(0, device=self._device))
         if count not in self._sized:
-            every_row = torch.arange(count, device=self._device)
-            self._sized[count] = (group_sizes(count), every_row)
+            self._sized[count] = (group_sizes(count), torch.arange(count, device=self._device))
         sizes, rows = self._sized[count]
-        last = len(self.network.exits) - 1
+        last, due = len(self.network.exits) - 1, self._reached[0]
         carry: Any = None
-        due = self._reached[0]
         for k, segment in enumerate(self.network.segments):
             value = segment(value)
             if k < due:
                 continue
-            carry = self._ask(k, value, rows, carry, count, awaited=k < last)
+            logits, first = self.network.exits[k](value), carry is None
+            if first:
+                carry = self._started(count, logits)
+            self._decider.observe(carry, k, rows, logits, awaited=k < last, first=first)
             if k == last:
                 break
             self.waits += 1
@@ -390,61 +337,21 @@ class Runner:
             if not alive:
                 break
             size = sizes[bisect_left(sizes, alive)]
-            if size < len(rows) and self._regroups(k, due, len(rows), size):
+            if size < len(rows) and self._pays(k, due, len(rows), size):
                 positions, rows = self._decider.regroup(carry, rows, size)
-                value = self._trimmed(take(value, positions))
+                value = take(value, positions)
         # Some exit is always due; answers of rows that have stopped do not change.
         return Answers(*self._decider.collect(carry))
 
-    def _none(self, value: Any) -> Answers:
-        """Return the answers to a batch without rows, which many layers refuse: one row is run."""
-        ones = tuple(tensor.new_ones((1, *tensor.shape[1:])) for tensor in tensors_of(value))
-        row: Any = ones[0] if isinstance(value, Tensor) else ones
-        first = self._reached[0]
-        reached = run_in_order(list(self.network.segments)[: first + 1], row)
-        logits = self.network.exits[first](reached)
-        carry = self._decider.start(0, logits.shape[1], logits.dtype)
-        return Answers(*self._decider.collect(carry))
-
-    def _ask(
-        self, exit_: int, value: Any, rows: Tensor, carry: Any, count: int, *, awaited: bool
-    ) -> Any:
-        """Run a ramp, decide, and return the state of the batch; ``None`` before its first exit."""
-        logits = self.network.exits[exit_](value)
-        first = carry is None
-        if first:
-            if logits.ndim != 2:
-                raise ArgumentError(
-                    f"an exit returns shape {tuple(logits.shape)}, not (batch, classes): give a "
-                    "batch of inputs; for one input, inputs[None]",
-                    param="inputs",
-                )
-            carry = self._decider.start(count, logits.shape[1], logits.dtype)
-        self._decider.observe(carry, exit_, rows, logits, awaited=awaited, first=first)
-        return carry
-
-    def _regroups(self, after: int, due: int, rows: int, alive: int) -> bool:
-        """Return whether regrouping pays, by the rule, which is asked once for each case."""
-        key = (after, due, rows, alive)
-        if key not in self._pays:
-            self._pays[key] = self.regrouping.pays(*key)
-        return self._pays[key]
-
-    def _trimmed(self, value: Any, *, max_in_vain: int = 8, every: int = 16) -> Any:
-        """Return a value without what its rows do not need.
-
-        To find that out the host waits for the device. After ``max_in_vain`` groups without
-        anything to cut off, one in ``every`` is looked at.
-        """
-        if self.network.trim is None:
-            return value
-        self._untrimmed += 1
-        if self._untrimmed > max_in_vain and self._untrimmed % every:
-            return value
-        trimmed = self.network.trim(value)
-        if trimmed is not value:
-            self._untrimmed = 0
-        return trimmed
+    def _started(self, count: int, logits: Tensor) -> Any:
+        """Return the state of a batch of which no exit has been asked."""
+        if logits.ndim != 2:
+            raise ArgumentError(
+                f"an exit returns shape {tuple(logits.shape)}, not (batch, classes): give a "
+                "batch of inputs; for one input, inputs[None]",
+                param="inputs",
+            )
+        return self._decider.start(count, logits.shape[1], logits.dtype)
 
 
 def _shapes(value: Value) -> list[torch.Size]:
@@ -459,15 +366,6 @@ def decider_for(tables: Tables, device: torch.device) -> Any:
 
         return KernelDecider(tables, device)
     return HostDecider(tables, device)
-
-
-def _event(device: torch.device) -> Any:
-    """Return an event recorded now, or ``None`` on a device without events."""
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event
 
 
 def _classes(network: EarlyExit) -> int:

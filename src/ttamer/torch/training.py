@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -32,16 +32,10 @@ from ttamer.torch.devices import (
 )
 from ttamer.torch.early_exit import EarlyExit, require_exits
 
-# What is trained: the network without ramps, the ramps alone, or everything.
 Part = Literal["backbone", "ramps", "all"]
-# The parts that can be trained.
-PARTS = ("backbone", "ramps", "all")
-# The optimisers that a recipe can name.
-OPTIMISERS = ("sgd", "adamw")
-# The label of rows that PyTorch's losses leave out.
-IGNORED = -100
-# The weights that a recipe can give the exits' losses.
-WEIGHTS = ("equal", "depth")
+Optimiser = Literal["sgd", "adamw"]
+Weights = Literal["equal", "depth"]
+IGNORED = -100  # the label of rows that PyTorch's losses leave out
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,7 @@ class Recipe:
     """How many times the loader is run through."""
     rate: float
     """The highest learning rate: it rises over the warm-up and falls as a cosine."""
-    optimiser: Literal["sgd", "adamw"] = "sgd"
+    optimiser: Optimiser = "sgd"
     """Stochastic gradient descent with Nesterov momentum, or AdamW."""
     weight_decay: float = 5e-4
     """The weight decay; norms and biases have none."""
@@ -77,36 +71,31 @@ class Recipe:
     """What the network computes in."""
     seed: int = 0
     """The seed of shuffling and dropout."""
-    exit_weights: Literal["equal", "depth"] = "equal"
+    exit_weights: Weights = "equal"
     """The weights of the exits' losses in ``all``: equal, or in proportion to the exit's number, so
     that early exits change the network less."""
-    exit_gradient: float = 1.0
-    """The share of the ramps' gradients that reaches the backbone in ``all``: with 1 all exits are
-    trained as one network; with 0 the backbone is trained by the head alone, and the ramps, which
-    learn at their full rate, follow it."""
 
     def __post_init__(self) -> None:
-        if self.part not in PARTS:
-            raise ArgumentError(f"part must be one of {', '.join(PARTS)}, not {self.part!r}")
+        choices = {"part": Part, "optimiser": Optimiser, "exit_weights": Weights}
+        for name, choice in choices.items():
+            if getattr(self, name) not in get_args(choice):
+                raise ArgumentError(
+                    f"{name} must be one of {', '.join(get_args(choice))}, not "
+                    f"{getattr(self, name)!r}",
+                    param=name,
+                )
         require_whole(self.epochs, "epochs", least=1)
         require_whole(self.seed, "seed")
         require_number(self.weight_decay, "weight_decay")
         for name, value in (("rate", self.rate), ("clip", self.clip)):
             if value is not None and not (is_number(value) and 0 < value < math.inf):
-                raise ArgumentError(f"{name} is {value!r}; it must be a finite number above 0")
+                raise ArgumentError(
+                    f"{name} is {value!r}; it must be a finite number above 0", param=name
+                )
         if not 0 <= self.warmup < 1:
             raise ArgumentError(
-                f"warmup is {self.warmup}; it must be a share of all steps, less than 1"
-            )
-        if self.exit_weights not in WEIGHTS:
-            raise ArgumentError(
-                f"exit_weights must be one of {', '.join(WEIGHTS)}, not {self.exit_weights!r}"
-            )
-        if not 0 <= self.exit_gradient <= 1:
-            raise ArgumentError(f"exit_gradient is {self.exit_gradient}; it must be from 0 to 1")
-        if self.optimiser not in OPTIMISERS:
-            raise ArgumentError(
-                f"optimiser must be one of {', '.join(OPTIMISERS)}, not {self.optimiser!r}"
+                f"warmup is {self.warmup}; it must be a share of all steps, less than 1",
+                param="warmup",
             )
 
     def factor(self, progress: float) -> float:
@@ -190,11 +179,9 @@ def train(
             if path is not None:
                 learner.save(path)
     finally:
-        for parameter in network.parameters():
-            parameter.requires_grad_(True)
+        network.requires_grad_(True).eval()
         for parameter in frozen:
             parameter.requires_grad_(False)
-        network.eval()
     return learner.losses
 
 
@@ -217,18 +204,17 @@ class _Learner:
             raise ArgumentError("the loader has no batches; give at least one")
         if not trained:
             raise ArgumentError("the network has no ramps to train")
-        every = dict.fromkeys(itertools.chain(*(part.parameters() for part in trained)))
-        self.parameters = [parameter for parameter in every if parameter.requires_grad]
+        # Exits may share a ramp, and optimisers take each parameter once.
+        candidates = dict.fromkeys(itertools.chain(*(part.parameters() for part in trained)))
+        self.parameters = [parameter for parameter in candidates if parameter.requires_grad]
         if not self.parameters:
             raise ArgumentError(
                 f"all parameters of {recipe.part} are frozen: call requires_grad_(True) on those "
                 "that learn"
             )
-        for parameter in network.parameters():
-            parameter.requires_grad_(False)
+        network.requires_grad_(False).eval()
         for parameter in self.parameters:
             parameter.requires_grad_(True)
-        network.eval()
         for part in trained:
             part.train()
         # Norms and biases have no weight decay: they have no scale to overfit with.
@@ -236,18 +222,13 @@ class _Learner:
             {"params": [p for p in self.parameters if p.ndim > 1]},
             {"params": [p for p in self.parameters if p.ndim <= 1], "weight_decay": 0.0},
         ]
+        kind: Any = torch.optim.AdamW
+        momentum: dict[str, Any] = {}
         if recipe.optimiser == "sgd":
-            self.optimiser: torch.optim.Optimizer = torch.optim.SGD(
-                groups,
-                lr=recipe.rate,
-                momentum=0.9,
-                nesterov=True,
-                weight_decay=recipe.weight_decay,
-            )
-        else:
-            self.optimiser = torch.optim.AdamW(
-                groups, lr=recipe.rate, weight_decay=recipe.weight_decay
-            )
+            kind, momentum = torch.optim.SGD, {"momentum": 0.9, "nesterov": True}
+        self.optimiser: torch.optim.Optimizer = kind(
+            groups, lr=recipe.rate, weight_decay=recipe.weight_decay, **momentum
+        )
 
     def run_epoch(self, loader: Iterable[Batch]) -> float:
         """Train for one epoch and return its mean loss."""
@@ -283,32 +264,25 @@ class _Learner:
     def _loss(self, inputs: Value, labels: Tensor) -> Tensor:
         """Return the loss of one batch, summed over the exits that are trained."""
         if self.recipe.part == "backbone":
-            logits = self.network.full(inputs).float()
-            return cross_entropy(logits, _targets(labels, logits))
-        if self.recipe.part == "all" and self.recipe.exit_gradient == 1:
-            every = self.network(inputs)
-        else:
-            every = self._ramps_apart(inputs)
-        targets = _targets(labels, every[0])
-        losses = torch.stack([cross_entropy(each.float(), targets) for each in every])
+            full = self.network.full(inputs).float()
+            return cross_entropy(full, _targets(labels, full))
+        exits = self.network(inputs) if self.recipe.part == "all" else self._ramps(inputs)
+        targets = _targets(labels, exits[0])
+        losses = torch.stack([cross_entropy(logits.float(), targets) for logits in exits])
         if self.recipe.part == "all" and self.recipe.exit_weights == "depth":
-            numbers = torch.arange(1, len(every) + 1, device=losses.device)
-            losses = losses * (2 * numbers / (len(every) + 1))  # the mean weight is 1
+            numbers = torch.arange(1, len(exits) + 1, device=losses.device)
+            losses = losses * (2 * numbers / (len(exits) + 1))  # the mean weight is 1
         return losses.sum()
 
-    def _ramps_apart(self, inputs: Value) -> list[Tensor]:
-        """Return the exits' logits; the ramps' gradients reach the backbone in part, or not."""
-        whole = self.recipe.part == "all"
-        share = self.recipe.exit_gradient if whole else 0.0
-        every = []
+    def _ramps(self, inputs: Value) -> list[Tensor]:
+        """Return the logits of the ramps, without gradients in the backbone."""
+        logits = []
         value: Any = inputs
         for segment, ramp in zip(self.network.segments, self.network.ramps(), strict=False):
-            with torch.set_grad_enabled(whole):
+            with torch.no_grad():
                 value = segment(value)
-            every.append(ramp(_scaled(value, share) if whole else value))
-        if whole:
-            every.append(self.network.exits[-1](self.network.segments[-1](value)))
-        return every
+            logits.append(ramp(value))
+        return logits
 
     def save(self, path: Path) -> None:
         """Write a checkpoint atomically."""
@@ -329,7 +303,8 @@ class _Learner:
             stored = torch.load(path, map_location=device_of(self.network), weights_only=True)
             mine = {"recipe": asdict(self.recipe), "batches": self.batches}
             theirs = {key: stored[key] for key in mine}
-            rest = {key: stored[key] for key in ("network", "optimiser", "epoch", "losses")}
+            weights, losses = stored["network"], stored["losses"]
+            optimiser, epoch = stored["optimiser"], stored["epoch"]
         except Exception as error:
             raise ArgumentError(
                 f"{path}: not a readable checkpoint ({type(error).__name__}); remove it to start "
@@ -342,8 +317,8 @@ class _Learner:
             )
         # Compared before anything is loaded: a rejected checkpoint must not change the network.
         ours, other = (
-            {name: tuple(value.shape) for name, value in each.items()}
-            for each in (self.network.state_dict(), rest["network"])
+            {name: tuple(value.shape) for name, value in state.items()}
+            for state in (self.network.state_dict(), weights)
         )
         if ours != other:
             odd = sorted(name for name in {*ours, *other} if ours.get(name) != other.get(name))
@@ -352,10 +327,9 @@ class _Learner:
                 f"{other.get(odd[0], 'none')} in it and {ours.get(odd[0], 'none')} here; "
                 "use another path"
             )
-        self.network.load_state_dict(rest["network"])
-        self.optimiser.load_state_dict(rest["optimiser"])
-        self.epoch = rest["epoch"]
-        self.losses = rest["losses"]
+        self.network.load_state_dict(weights)
+        self.optimiser.load_state_dict(optimiser)
+        self.epoch, self.losses = epoch, losses
 
 
 def _targets(labels: Tensor, logits: Tensor) -> Tensor:
@@ -369,25 +343,3 @@ def _targets(labels: Tensor, logits: Tensor) -> Tensor:
                 f"to {classes - 1}"
             )
     return labels.to(logits.device)
-
-
-class _Scaled(torch.autograd.Function):
-    """A tensor as it is, whose gradient is multiplied by a share."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, share: float) -> Tensor:
-        ctx.share = share
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0] * ctx.share, None
-
-
-def _scaled(value: Any, share: float) -> Any:
-    """Return a value that passes on a share of its gradient."""
-    if isinstance(value, tuple):
-        return tuple(_scaled(each, share) for each in value)
-    if share == 0 or not value.is_floating_point():
-        return value.detach()
-    return _Scaled.apply(value, share)  # type: ignore[no-untyped-call]

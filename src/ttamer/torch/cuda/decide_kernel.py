@@ -128,10 +128,6 @@ class KernelDecider:
         """Return copies of what answers are made of."""
         return tuple(_unpacked(carry.packed.clone(), *carry.layout).values())
 
-    def stopped(self, carry: KernelCarry) -> Tensor:
-        """Return which rows have stopped."""
-        return carry.place < 0
-
     def observe(
         self,
         carry: KernelCarry,
