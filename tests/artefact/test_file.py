@@ -248,9 +248,10 @@ def test_forged_records_are_refused(field, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"full_cost": 0.0}, "full cost"),
-        ({"share": 2.0}, "one share"),
-        ({"chosen": []}, "mixture two"),
+        ({"full_cost": 0.0}, r"> 0.0 - at `\$.fitted.full_cost`"),
+        ({"unit": -1.0}, r"> 0.0 - at `\$.fitted.unit`"),
+        ({"share": 2.0}, r"<= 1.0 - at `\$.fitted.share`"),
+        ({"chosen": []}, "a mixture two"),
         ({"cascade": {"cascade": {}, "node": []}}, "cascade cannot be"),
         ({"steps": None}, "policies on answers or policies on states"),
     ],
@@ -316,3 +317,23 @@ def test_the_page_of_the_format_lists_every_array():
                      fit_record.POINTS, fit_record.HELD):  # fmt: skip
         missing = [name for name in declared if f"{name}`" not in page]
         assert not missing
+
+
+def test_solved_tables_are_refused_where_they_disagree_with_their_problem(tmp_path):
+    record, arrays = file.unpack(saved(tt.solve(LINE, 0.5)))
+    choices = arrays["solved.choices"].copy()
+    choices[0, -1, -1] = -1
+    changes = {
+        "has an unknown 'another'": {"another": np.zeros(1)},
+        "'solved.phi' has shape": {"solved.phi": arrays["solved.phi"][:, :-1]},
+        "'solved.losses' has shape": {"solved.losses": np.zeros(99)},
+        "'solved.choices' cannot hold float64": {"solved.choices": choices.astype(float)},
+        "stops at the start": {"solved.choices": choices},
+        "'solved.choices' has an entry that is not from -1 to 1": {
+            "solved.choices": np.full_like(choices, 2)
+        },
+        "'solved.tradeoffs' has an entry": {"solved.tradeoffs": np.array([1.5])},
+    }
+    for message, change in changes.items():
+        with pytest.raises(ArtefactDamaged, match=message):
+            opened(file._written(record, arrays | change), tmp_path / "forged.ttamer")

@@ -30,7 +30,7 @@ from safetensors import numpy as safetensors_numpy
 from ttamer import __version__
 from ttamer._checks import require_path
 from ttamer._files import atomic_write
-from ttamer.artefact.arrays import Arrays
+from ttamer.artefact.arrays import Arrays, Stored
 from ttamer.artefact.fit import (
     FittedRecord,
     Savable,
@@ -62,10 +62,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     solved: SolvedRecord | None = None
     fitted: FittedRecord | None = None
     sha256: str = ""
-
-
-class _Format(msgspec.Struct):
-    format: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +199,9 @@ def open_artefact(path: str | os.PathLike[str]) -> Artefact:
             policy = restore_fitted(record.kind, record.fitted, arrays)
             return Artefact(policy, facts | facts_of(policy))
         assert record.solved is not None  # noqa: S101 - unpack has looked
-        policies = restore_solved(record.solved, arrays)
+        stored = Stored(arrays)
+        policies = restore_solved(record.solved, stored)
+        stored.done()
         if record.kind == "policy" and len(policies) != 1:
             raise ArtefactDamaged(f"it holds {len(policies)} tradeoffs, and a policy has one")
         problem = policies[0].problem
@@ -274,26 +272,23 @@ def unpack(data: bytes) -> tuple[Record, Arrays]:
     if 8 + start > len(data):
         raise ArtefactDamaged(f"is cut short: the header alone has {start} bytes")
     try:
-        header = msgspec.json.decode(data[8 : 8 + start])
-        text = header["__metadata__"][KEY]
-        stated = msgspec.json.decode(text, type=_Format).format
+        text = msgspec.json.decode(data[8 : 8 + start])["__metadata__"][KEY]
+        content = msgspec.json.decode(text)
+        is_newer = content["format"] > FORMAT
     except (msgspec.DecodeError, ValueError, KeyError, TypeError, RecursionError):
         raise ArtefactDamaged(
             "is not a ttamer file: its record is missing or cannot be read"
         ) from None
-    if stated > FORMAT:
+    if is_newer:
         raise ArtefactTooNew(
-            f"is in version {stated} of the format, and ttamer {__version__} reads up to version "
-            f"{FORMAT}: upgrade ttamer"
+            f"is in version {content['format']} of the format, and ttamer {__version__} reads up "
+            f"to version {FORMAT}: upgrade ttamer"
         )
     try:
-        content = msgspec.json.decode(text)
         record = msgspec.convert(content, Record)
         arrays = safetensors_numpy.load(data)
     except msgspec.DecodeError as error:
         raise ArtefactDamaged(f"its record cannot be: {error}") from None
-    except RecursionError:
-        raise ArtefactDamaged("its record is nested too deeply") from None
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise ArtefactDamaged(f"its arrays cannot be: {error}") from None
     if record.format != FORMAT or (record.solved is None) == (record.fitted is None):
@@ -306,7 +301,7 @@ def unpack(data: bytes) -> tuple[Record, Arrays]:
     try:
         # Of the content as it stands: a file from before a field was added has none.
         written = _written(content, arrays)
-    except ArgumentError as error:
+    except (ArgumentError, RecursionError) as error:
         raise ArtefactDamaged(str(error)) from None
     if written != data:
         raise ArtefactDamaged("was altered: its checksum is not that of its contents")

@@ -8,19 +8,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from itertools import pairwise
-from math import isfinite
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from ttamer.artefact.arrays import Arrays, Declared, Stored, put, require
-from ttamer.artefact.problem import SOLVED, SolvedRecord, describe_solved, restore_solved
+from ttamer.artefact.problem import SolvedRecord, describe_solved, restore_solved
 from ttamer.cascade import CascadeSpec, from_tables, to_tables
 from ttamer.errors import ArtefactDamaged, CascadeError
 from ttamer.fitting.belief import HEAD, MAX_ODDS, PEER, Belief, Cells, Step
-from ttamer.fitting.fitted import FitRecord, Fitted, Tables, first_parents
+from ttamer.fitting.fitted import FitRecord, Fitted, first_parents
 from ttamer.fitting.inputs import FeatureSpec, InputFeature, Prior
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
 from ttamer.fitting.points import OperatingPoints
@@ -92,6 +92,14 @@ HELD = {
 }
 
 
+# Numbers of a record; JSON has no NaN and nothing infinite.
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Amount = Annotated[float, Meta(ge=0)]
+
+
 class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
 
@@ -101,11 +109,11 @@ class StepRecord(_Struct, frozen=True):
 
     kind: Literal["models", "exits"]
     classes: list[str]
-    memory: int
+    memory: Count
     agree: bool = True
-    features: list[InputFeature] | None = None
-    neighbours: int = 0
-    coarse: int = 0
+    features: Annotated[list[InputFeature], Meta(max_length=2**10)] | None = None
+    neighbours: Natural = 0
+    coarse: Natural = 0
 
 
 class StateRecord(_Struct, frozen=True):
@@ -119,18 +127,18 @@ class HeldRecord(_Struct, frozen=True):
     """Rows held out, beside their arrays."""
 
     trace_digest: str
-    cap: float
+    cap: Annotated[float, Meta(ge=1)]
 
 
 class ChosenRecord(_Struct, frozen=True):
     """One policy of a ladder, or a node by itself."""
 
-    number: int
-    error: float | None
-    cost: float | None
-    absent: list[int] = []  # always empty: files that were written early have it
-    before: list[int] | None = None
-    backups: list[int] | None = None
+    number: Natural
+    error: Amount | None
+    cost: Amount | None
+    absent: Annotated[list[int], Meta(max_length=0)] = []  # files that were written early have it
+    before: list[Natural] | None = None
+    backups: list[Natural] | None = None
 
 
 class FittedRecord(_Struct, frozen=True):
@@ -138,20 +146,20 @@ class FittedRecord(_Struct, frozen=True):
 
     cascade: dict[str, Any]
     record: FitRecord
-    full_cost: float
-    unit: float
+    full_cost: Positive
+    unit: Positive
     measure: Measure
     thresholds: bool
     compare: dict[str, str]
     steps: StepRecord | None = None
     states: StateRecord | None = None
-    rows: int = 0
+    rows: Natural = 0
     """How many rows the estimates of a ladder rest on."""
     held: HeldRecord | None = None
-    promises: list[Promise] = []
+    promises: Annotated[list[Promise], Meta(max_length=16)] = []
     chosen: list[ChosenRecord] = []
     """The policy, or the two of a mixture; none of a ladder."""
-    share: float = 1.0
+    share: Share = 1.0
     seed: int = 0
 
 
@@ -196,12 +204,10 @@ def _bare(spec: CascadeSpec) -> CascadeSpec:
 
 
 def _describe_chosen(policy: FittedPolicy) -> ChosenRecord:
-    rule = policy.rule
-    chosen = ChosenRecord(number=policy.number, error=policy.error, cost=policy.cost)
+    rule, nodes = policy.rule, dict[str, Any]()
     if isinstance(rule, SingleNode):
         nodes = {"before": list(rule.before), "backups": list(rule.backups)}
-        return msgspec.structs.replace(chosen, **nodes)
-    return chosen
+    return ChosenRecord(number=policy.number, error=policy.error, cost=policy.cost, **nodes)
 
 
 def _describe_steps(tables: StepTables, arrays: Arrays) -> StepRecord:
@@ -219,17 +225,18 @@ def _describe_steps(tables: StepTables, arrays: Arrays) -> StepRecord:
         "weights": [belief.weights[key] for key in keys],
     }
     put(arrays, "belief", BELIEF, vars(belief) | of_pairs | of_weights)
-    facts = {
-        "kind": tables.kind,
-        "classes": list(belief.classes),
-        "memory": belief.memory,
-        "agree": belief.agree,
-    }
+    facts: dict[str, Any] = {}
     if prior is not None:
         put(arrays, "prior", PRIOR, vars(prior))
         facts["features"] = [] if prior.spec is None else list(prior.spec.features)
         facts |= {"neighbours": int(prior.count), "coarse": int(prior.coarse)}
-    return StepRecord(**facts)  # type: ignore[arg-type]
+    return StepRecord(
+        kind="exits" if tables.kind == "exits" else "models",
+        classes=list(belief.classes),
+        memory=belief.memory,
+        agree=belief.agree,
+        **facts,
+    )
 
 
 def _padded(steps: Iterable[Step]) -> NDArray[np.int32]:
@@ -256,13 +263,13 @@ def restore_fitted(kind: str, record: FittedRecord, arrays: Arrays) -> Savable:
         raise ArtefactDamaged(f"its cascade cannot be: {error}") from None
     bare = spec == _bare(spec) and to_tables(spec) == record.cascade
     require(bare, "its cascade holds more than nodes and costs")
-    for what, value in (("full cost", record.full_cost), ("unit", record.unit)):
-        require(isfinite(value) and value > 0, f"its {what} must be above 0")
-    stored = Stored(arrays, nodes=len(spec))
+    stored, steps, states = Stored(arrays, nodes=len(spec)), record.steps, record.states
+    either = (steps is None) != (states is None)
+    require(either, "a fit has policies on answers or policies on states")
     with np.errstate(all="ignore"):  # a forged array holds anything; what comes of it is checked
         fitted = Fitted(
             spec=spec,
-            tables=_tables(record, spec, stored),
+            tables=_steps(steps, spec, stored) if steps else _states(states, spec, stored),
             tradeoffs=stored.take("tradeoffs", Declared("prices", 0, 1)),
             full_cost=record.full_cost,
             record=record.record,
@@ -273,61 +280,37 @@ def restore_fitted(kind: str, record: FittedRecord, arrays: Arrays) -> Savable:
         )
         rising = (np.diff(fitted.tradeoffs) > 0).all()
         require(rising, "the tradeoffs of a ladder must increase")
-        promises = _promises(record, len(fitted.tradeoffs), spec)
+        _check_promises(record, len(fitted.tradeoffs), spec)
         policies = [_chosen(chosen, fitted) for chosen in record.chosen]
         restored: Savable
         if kind == "ladder":
             require(not policies, "a ladder has no policy that is chosen")
-            restored = _ladder(record, fitted, promises, stored)
+            restored = _ladder(record, fitted, stored)
         else:
-            restored = _policy(kind, record, policies, promises)
+            count = 2 if kind == "mixture" else 1
+            fits = len(policies) == count > len(record.promises) and record.held is None
+            require(fits, "a policy is one, without a promise; a mixture two, with at most one")
+            restored = cheap = policies[0]
+            if count == 2:
+                promises = record.promises
+                restored = Mixture(cheap, policies[1], record.share, record.seed, *promises)
     stored.done()
     return restored
-
-
-def _policy(
-    kind: str, record: FittedRecord, policies: list[FittedPolicy], promises: tuple[Promise, ...]
-) -> FittedPolicy | Mixture:
-    count = 2 if kind == "mixture" else 1
-    fits = record.held is None and len(policies) == count
-    require(fits, "a file of one policy has one, and of a mixture two")
-    if kind == "policy":
-        require(not promises, "a policy by itself has no promise")
-        return policies[0]
-    fits = len(promises) <= 1 and 0 <= record.share <= 1
-    require(fits, "a mixture has at most one promise, and one share, from 0 to 1")
-    cheap, expensive = policies
-    return Mixture(cheap, expensive, record.share, record.seed, *promises)
 
 
 def _chosen(chosen: ChosenRecord, fitted: Fitted) -> FittedPolicy:
     nodes, count = len(fitted.spec), len(fitted.tradeoffs)
     estimates = (chosen.number, chosen.error, chosen.cost)
-    require(0 <= chosen.number < count + nodes, "the file chooses a policy that it has not")
-    for value in estimates[1:]:
-        fits = value is None or (isfinite(value) and value >= 0)
-        require(fits, "the error and cost of a policy must be from 0 up")
-    is_alone = chosen.number >= count
-    fits = is_alone == (chosen.before is not None) == (chosen.backups is not None)
+    require(chosen.number < count + nodes, "the file chooses a policy that it has not")
+    fits = (chosen.number >= count) == (chosen.before is not None) == (chosen.backups is not None)
     require(fits, "a node by itself says which nodes it needs and which stand in for it")
     if chosen.before is None or chosen.backups is None:
-        require(not chosen.absent, "policies lack no nodes")
         return FittedPolicy(fitted, fitted.rule(chosen.number), *estimates)
-    node = chosen.number - count
-    listed = [node, *chosen.before, *chosen.backups]
+    node, before, backups = chosen.number - count, tuple(chosen.before), tuple(chosen.backups)
+    listed = [node, *before, *backups]
     fits = len({*listed}) == len(listed) and {*listed} <= {*range(nodes)}
     require(fits, "a node by itself, those before it and its backups are nodes, each once")
-    single = fitted.single_node(node, tuple(chosen.before), tuple(chosen.backups))
-    return FittedPolicy(fitted, single, *estimates)
-
-
-def _tables(record: FittedRecord, spec: CascadeSpec, stored: Stored) -> Tables:
-    either = (record.steps is None) != (record.states is None)
-    require(either, "a fit has policies on answers or policies on states")
-    if record.states is not None:
-        return _states(record.states, spec, stored)
-    assert record.steps is not None  # noqa: S101 - one of the two is there
-    return _steps(record.steps, spec, stored)
+    return FittedPolicy(fitted, fitted.single_node(node, before, backups), *estimates)
 
 
 def _sets(rows: NDArray[Any], name: str) -> tuple[Step, ...]:
@@ -374,8 +357,7 @@ def _steps(record: StepRecord, spec: CascadeSpec, stored: Stored) -> StepTables:
 
 def _belief(record: StepRecord, stored: Stored, nodes: int) -> Belief:
     classes = tuple(record.classes)
-    distinct = len(set(classes)) == len(classes) and record.memory >= 1
-    require(distinct, "the classes of a belief are distinct, and it has a memory")
+    require(len(set(classes)) == len(classes), "the classes of a belief are distinct")
     stored.sizes |= {"cells": (len(classes) + 1) ** 2, "masked": HEAD + PEER * nodes}
     values = stored.read("belief", BELIEF)
     for bounds, levels, offsets in zip(*(values[k] for k in list(BELIEF)[:3]), strict=True):
@@ -414,15 +396,12 @@ def _prior(record: StepRecord, stored: Stored, nodes: int) -> Prior | None:
     features = record.features
     if features is None:
         return None
-    require(len(features) <= 2**10, "it reads more than 2**10 inputs")
     for feature in features:
-        numbers = (*feature.centre, *feature.spread)
         count = 2 * feature.width if feature.kind in ("prompt", "number") else 0
         fits = (
             feature.kind in ("words", "prompt", "number", "category", "vector")
             and feature.width >= 1
-            and len(numbers) == count
-            and all(map(isfinite, numbers))
+            and len(feature.centre) + len(feature.spread) == count
             and all(spread > 0 for spread in feature.spread)
             and (feature.kind != "category" or len(feature.levels) == feature.width)
         )
@@ -439,10 +418,9 @@ def _prior(record: StepRecord, stored: Stored, nodes: int) -> Prior | None:
     return Prior(count=record.neighbours, coarse=record.coarse, spec=spec, **values)
 
 
-def _states(record: StateRecord, spec: CascadeSpec, stored: Stored) -> StateTables:
-    names = [f"solved.{name}" for name in SOLVED if f"solved.{name}" in stored.arrays]
-    solved = {name: stored.arrays.pop(name) for name in names}
-    policies = restore_solved(record.solved, solved)
+def _states(record: StateRecord | None, spec: CascadeSpec, stored: Stored) -> StateTables:
+    assert record is not None  # noqa: S101 - a fit has one of the two
+    policies = restore_solved(record.solved, stored)
     stored.sizes["prices"] = len(policies)
     problem, columns = policies[0].problem, record.columns
     complete = sorted(columns) == list(range(len(spec)))
@@ -457,9 +435,8 @@ def _states(record: StateRecord, spec: CascadeSpec, stored: Stored) -> StateTabl
     return StateTables(spec.names, columns=tuple(columns), ladder=Ladder(policies), **values)
 
 
-def _ladder(
-    record: FittedRecord, fitted: Fitted, promises: tuple[Promise, ...], stored: Stored
-) -> FittedLadder:
+def _ladder(record: FittedRecord, fitted: Fitted, stored: Stored) -> FittedLadder:
+    promises = tuple(record.promises)
     stored.sizes["points"] = len(fitted.tradeoffs) + len(fitted.spec)
     require(record.rows >= 1, "estimates rest on at least one row")
     points = OperatingPoints(**stored.read("points", POINTS), rows=record.rows)
@@ -472,12 +449,10 @@ def _ladder(
     require(stored.sizes["rows"] >= 1, "promises are tested on at least one row")
     weights = values["weight"] is None or len(values["weight"]) == len(policies) + len(fitted.spec)
     require(weights, "rows are weighted for each policy and node")
-    cap = record.held.cap
-    require(isfinite(cap) and cap >= 1, "weights are clipped at a number from 1 up")
     held = Held(
         trace_digest=record.held.trace_digest,
         policies=policies,
-        cap=cap,
+        cap=record.held.cap,
         unit=fitted.unit,
         measure=fitted.measure,
         **values,
@@ -485,14 +460,11 @@ def _ladder(
     return FittedLadder(fitted, points, held, promises)
 
 
-def _promises(record: FittedRecord, count: int, spec: CascadeSpec) -> tuple[Promise, ...]:
-    require(len(record.promises) <= 16, "it has more than 16 promises")
+def _check_promises(record: FittedRecord, count: int, spec: CascadeSpec) -> None:
     for promise in record.promises:
         mix, needed = promise.mix, promise.rows_needed
-        numbers = (promise.at_most, promise.bound, promise.observed, promise.unit)
         fits = (
-            all(map(isfinite, (*numbers, promise.budget or 0.0)))
-            and 0.5 <= promise.confidence < 1
+            0.5 <= promise.confidence < 1
             and 0 <= mix.share <= 1
             and all(0 <= point < count + len(spec) for point in (mix.cheap, mix.expensive))
             and promise.rows >= 1
@@ -501,7 +473,6 @@ def _promises(record: FittedRecord, count: int, spec: CascadeSpec) -> tuple[Prom
             and promise.against in spec.names
         )
         require(fits, "a promise cannot be: a number is out of range, or its node unknown")
-    return tuple(record.promises)
 
 
 def facts_of(policy: Savable) -> dict[str, Any]:

@@ -7,15 +7,16 @@ What is raised gives the reason alone; :mod:`ttamer.artefact.file` adds the file
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from math import prod
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from ttamer.artefact.arrays import Arrays, cut, require
+from ttamer.artefact.arrays import Arrays, Declared, Stored, cut, require
 from ttamer.errors import ArgumentError, ArtefactDamaged, ProblemError
 from ttamer.policy.base import Policy
 from ttamer.policy.index import IndexPolicy
@@ -24,8 +25,22 @@ from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.graph import START, STOP, Edge, Node
 from ttamer.problem.problem import Problem
 
-TABLES = {"precedence": ("sigma",), "walk": ("choices", "phi")}  # of a policy, by kind of moves
-SOLVED = ("costs", "losses", "probabilities", "tradeoffs", "values", "sigma", "choices", "phi")
+# Of the problem, whose own checks say what these numbers may be; parts one after the other.
+PROBLEM = {
+    "losses": Declared("losses", infinite=True),
+    "costs": Declared("costs", infinite=True),
+    "probabilities": Declared("probabilities"),
+}
+NUMBERS = {"tradeoffs": Declared("policies", 0, 1), "values": Declared("policies")}
+# Of a policy, by kind of moves: one row per state of a node, and of walks one for the start; of
+# sigma, one per state of the parent.
+TABLES = {
+    "precedence": {"sigma": Declared("policies table_rows", 0, infinite=True)},
+    "walk": {
+        "choices": Declared("policies table_rows levels", STOP, of="solved nodes"),
+        "phi": Declared("policies table_rows levels", 0, infinite=True),
+    },
+}
 
 
 class SolvedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,11 +48,11 @@ class SolvedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     moves: Literal["precedence", "walk"]
     recall: bool
-    names: list[str]
-    states: list[int]
-    sources: list[int]
-    targets: list[int]
-    cost_axes: list[int]
+    names: Annotated[list[str], Meta(min_length=1, max_length=2**16)]
+    states: list[Annotated[int, Meta(ge=1, le=2**31)]]
+    sources: Annotated[list[Annotated[int, Meta(ge=START)]], Meta(max_length=2**18)]
+    targets: list[Annotated[int, Meta(ge=0)]]
+    cost_axes: list[Annotated[int, Meta(ge=0, le=2)]]
 
 
 def describe_solved(policies: Sequence[Policy]) -> tuple[SolvedRecord, Arrays]:
@@ -47,195 +62,133 @@ def describe_solved(policies: Sequence[Policy]) -> tuple[SolvedRecord, Arrays]:
         ArgumentError: They are of several problems, or of a kind that cannot be saved.
     """
     first = policies[0]
+    record, arrays = _describe_problem(first)
     for policy in policies:
         if not isinstance(policy, _kind(policy.problem)):
             advice = "; save policy.walk" if isinstance(policy, JointPolicy) else ""
             raise ArgumentError(f"a policy of type {type(policy).__name__} cannot be saved{advice}")
-        if policy.recall != first.recall or not _same(policy.problem, first.problem):
+        if policy.problem is first.problem and policy.recall == first.recall:
+            continue
+        other, others = _describe_problem(policy)
+        if other != record or not all(np.array_equal(others[k], arrays[k]) for k in arrays):
             raise ArgumentError(
                 "the policies of a ladder must solve the same problem, all with recall or all "
                 "without, to be saved as one file"
             )
-    described, arrays = _describe_problem(first.problem)
     arrays["tradeoffs"] = np.array([policy.tradeoff for policy in policies])
     arrays["values"] = np.array([policy.value for policy in policies])
     for name in TABLES[first.problem.moves]:
         arrays[name] = np.stack([np.concatenate(getattr(policy, name)) for policy in policies])
-    if "choices" in arrays:
-        arrays["choices"] = _smallest(arrays["choices"])
-    return SolvedRecord(recall=bool(first.recall), **described), {
-        f"solved.{name}": np.ascontiguousarray(array) for name, array in arrays.items()
-    }
+    if "choices" in arrays:  # numbers of nodes, or STOP
+        kinds = (np.int8, np.int16, np.int32)
+        fitting = (kind for kind in kinds if arrays["choices"].max() <= np.iinfo(kind).max)
+        arrays["choices"] = arrays["choices"].astype(next(fitting))
+    return record, {f"solved.{name}": np.ascontiguousarray(a) for name, a in arrays.items()}
 
 
-def _describe_problem(problem: Problem) -> tuple[dict[str, Any], Arrays]:
-    described = {
-        "moves": problem.moves,
-        "names": list(problem.names),
-        "states": [len(node.losses) for node in problem.nodes],
-        "sources": [source for source, _ in problem.ends],
-        "targets": [target for _, target in problem.ends],
-        "cost_axes": [np.ndim(edge.cost) for edge in problem.edges],
-    }
-    return described, {
+def _describe_problem(policy: Policy) -> tuple[SolvedRecord, Arrays]:
+    problem = policy.problem
+    record = SolvedRecord(
+        moves=problem.moves,
+        recall=bool(policy.recall),
+        names=list(problem.names),
+        states=[len(node.losses) for node in problem.nodes],
+        sources=[source for source, _ in problem.ends],
+        targets=[target for _, target in problem.ends],
+        cost_axes=[np.ndim(edge.cost) for edge in problem.edges],
+    )
+    return record, {
         "losses": np.concatenate([node.losses for node in problem.nodes]),
         "costs": np.concatenate([np.ravel(edge.cost) for edge in problem.edges]).astype(float),
         "probabilities": np.concatenate([edge.probabilities.ravel() for edge in problem.edges]),
     }
 
 
-def _same(first: Problem, second: Problem) -> bool:
-    if first is second:
-        return True
-    (facts, arrays), (facts2, arrays2) = map(_describe_problem, (first, second))
-    return facts == facts2 and all(np.array_equal(arrays[k], arrays2[k]) for k in arrays)
-
-
-def _smallest(array: NDArray[Any]) -> NDArray[Any]:
-    """Return choices in the smallest type that holds them."""
-    for kind in (np.int8, np.int16, np.int32):
-        limits = np.iinfo(kind)
-        if limits.min <= array.min() and array.max() <= limits.max:
-            return array.astype(kind)
-    return array
-
-
 def _kind(problem: Problem) -> type[IndexPolicy | WalkPolicy]:
     return IndexPolicy if problem.moves == "precedence" else WalkPolicy
 
 
-def restore_solved(record: SolvedRecord, stored: Mapping[str, NDArray[Any]]) -> tuple[Policy, ...]:
+def restore_solved(record: SolvedRecord, stored: Stored) -> tuple[Policy, ...]:
     """Check all that a file says of solved policies, and return them."""
-    arrays: Arrays = {}
-    for name in (*SOLVED[:5], *TABLES[record.moves]):
-        require(f"solved.{name}" in stored, f"the list of arrays lacks 'solved.{name}'")
-        arrays[name] = array = stored[f"solved.{name}"]
-        kind = "i" if name == "choices" else "f"
-        fits = array.dtype.kind == kind
-        require(fits, f"array {name!r} cannot hold numbers of type {array.dtype.name}")
-    require(
-        record.moves == "walk" or record.recall,
-        "a policy under precedence always has recall, and recall is false",
-    )
+    always = record.moves == "walk" or record.recall
+    require(always, "a policy under precedence always has recall, and recall is false")
     with np.errstate(all="ignore"):  # a forged array holds anything; what comes of it is checked
-        problem = _problem(record, arrays)
-        _check_numbers(problem, arrays)
-        _check_tables(problem, arrays, recall=record.recall)
-    rows, tables = _rows(problem), {}
-    for name in TABLES[record.moves]:
-        array = arrays[name].astype(np.int32 if name == "choices" else float)
-        array.setflags(write=False)
-        tables[name] = [cut(table, rows) for table in array]
-    numbers = zip(arrays["tradeoffs"].tolist(), arrays["values"].tolist(), strict=True)
+        problem = _problem(record, stored)
+        numbers = stored.read("solved", NUMBERS)
+        tradeoffs, values = numbers["tradeoffs"], numbers["values"]
+        require(tradeoffs.size, "it holds no policy")
+        require((np.diff(tradeoffs) > 0).all(), "the tradeoffs of a ladder must increase")
+        # A small table takes more memory than room in a file.
+        few = tradeoffs.size * (len(problem.nodes) + 1) <= 2**22
+        require(few, "it has more than 2**22 tables: policies times places")
+        if problem.moves == "precedence":
+            edges = map(problem.parent_edge, range(len(problem.nodes)))
+            rows = [len(edge.probabilities) for edge in edges]
+        else:
+            rows = [*record.states, 1]
+        stored.sizes |= {
+            "table_rows": sum(rows),
+            "levels": len(problem.grid) if record.recall else 1,
+            "solved nodes": len(problem.nodes),
+        }
+        tables = stored.read("solved", TABLES[record.moves])
+    if "choices" in tables:
+        _check_choices(problem, tables["choices"], rows)
+        tables["choices"] = tables["choices"].astype(np.int32)
+    for table in tables.values():
+        table.setflags(write=False)
+    parts = {name: [cut(part, rows) for part in table] for name, table in tables.items()}
     policies: list[Policy] = []
-    for rung, (tradeoff, value) in enumerate(numbers):
-        facts: dict[str, Any] = {name: table[rung] for name, table in tables.items()}
+    for number, (tradeoff, value) in enumerate(
+        zip(tradeoffs.tolist(), values.tolist(), strict=True)
+    ):
+        facts: dict[str, Any] = {name: part[number] for name, part in parts.items()}
         facts |= {"problem": problem, "recall": record.recall}
         policies.append(_kind(problem)(tradeoff=tradeoff, value=value, **facts))
     return tuple(policies)
 
 
-def _within(numbers: Sequence[int], what: str, *, low: int, high: int) -> None:
-    for number in numbers:
-        inside = low <= number <= high
-        require(inside, f"{what} must hold whole numbers from {low} to {high}, not {number!r}")
-
-
-def _problem(record: SolvedRecord, arrays: Arrays) -> Problem:
+def _problem(record: SolvedRecord, stored: Stored) -> Problem:
     names, states, sources, targets = record.names, record.states, record.sources, record.targets
-    require(1 <= len(names) <= 2**16, "the names must be a list of 1 to 2**16")
-    require(len(sources) <= 2**18, f"it has {len(sources)} edges, and at most 2**18 are read")
     last, axes = len(names) - 1, record.cost_axes
-    _within(states, "the states", low=1, high=arrays["losses"].size)
-    _within(sources, "the sources", low=START, high=last)
-    _within(targets, "the targets", low=0, high=last)
-    _within(axes, "the axes of the costs", low=0, high=2)
-    require(
-        len(states) == len(names) and len(sources) == len(targets) == len(axes),
-        "there must be as many states as names, and as many targets and axes as sources",
-    )
+    alike = len(states) == len(names) and len(sources) == len(targets) == len(axes)
+    require(alike, "it needs as many states as names, and as many targets and axes as sources")
+    require(max([*sources, *targets], default=0) <= last, "an edge leads to a node that it lacks")
     shapes = [
         (1 if source == START else states[source], states[target])
         for source, target in zip(sources, targets, strict=True)
     ]
     cost_shapes = [shape[:count] for shape, count in zip(shapes, axes, strict=True)]
-    sizes = [math.prod(shape) for shape in cost_shapes]
-    _check_shape(arrays, "losses", sum(states))
-    _check_shape(arrays, "costs", sum(sizes))
-    _check_shape(arrays, "probabilities", sum(map(math.prod, shapes)))
-    costs = zip(cut(arrays["costs"], sizes), cost_shapes, strict=True)
-    chances = zip(cut(arrays["probabilities"], list(map(math.prod, shapes))), shapes, strict=True)
-    ends = zip(sources, targets, costs, chances, strict=True)
+    sizes, cost_sizes = list(map(prod, shapes)), list(map(prod, cost_shapes))
+    stored.sizes |= {"losses": sum(states), "costs": sum(cost_sizes), "probabilities": sum(sizes)}
+    arrays = stored.read("solved", PROBLEM)
+    costs, chances = cut(arrays["costs"], cost_sizes), cut(arrays["probabilities"], sizes)
     try:
-        return Problem(
-            record.moves,
-            tuple(map(Node, names, cut(arrays["losses"], states))),
-            tuple(
-                Edge(
-                    None if source == START else names[source],
-                    names[target],
-                    cost=cost.reshape(cost_shape),
-                    probabilities=part.reshape(shape),
-                )
-                for source, target, (cost, cost_shape), (part, shape) in ends
-            ),
-        )
+        edges = [
+            Edge(
+                None if source == START else names[source],
+                names[target],
+                cost=costs[number].reshape(cost_shapes[number]),
+                probabilities=chances[number].reshape(shapes[number]),
+            )
+            for number, (source, target) in enumerate(zip(sources, targets, strict=True))
+        ]
+        nodes = tuple(map(Node, names, cut(arrays["losses"], states)))
+        return Problem(record.moves, nodes, tuple(edges))
     except ProblemError as error:
         raise ArtefactDamaged(f"its problem cannot be: {error}") from None
 
 
-def _check_numbers(problem: Problem, arrays: Arrays) -> None:
-    tradeoffs, values = arrays["tradeoffs"], arrays["values"]
-    _check_shape(arrays, "tradeoffs", tradeoffs.size)
-    _check_shape(arrays, "values", tradeoffs.size)
-    require(tradeoffs.size, "it holds no policy")
-    # A small table takes more memory than room in a file.
-    tables = tradeoffs.size * (len(problem.nodes) + 1)
-    require(tables <= 2**22, "it has more than 2**22 tables: policies times places")
-    inside = ((tradeoffs >= 0) & (tradeoffs <= 1)).all()
-    require(inside, "a tradeoff is not from 0 to 1")
-    require((np.diff(tradeoffs) > 0).all(), "the tradeoffs of a ladder must increase")
-    require(np.isfinite(values).all(), "a value is not finite")
-
-
-def _check_tables(problem: Problem, arrays: Arrays, *, recall: bool) -> None:
-    shape = [arrays["tradeoffs"].size, sum(_rows(problem))]
-    if problem.moves == "walk":
-        shape.append(len(problem.grid) if recall else 1)
-    for name in TABLES[problem.moves]:
-        _check_shape(arrays, name, *shape)
-        if name == "choices":
-            _check_choices(problem, arrays[name])
-            continue
-        positive = (arrays[name] >= 0).all()  # NaN is not
-        require(positive, f"array {name!r} has an entry that is not a number from 0 up")
-
-
-def _check_choices(problem: Problem, choices: NDArray[Any]) -> None:
+def _check_choices(problem: Problem, choices: NDArray[Any], rows: Sequence[int]) -> None:
     """Check that every choice is a successor of its place, or to stop: so all play ends."""
-    last = len(problem.nodes) - 1
-    inside = choices.min() >= STOP and choices.max() <= last
-    require(inside, f"a choice is neither {STOP} nor the number of a node, 0 to {last}")
     stops = (choices[:, START, -1] == STOP).any()
     require(not stops, "a policy stops at the start, before any node has answered")
+    last = len(problem.nodes) - 1
     allowed = np.zeros(last + 2, bool)  # by node; the last one stands for -1
     allowed[STOP] = True
-    for source, table in enumerate(cut(choices, _rows(problem), axis=1)):
+    for source, table in enumerate(cut(choices, rows, axis=1)):
         following = [problem.ends[edge][1] for edge in problem.outgoing[source]]
         allowed[following] = True
         where = repr(problem.names[source]) if source <= last else "the start"
         require(allowed[table].all(), f"a choice after {where} is not one of its successors")
         allowed[following] = False
-
-
-def _rows(problem: Problem) -> list[int]:
-    """One per state of a node, and one for the start; of sigma, one per state of the parent."""
-    nodes = range(len(problem.nodes))
-    if problem.moves == "precedence":
-        return [len(problem.parent_edge(node).probabilities) for node in nodes]
-    return [*(len(problem.nodes[node].losses) for node in nodes), 1]
-
-
-def _check_shape(arrays: Arrays, name: str, *shape: int) -> None:
-    actual = arrays[name].shape
-    require(actual == shape, f"array {name!r} has shape {actual} and not {shape}")
