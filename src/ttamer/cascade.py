@@ -448,6 +448,11 @@ class CascadeSpec:
         """
         Path(path).write_text(self.to_toml(), "utf-8")
 
+    def __repr__(self) -> str:
+        nodes = [f"{node.name}: {node.cost:g}" for node in self.nodes[:6]]
+        more = [f"{len(self) - 6} more"] if len(self) > 6 else []
+        return f"CascadeSpec({', '.join([*nodes, *more])}; {self.kind}, target {self.target})"
+
     def _repr_html_(self) -> str:
         head, rows = ["node", "cost"], [[n.name, number(n.cost)] for n in self.nodes]
         columns = {

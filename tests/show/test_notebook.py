@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ttamer as tt
+import ttamer.reporting
 from ttamer.runtime import batched
 from ttamer.show.curves import draw_curves
 
@@ -155,3 +156,11 @@ def test_a_result_shows_its_error_and_cost_with_intervals(shown):
     assert f"error {result.error:.2%}, 95% interval {low:.2%} to {high:.2%}" in page
     timed = dataclasses.replace(result, latency=2.0, latency_p95=5.0)
     assert "latency 2 in the mean, 95% within 5" in timed._repr_html_()
+
+
+def test_the_repr_of_an_object_is_short(shown, trace):
+    front = tt.frontier(trace, trace, families=["ttamer"], resamples=0)
+    many = tt.CascadeSpec.of({f"a model with a name {k}": 1.0 for k in range(40)})
+    advice = tt.reporting.recommend(front, resamples=10)
+    for item in (*shown.values(), many, advice):
+        assert len(repr(item)) < 400

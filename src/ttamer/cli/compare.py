@@ -127,15 +127,16 @@ def report_command(
 
     Its figures are written beside it as PNG and SVG.
     """
+    progress = progress_line(quiet=as_json)
     if against is not None:
-        saved = _savings(rows, against, resamples)
+        saved = _savings(rows, against, resamples=resamples, progress=progress)
+        progress("")
         print(to_json(asdict(saved)) if as_json else saved)
         return
     require_page(output)
     if families is not None:
         families = family_names(["ttamer", *families])  # the page is about its policies
     fit_trace, test_trace = rows.read()
-    progress = progress_line(quiet=as_json)
     result = frontier(
         fit_trace, test_trace, families=families, resamples=resamples, progress=progress
     )
@@ -147,12 +148,12 @@ def report_command(
         print(f"{result}{advice_text(result, rows.words)}\n\n  written to {paths[0]}")
 
 
-def _savings(rows: Rows, against: str, resamples: int) -> Savings:
+def _savings(rows: Rows, against: str, **options: Any) -> Savings:
     if rows.trace is None:
         raise ArgumentError("--against takes one LOG, in place of --fit and --test")
     spec = rows.reading.spec
     log = read_decisions(rows.trace, CascadeSpec.from_file(spec) if isinstance(spec, str) else spec)
-    return savings(log.trace, against, spent=float(log.audit_cost.sum()), resamples=resamples)
+    return savings(log.trace, against, spent=float(log.audit_cost.sum()), **options)
 
 
 def advice_text(result: Frontier, trace_words: str | None = None) -> str:

@@ -58,7 +58,10 @@ def drift_command(
 @click.argument("requests", nargs=-1, required=True, metavar="REQUEST...")
 @option("--audits", "FILE", "What ttamer drift keeps too: POLICY.drift; may be repeated.",
         multiple=True)  # fmt: skip
-def forget_command(log: str, requests: tuple[str, ...], audits: tuple[str, ...]) -> None:
+@json_option
+def forget_command(
+    log: str, requests: tuple[str, ...], audits: tuple[str, ...], as_json: bool
+) -> None:
     """Delete all that a decision LOG keeps of requests, by their ids (x-request-id).
 
     A server may go on writing the log.
@@ -66,4 +69,6 @@ def forget_command(log: str, requests: tuple[str, ...], audits: tuple[str, ...])
     from ttamer.serve.decisions import forget  # needs the server's libraries
 
     rows = sum(forget_rows(file, requests) for file in audits)
-    print(f"deleted {counted(forget(log, requests), 'line')} and {counted(rows, 'audited row')}")
+    lines = forget(log, requests)
+    text = f"deleted {counted(lines, 'line')} and {counted(rows, 'audited row')}"
+    print(to_json({"lines": lines, "audited_rows": rows}) if as_json else text)

@@ -240,7 +240,10 @@ def certify_command(
         raise ArgumentError(f"{policy} is no ladder made by ttamer fit: nothing to certify")
     rows = Reading(skip_bad=skip_bad).read(trace, ladder.spec) if trace else None
     if is_new:
+        progress = progress_line(quiet=as_json)
+        progress("testing the policies")
         certified = _certified(ladder, rows, **options)
+        progress("")
         ladder = (ladder if rows is None else ladder.with_holdout(rows)).with_promise(certified)
         promises = [] if certified.promise is None else [certified.promise]
     else:

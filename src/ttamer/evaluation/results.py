@@ -175,6 +175,10 @@ class Result:
     latency_p95: float | None = None
     """The time that 95% of rows do not exceed."""
 
+    def __repr__(self) -> str:
+        cost, error = priced(self.cost, self.unit), shown_error(self.error, self.measure)
+        return f"Result({counted(self.rows, 'row')}; cost {cost} per input, {self.measure} {error})"
+
     def __str__(self) -> str:
         return "\n".join([f"Measured on {counted(self.rows, 'row', ',')}", *self._sentences()])
 

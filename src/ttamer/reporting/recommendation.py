@@ -91,6 +91,9 @@ class Recommendation:
     reference_unasked: float
     """The share of inputs answered without asking the reference."""
 
+    def __repr__(self) -> str:
+        return f"Recommendation({self.outcome!r}, {self.sentence!r})"
+
     def __str__(self) -> str:
         return " ".join([self.sentence, *self.notes])
 

@@ -9,6 +9,7 @@ than it knows nothing about requests.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +102,7 @@ def savings(
     allowed: float = 0.0,
     resamples: int = 1000,
     seed: int = 0,
+    progress: Callable[[str], None] | None = None,
 ) -> Savings:
     """Return what a policy would have saved on the requests of a log.
 
@@ -112,6 +114,7 @@ def savings(
             are right, this is how often it may disagree with it, and at least 0.01.
         resamples: Bootstrap resamples for the intervals.
         seed: Of the halves, and of the resamples.
+        progress: Called with a line of text as the work proceeds.
 
     Returns:
         The savings, with intervals and the control.
@@ -143,7 +146,7 @@ def savings(
     first = np.isin(group, drawn_groups[: len(drawn_groups) // 2])
     columns = np.zeros((5, len(trace)))
     for half in (first, ~first):
-        columns[:, ~half] = _measured(trace.take(half), trace.take(~half), node, allowed)
+        columns[:, ~half] = _measured(trace.take(half), trace.take(~half), node, allowed, progress)
     weighted, units = [*(weight * columns), weight], np.unique(group, return_inverse=True)[1]
     means = RowBootstrap.of(units, resamples=resamples, seed=seed).column_means(weighted)
     point = (columns @ weight / weight.sum()).tolist()
@@ -186,9 +189,15 @@ def _known(trace: Trace, node: int) -> tuple[Trace, bool]:
     return dataclasses.replace(trace, spec=spec, correct=agrees, label=None), False
 
 
-def _measured(fitted: Trace, rows: Trace, node: int, allowed: float) -> Any:
+def _measured(
+    fitted: Trace,
+    rows: Trace,
+    node: int,
+    allowed: float,
+    progress: Callable[[str], None] | None,
+) -> Any:
     """Return loss and cost of a policy and of the node, and the loss of the control."""
-    ladder = fit(fitted)
+    ladder = fit(fitted, progress=progress)
     points = ladder.points
     limit = float(points.alone_error[node]) + allowed
     able = points.costs <= points.costs[points.alone(node)]
