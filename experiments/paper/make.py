@@ -1,6 +1,7 @@
 """The figures and tables of the T-Tamer paper, on the nearest data that there are: ``make paper``.
 
     python experiments/paper/make.py [--only 1,3,t1] [--to FOLDER]
+    ttamer theory figure 3               # one of them
 
 Writes one file per figure and ``index.md``: what the paper says, what comes out here, the command.
 Needs the extras io and plot. The paper's traces (videos on VGG, reviews on BERT and GPT-2) are not
@@ -26,10 +27,11 @@ from ttamer.baselines import fit_families
 from ttamer.fitting.replay import full_cost, paid
 from ttamer.reporting import save_figure
 from ttamer.show.graph import draw_path
-from ttamer.theory import contract, draw_contraction, if_stop_experiments, impossibility
+from ttamer.theory import contract, if_stop_experiments, impossibility
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import traces
+from paper.contraction import draw_contraction
 from paper.if_stop import draw_if_stop
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ COLOURS = {
     "one threshold": "#8a8f98",
     "ttamer": "#1f5fa8",
 }
-Row = tuple[str, str, str]  # what the paper says, what comes out here, the command
+Row = tuple[str, str]  # what the paper says, what comes out here
 Curve = tuple["NDArray[np.float64]", "NDArray[np.float64]"]  # shares of the full cost, errors
 
 
@@ -57,8 +59,7 @@ def topologies(folder: Path) -> Row:
     """Figure 1: the directed line, its transitive closure, and the directed tree."""
     for name in ("line", "skip", "tree"):
         tt.solve(problem(name), 0.9).plot(folder / f"figure-1-{name}.svg")
-    command = "ttamer solve examples/problems/line.json --tradeoff 0.9 --draw line.svg"
-    return "three topologies", "figure-1-line.svg, figure-1-skip.svg, figure-1-tree.svg", command
+    return "three topologies", "figure-1-line.svg, figure-1-skip.svg, figure-1-tree.svg"
 
 
 def pipeline(folder: Path) -> Row:
@@ -70,7 +71,6 @@ def pipeline(folder: Path) -> Row:
     return (
         "query, observe, stop or continue, return",
         f"figure-2.svg: one session asks {', '.join(turn.asked)} and returns {turn.answer}",
-        "python experiments/paper/make.py --only 2",
     )
 
 
@@ -82,7 +82,6 @@ def contraction(folder: Path) -> Row:
     return (
         "subtrees become single nodes, until a line is left, then one node",
         f"figure-3.svg: {len(steps)} steps, the last of which is one node",
-        "ttamer theory contract examples/problems/tree.json --draw steps.svg",
     )
 
 
@@ -153,7 +152,7 @@ def frontiers(folder: Path, number: str, names: Sequence[str], more: float, thei
         f"figure-{number}.png; cost at {100 * more:g} points ({'; '.join(COLOURS)}): "
         + " · ".join(facts)
     )
-    return theirs, ours, f"python experiments/paper/make.py --only {number}"
+    return theirs, ours
 
 
 def vision(folder: Path) -> Row:
@@ -178,7 +177,6 @@ def hypernodes(folder: Path) -> Row:
     return (
         "a line's cost counts as the inspection cost of one node",
         f"figure-6.svg: one node per line, of index {index}",
-        "ttamer theory contract examples/problems/multi-line.json --tradeoff 0.9 --draw steps.svg",
     )
 
 
@@ -200,7 +198,6 @@ def thresholds(folder: Path) -> Row:
     return (
         "ramps on a backbone; leave where the confidence passes a threshold",
         f"figure-7.svg: {len(rows.names)} exits of mpnet on IMDB, threshold 0.95",
-        "python experiments/paper/make.py --only 7",
     )
 
 
@@ -210,7 +207,7 @@ def if_stop(folder: Path) -> Row:
     save_figure(draw_if_stop(experiments), folder / "figure-8.png")
     excess = ", ".join(f"{one.name} {abs(one.excess_with_recall):.2%}" for one in experiments)
     ours = f"figure-8.png; best threshold with recall above the optimum: {excess}"
-    return "no fixed threshold is optimal", ours, "ttamer theory if-stop"
+    return "no fixed threshold is optimal", ours
 
 
 def impossible(folder: Path) -> Row:
@@ -218,7 +215,7 @@ def impossible(folder: Path) -> Row:
     del folder
     ratios = [impossibility(alpha) for alpha in (10, 100, 1000)]
     ours = ", ".join(f"{one.ratio:g} at alpha {one.alpha:g}" for one in ratios)
-    return "the ratio is alpha, for every alpha", ours, "ttamer theory no-recall"
+    return "the ratio is alpha, for every alpha", ours
 
 
 LOSSES = np.array([0.05, 0.3, 0.6])
@@ -264,7 +261,7 @@ def payoff_table(folder: Path, number: int, order: Sequence[str]) -> Row:
     verdict = "less" if mean < other else "more"
     theirs = "strategy D1, B first" if order[0] == "B" else "strategy D2, A (the least index) first"
     ours = f"table-{number}.md: {mean:.4g}, {verdict} than {other:.4g} in the other order"
-    return theirs, ours, f"python experiments/paper/make.py --only t{number}"
+    return theirs, ours
 
 
 def data(folder: Path) -> Row:
@@ -275,7 +272,7 @@ def data(folder: Path) -> Row:
         lines.append(f"| {name} | {len(fit.names)} | {len(fit):,} | {len(test):,} |")
     (folder / "table-3.md").write_text("\n".join(lines) + "\n", "utf-8")
     theirs = "VGG-11, 13, 16 on eight hours of video; BERT-base, GPT-2 on Amazon and IMDB reviews"
-    return theirs, "table-3.md: seven traces", "python experiments/paper/make.py --only t3"
+    return theirs, "table-3.md: seven traces"
 
 
 FIGURES: dict[str, Callable[[Path], Row]] = {
@@ -310,10 +307,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     for name in options.only.split(","):
         start = time.perf_counter()
-        theirs, ours, command = FIGURES[name](options.to)
-        rows.append(f"| {TITLES.get(name, f'Figure {name}')} | {theirs} | {ours} | `{command}` |")
+        theirs, ours = FIGURES[name](options.to)
+        title, command = TITLES.get(name, f"Figure {name}"), f"ttamer theory figure {name}"
+        rows.append(f"| {title} | {theirs} | {ours} | `{command}` |")
         print(f"{name}: {ours} ({time.perf_counter() - start:.1f} s)", flush=True)
-    (options.to / "index.md").write_text("\n".join(rows) + "\n", "utf-8")
+    index = options.to / "index.md"
+    if options.only == ",".join(FIGURES) or not index.exists():  # one figure leaves the page of all
+        index.write_text("\n".join(rows) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

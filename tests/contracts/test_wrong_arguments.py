@@ -91,7 +91,6 @@ CALLS = {
     llm.read_prompts: llm.read_prompts,
     serve.read_settings: serve.read_settings,
     theory.contract: lambda x: theory.contract(x, 0.5),
-    theory.draw_contraction: lambda x: theory.draw_contraction(x, []),
     theory.no_recall_optimum: lambda x: theory.no_recall_optimum(x, 0.5),
     theory.online_optimum: lambda x: theory.online_optimum(x, 0.5),
     trace.label_warnings: trace.label_warnings,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given, strategies as st
@@ -13,7 +12,7 @@ from support.examples import examples
 from support.strategies import problems
 from ttamer import ArgumentError, ProblemError
 from ttamer.cli import main
-from ttamer.theory import contract, draw_contraction
+from ttamer.theory import contract
 
 
 @examples(60)
@@ -25,7 +24,6 @@ def test_the_one_node_has_the_index_of_the_subtree(problem, tradeoff):
         for index, law in zip(step.index.tolist(), step.laws, strict=True):
             gain = index / tradeoff - law.mean_loss(index / tradeoff)
             assert tradeoff * gain == pytest.approx((1 - tradeoff) * law.mean_cost, abs=1e-11)
-    ET.fromstring(draw_contraction(problem, steps))  # noqa: S314 - our own text
 
 
 def test_one_law_for_all_fallbacks_is_not_enough():
@@ -36,20 +34,17 @@ def test_one_law_for_all_fallbacks_is_not_enough():
     assert costs[0.2] < costs[5.0]
 
 
-def test_the_command_shows_the_steps_and_draws_them(tmp_path, capsys):
+def test_the_command_shows_the_steps(tmp_path, capsys):
     line = tt.Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
-    path, drawing = str(tmp_path / "line.json"), tmp_path / "steps.svg"
+    path = str(tmp_path / "line.json")
     line.to_file(path)
-    assert main(["theory", "contract", path, "--draw", str(drawing)]) == 0
+    assert main(["theory", "contract", path]) == 0
     shown = capsys.readouterr().out
     assert "m1 + m2" in shown
     assert "one law for all fallbacks is not enough" in shown
-    assert "m1 + m2" in drawing.read_text("utf-8")
     assert main(["theory", "contract", path, "--json"]) == 0
     steps = json.loads(capsys.readouterr().out)["steps"]
     assert [step["members"] for step in steps] == [["m2"], ["m1", "m2"]]
-    assert main(["theory", "contract", path, "--draw", str(tmp_path / "no" / "a.svg")]) == 2
-    assert "--draw" in capsys.readouterr().err
 
 
 def test_what_cannot_be_contracted_is_refused():

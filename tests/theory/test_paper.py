@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ttamer as tt
+from ttamer.cli import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,6 +28,7 @@ def test_the_quick_part_of_make_paper(paper, tmp_path):
     paper.main(["--only", "1,2,3,6,3.4,t1,t2", "--to", str(tmp_path)])
     index = (tmp_path / "index.md").read_text("utf-8")
     assert index.count("\n| ") == 8  # a head and seven rows
+    assert index.count("`ttamer theory figure") == 7
     assert "1000 at alpha 1000" in index
     for name in ("1-line", "1-skip", "1-tree", "2", "3", "6"):
         drawing = (tmp_path / f"figure-{name}.svg").read_text("utf-8")
@@ -35,6 +37,18 @@ def test_the_quick_part_of_make_paper(paper, tmp_path):
     # Lemma C.6: the box of least index first.
     assert paper.payoffs("AB")[2]["A"] < paper.payoffs("AB")[2]["B"]
     assert paper.payoffs("AB")[1] < paper.payoffs("BA")[1]
+
+
+def test_one_figure_is_one_command_in_a_clone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(ROOT)
+    assert main(["theory", "figure", "3", "--to", str(tmp_path)]) == 0
+    assert "step 4: draft" in (tmp_path / "figure-3.svg").read_text("utf-8")
+    assert main(["theory", "figure", "9", "--to", str(tmp_path)]) == 2
+    assert "there is no figure '9'; there are 1, 2, 3" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    assert main(["theory", "figure", "3"]) == 2
+    assert "root of a clone" in capsys.readouterr().err
 
 
 def test_every_figure_and_table_of_the_paper_is_there(paper):

@@ -1,6 +1,7 @@
 """``ttamer solve`` and ``theory``: the policy of a problem, and the paper's demonstrations."""
 
 import math
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ttamer.policy import IndexPolicy, JointPolicy, Ladder, Policy, WalkPolicy
 from ttamer.problem.problem import Problem
 from ttamer.show.tables import table
 from ttamer.solvers import solve, solve_ladder
-from ttamer.theory import contract, draw_contraction, if_stop_experiments
+from ttamer.theory import contract, if_stop_experiments
 from ttamer.theory.optimum import Optima, impossibility, needle, optima
 
 # The most states of a node that the table shows.
@@ -320,17 +321,14 @@ def if_stop_command(as_json: bool) -> None:
 @theory_command.command("contract", cls=Command)
 @click.argument("problem")
 @option("--tradeoff", "L", "The weight of the loss.", type=float, default=0.5)
-@option("--draw", "FILE", "Draw the steps as FILE.svg.", type=Output())
 @json_option
-def contract_command(problem: str, tradeoff: float, draw: str | None, as_json: bool) -> None:
+def contract_command(problem: str, tradeoff: float, as_json: bool) -> None:
     """Contract a forest as the paper's Alg. 3 does: subtrees become single nodes.
 
     PROBLEM is a problem.json: a line, multi-line, tree or forest.
     """
     stated = Problem.from_file(problem)
     steps = contract(stated, tradeoff)
-    if draw:
-        Path(draw).write_text(draw_contraction(stated, steps), "utf-8")
     if as_json:
         facts = [
             {
@@ -356,5 +354,21 @@ def contract_command(problem: str, tradeoff: float, draw: str | None, as_json: b
     print(table(["step", "one node for", "parent state", "index", "mean cost", "atoms"], rows))
     print("\nThe law of the one node is the law with its own index in hand. Another fallback has")
     print("another law, since other nodes are asked: one law for all fallbacks is not enough.")
-    if draw:
-        print(f"\n  drawn in {draw}")
+
+
+@theory_command.command("figure", cls=Command)
+@click.argument("number")
+@option("--to", "FOLDER", "Where to write it.", default="paper")
+def figure_command(number: str, to: str) -> None:
+    """Make figure or table NUMBER of the paper (1 to 8, t1 to t3), in a clone of the repository."""
+    script = Path("experiments", "paper", "make.py")
+    if not script.is_file():
+        raise ArgumentError(
+            "theory figure needs the data of experiments: run it in the root of a clone of the "
+            "repository (make paper makes all figures)"
+        )
+    module = runpy.run_path(str(script))
+    if number not in module["FIGURES"]:
+        names = ", ".join(module["FIGURES"])
+        raise ArgumentError(f"there is no figure {number!r}; there are {names}")
+    module["main"](["--only", number, "--to", to])

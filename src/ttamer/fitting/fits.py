@@ -40,7 +40,7 @@ from ttamer.fitting.states import StateTables
 from ttamer.fitting.threshold import default_thresholds, threshold_tables
 from ttamer.problem.checks import check_tradeoffs
 from ttamer.show import ProgressOption, shown
-from ttamer.solvers.blas import one_thread
+from ttamer.solvers import one_thread
 from ttamer.trace.checks import check_for_fit, require_rows, require_trace
 from ttamer.trace.trace import OnBad, Trace
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -150,20 +149,4 @@ def draw_graph(boxes: Sequence[Box], arrows: Sequence[Arrow], *, caption: str = 
             f'<text x="{MARGIN}" y="{total - MARGIN:.1f}" fill="{COLOURS["ink"]}">'
             f"{escape(caption)}</text>"
         )
-    return Drawing("\n".join([*parts, "</svg>\n"]))
-
-
-def stack(drawings: Sequence[Drawing]) -> Drawing:
-    """Return drawings one below the other."""
-    sizes = [tuple(map(int, re.findall(r'(?:width|height)="(\d+)"', svg)[:2])) for svg in drawings]
-    width, height = max(size[0] for size in sizes), sum(size[1] for size in sizes)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" style="max-width:100%;height:auto">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-    ]
-    top = 0
-    for drawing, size in zip(drawings, sizes, strict=True):
-        parts.append(drawing.replace("<svg ", f'<svg y="{top}" ', 1))
-        top += size[1]
     return Drawing("\n".join([*parts, "</svg>\n"]))

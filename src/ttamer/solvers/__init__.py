@@ -1,22 +1,33 @@
 """From a problem to a policy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from ttamer._checks import is_number
 from ttamer.errors import ArgumentError, ProblemError
 from ttamer.policy.base import Ladder, Policy
 from ttamer.problem.checks import check_tradeoff, check_tradeoffs
 from ttamer.problem.problem import Problem, require_problem
-from ttamer.solvers.blas import one_thread
 from ttamer.solvers.forest import solve_forest
 from ttamer.solvers.joint import solve_joint
 from ttamer.solvers.unseen import solve_unseen_forest, with_leaves
 from ttamer.solvers.walk import check_memory, solve_walk, table_bytes
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()  # finding the libraries takes longer than a solve
+
+
+def one_thread() -> AbstractContextManager[object]:
+    """Return a context in which BLAS uses one thread: on small matrices two wait for each other."""
+    return _blas().limit(limits=1, user_api="blas")  # type: ignore[no-any-return]
+
 
 # The largest tables of a walk, in bytes, that are made without a look at the memory there is.
 # Beyond it a line is solved by its indices.

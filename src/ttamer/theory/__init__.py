@@ -4,7 +4,6 @@ from ttamer.theory.experiments import (
     Contraction as Contraction,
     Experiment as Experiment,
     contract as contract,
-    draw_contraction as draw_contraction,
     experiment as experiment,
     if_stop_experiments as if_stop_experiments,
 )

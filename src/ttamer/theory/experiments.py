@@ -29,7 +29,6 @@ from ttamer.policy.future import Future, Means
 from ttamer.policy.walk import walk_outcome
 from ttamer.problem.graph import STOP
 from ttamer.problem.problem import Problem, require_problem
-from ttamer.show.graph import Arrow, Box, draw_graph, stack
 from ttamer.solvers import solve
 
 
@@ -265,51 +264,3 @@ def contract(problem: Problem, tradeoff: float) -> list[Contraction]:
         )
         steps.append(Contraction(name, members[number], index, laws))
     return steps
-
-
-def draw_contraction(problem: Problem, steps: list[Contraction]) -> str:
-    """Return the steps as SVG, one below the other: the forest that is left after each.
-
-    Args:
-        problem: The problem that was contracted.
-        steps: What :func:`contract` returned for it.
-
-    Returns:
-        The text of an SVG file.
-
-    >>> from ttamer import Problem
-    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
-    >>> draw_contraction(line, contract(line, 0.5)).startswith("<svg")
-    True
-    """
-    require_problem(problem, "draw_contraction")
-    standing: dict[int, tuple[str, ...]] = {v: (name,) for name, v in problem.number.items()}
-    parents = problem.parents
-    depth = {-1: -1}
-    for node in problem.order:
-        depth[node] = depth[parents[node]] + 1
-    drawings = []
-    for count, step in enumerate(steps, start=1):
-        contracted = problem.number[step.node]
-        standing[contracted] = step.members
-        for member in step.members[1:]:
-            standing.pop(problem.number[member], None)
-        boxes: list[Box] = []
-        position: dict[int, int] = {}
-        for node, members in standing.items():
-            lines, colour = [" + ".join(members)], "used"
-            if node == contracted:
-                colour = "answer"
-                lines += [
-                    f"{state}: index {index:.4g}, mean cost {law.mean_cost:.4g}"
-                    for state, (index, law) in enumerate(zip(step.index, step.laws, strict=True))
-                ]
-            position[node] = len(boxes)
-            boxes.append(Box(tuple(lines), depth[node], colour))
-        arrows = [
-            Arrow(position[parents[node]], position[node], "")
-            for node in standing
-            if parents[node] >= 0
-        ]
-        drawings.append(draw_graph(boxes, arrows, caption=f"step {count}: {step.node}"))
-    return stack(drawings)
