@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 
 from support.examples import examples
 from ttamer.artefact import file
+from ttamer.baselines import fit_families
 from ttamer.cascade import from_tables
 from ttamer.fitting.fits import fit
 from ttamer.trace.trace import Trace
@@ -21,6 +22,7 @@ KINDS = ("models", "texts", "inputs", "gaps", "exits", "tree", "graded", "markov
          "threshold")  # fmt: skip
 
 
+STOPPING = ("threshold", "threshold-per-exit", "calibrated", "chain", "pairwise", "always-last")
 COSTS = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 8.0}
 
 
@@ -72,6 +74,9 @@ def policies_of(kind: str):
     corners = ladder.points.corners
     mixture = ladder.for_budget(float(ladder.points.costs[list(corners)][-2:].mean()))
     policies = [*at, ladder.alone("d"), ladder.alone("b"), mixture]
+    if kind in ("models", "exits", "tree"):
+        families, _ = fit_families(rows_of(kind, 240, 0), STOPPING)
+        policies += [settings[len(settings) // 2].rule for settings in families.values()]
     return [(policy, loaded(file.pack(policy, {}))) for policy in policies]
 
 

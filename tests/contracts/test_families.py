@@ -11,8 +11,13 @@ from hypothesis import given, strategies as st
 
 from support.examples import examples
 from ttamer.baselines import FAMILIES, Unsuitable, fit_families
+from ttamer.baselines.calibration import Calibrated
+from ttamer.baselines.rules import StopRule, as_policies, walk_of
+from ttamer.baselines.threshold import Confidence
 from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.evaluation.results import measure
+from ttamer.fitting.ladder import FittedPolicy
+from ttamer.fitting.replay import Setting
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.trace import Trace
 
@@ -157,6 +162,23 @@ def test_a_rule_that_looks_is_found_out():
     played = setting.rule.play(trace)
     assert not same(played, setting.rule.play(scrambled(trace, played.asked, 0)))
     assert [f for f in FAMILIES if getattr(FAMILIES[f], "uses_labels", False)] == ["oracle"]
+
+
+@few
+@given(trace=traces(), data=st.data())
+def test_a_stop_rule_decides_as_the_policy_that_it_is_served_as(trace, data):
+    walk, score = walk_of(trace), data.draw(st.sampled_from([Confidence(), "calibrated"]))
+    score = Calibrated.fit(trace, trace.loss) if score == "calibrated" else score
+    seen = [score(trace, node) for node in walk]
+    levels = st.sampled_from([-np.inf, np.inf, *np.unique(seen).tolist()])
+    rules = []
+    for length in range(1, len(walk) + 1):
+        cuts = data.draw(st.lists(levels, min_size=length - 1, max_size=length - 1))
+        rules.append(StopRule(score, walk[:length], np.array(cuts)))
+    served = as_policies(trace, [Setting({}, rule) for rule in rules])
+    for rule, setting in zip(rules, served, strict=True):
+        assert isinstance(setting.rule, FittedPolicy)
+        assert same(rule.play(trace), setting.rule.play(trace))
 
 
 @every_family

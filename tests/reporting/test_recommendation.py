@@ -250,8 +250,9 @@ def test_a_policy_that_asks_one_node_is_named_as_that_node():
     trace = two_models(costs=(1.0, 10.0))
     asked = np.tile([False, True], (ROWS, 1))
     large = Played(np.ones(ROWS, np.intp), asked, np.ones(ROWS, np.intp))
-    point = Point("ttamer", {"tradeoff": 0.5}, measure(large, trace, resamples=0))
     base = made(trace, {"chain": [range(1000)]})
+    result = measure(large, trace, resamples=0)
+    point = Point("ttamer", {"tradeoff": 0.5}, result, base.points[0].rule)
     expensive = dataclasses.replace(base.reference, cost=20.0)
     front = dataclasses.replace(
         base,

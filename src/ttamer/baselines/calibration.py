@@ -100,6 +100,15 @@ class Calibrated:
         """Return, shape (T,), the chance that this node is right."""
         return self.curves[node](trace.confidence[:, node])
 
+    def least_confidence(self, node: int, threshold: float) -> float:
+        """Return the least confidence of a node that reaches a threshold; the first block has none.
+
+        ``inf`` where none does.
+        """
+        curve = self.curves[node]
+        block = int(np.searchsorted(curve.values, threshold))
+        return float([-np.inf, *curve.starts[1:], np.inf][block])
+
 
 @dataclass(frozen=True, eq=False)
 class States:

@@ -12,31 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer.baselines.rules import RuleScorer, sweep_prices
+from ttamer.baselines.rules import RuleScorer, StopRule, as_policies, sweep_prices, walk_of
+from ttamer.baselines.threshold import Confidence
 from ttamer.fitting.replay import Played, Setting
 from ttamer.trace.checks import require_rows
 from ttamer.trace.losses import complete_losses
 from ttamer.trace.trace import Trace
 
 
-@dataclass(frozen=True, eq=False)
-class AlwaysNode:
-    """Return one node's answer on every row."""
-
-    node: int
-    needs: NDArray[np.bool_]
-    """Shape (n,): the nodes asked; others on the way are passed."""
-
-    def play(self, trace: Trace) -> Played:
-        """Decide for every row of a trace."""
-        answer = np.full(len(trace), self.node)
-        return Played(answer, np.tile(self.needs, (len(trace), 1)), answer)
-
-
 def _setting(trace: Trace, node: int) -> list[Setting]:
-    require_rows(trace, 1, "a baseline")
-    rule = AlwaysNode(node, trace.spec.required[node])
-    return [Setting({"node": trace.names[node]}, rule)]
+    walk = np.array([v for v in walk_of(trace) if trace.spec.required[node, v]])
+    rule = StopRule(Confidence(), walk, np.full(len(walk) - 1, np.inf))
+    return as_policies(trace, [Setting({"node": trace.names[node]}, rule)])
 
 
 class AlwaysFirst:

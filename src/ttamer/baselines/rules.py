@@ -16,9 +16,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer.cascade import CascadeSpec
+from ttamer.cascade import CascadeSpec, answer_rules
 from ttamer.errors import TTamerError
-from ttamer.fitting.replay import Played, Rule, Setting, asked_up_to, paid
+from ttamer.fitting.belief import GRID, HEAD, MAX_ODDS, PEER, Belief, Floats, Step
+from ttamer.fitting.fitted import FitRecord, Fitted, first_parents
+from ttamer.fitting.ladder import FittedPolicy
+from ttamer.fitting.policy import StepTables
+from ttamer.fitting.replay import Played, Rule, Setting, asked_up_to, full_cost, paid
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.checks import require_rows
 from ttamer.trace.losses import Losses, complete_losses
@@ -79,6 +83,17 @@ class StopRule:
             stop[self.score(trace, int(self.walk[step])) >= self.thresholds[step]] = step
         return walked(stop, self.walk, len(trace.spec))
 
+    def confidences(self) -> list[float] | None:
+        """Return the least confidence that stops at each step but the last.
+
+        ``None`` where the score is of other columns than confidences.
+        """
+        least = getattr(self.score, "least_confidence", None)
+        if least is None:
+            return None
+        steps = zip(self.walk[:-1].tolist(), self.thresholds.tolist(), strict=True)
+        return [least(node, threshold) for node, threshold in steps]
+
 
 def walked(stop: NDArray[np.intp], walk: NDArray[np.intp], nodes: int) -> Played:
     """Return the replay of a walk that stops at a step on each row and returns that answer."""
@@ -125,10 +140,99 @@ class RuleScorer:
         return float(paid(played.asked, self.trace).mean()), float(wrong.mean())
 
 
+def as_policies(trace: Trace, settings: list[Setting]) -> list[Setting]:
+    """Return settings whose rules stop by confidences as policies, that can be saved and served.
+
+    They do on every row what the rules do. Others are returned as they are.
+    """
+    rules = [setting.rule for setting in settings if isinstance(setting.rule, StopRule)]
+    cuts = [cut for cut in (rule.confidences() for rule in rules) if cut is not None]
+    if not cuts or len(cuts) < len(settings):
+        return settings
+    spec, count = trace.spec, len(settings)
+    tables = _stop_tables(trace, [rule.walk.tolist() for rule in rules], cuts)
+    record = FitRecord(
+        belief="threshold", rows=len(trace), complete=len(trace), trace_digest=trace.digest
+    )
+    places = np.arange(1, count + 1) / (count + 1)  # from the cheapest to the most accurate
+    fitted = Fitted(
+        spec, tables, places, full_cost(spec, trace), record, trace.measure, trace.unit,
+        compare=answer_rules(spec),
+    )  # fmt: skip
+    return [
+        Setting(setting.knob, FittedPolicy(fitted, fitted.rule(number), number))
+        for number, setting in enumerate(settings)
+    ]
+
+
+def _set(nodes: list[int]) -> Step:
+    return tuple(sorted(nodes))
+
+
+def _stop_tables(trace: Trace, walks: list[list[int]], cuts: list[list[float]]) -> StepTables:
+    """Return the tables of walks that stop from some confidences on.
+
+    The log-odds of an answer is minus the number of its node's cuts that its confidence reaches,
+    and only the last answer counts: asking on gains the number of the cut, plus these log-odds.
+    """
+    nodes, count = len(trace.spec), len(walks)
+    of_node: list[list[float]] = [[] for _ in range(nodes)]
+    for walk, cut in zip(walks, cuts, strict=True):
+        for node, least in zip(walk, cut, strict=False):
+            of_node[node].append(least)
+    finite = [np.array(cuts, np.float64)[np.isfinite(cuts)] for cuts in of_node]
+    bounds = tuple(map(np.unique, finite))
+    spacing = min(64, 8 * GRID // (1 + max(map(len, bounds)))) / GRID  # log-odds are at most 8
+    ways, weights = [], dict[tuple[Step, int], Floats]()
+    for number, (walk, cut) in enumerate(zip(walks, cuts, strict=True)):
+        for size, node in enumerate(walk):
+            last, least = (walk[size - 1], cut[size - 1]) if size else (0, 0.0)
+            stops = np.searchsorted(bounds[last], least, "left") + (least > -np.inf)
+            gain = spacing * stops if size else 1.0
+            ways.append((count - 1 - number, _set(walk[:size]), node, gain, float(size > 0)))
+            asked = _set(walk[: size + 1])
+            for answer in asked:
+                own = np.zeros(HEAD + PEER * size)
+                own[0], own[1] = (0.0, 1.0) if answer == node else (MAX_ODDS, 0.0)
+                weights[asked, answer] = own
+    point, sources, node_of, base, slope = zip(*ways, strict=True)
+    steps = tuple(sorted({*sources}, key=lambda step: (len(step), step)))
+    masked = np.zeros((nodes, HEAD + PEER * nodes))
+    masked[:, 1] = 1.0  # where a node failed, its own log-odds say how sure an answer is
+    belief = Belief(
+        classes=(),
+        bounds=bounds,
+        levels=tuple(-spacing * np.arange(len(bound) + 1) for bound in bounds),
+        offsets=(np.empty(0),) * nodes,
+        pairs={},
+        weights=weights,
+        masked=masked,
+        agree=False,
+    )
+    return StepTables(
+        names=trace.names,
+        belief=belief,
+        costs=trace.costs.mean(axis=0),
+        prices=np.zeros(count),
+        steps=steps,
+        knots=np.empty((len(steps), 0)),
+        point=np.array(point),
+        source=np.array([steps.index(step) for step in sources]),
+        node=np.array(node_of),
+        base=np.array(base)[:, None],
+        slope=np.array(slope)[:, None],
+        columns=np.zeros((len(ways), 2)),
+        wait=np.zeros(nodes),
+        kind=trace.spec.kind,
+        parents=first_parents(trace.spec),
+    )
+
+
 def pareto_settings(trace: Trace, settings: Iterable[Setting]) -> list[Setting]:
     """Return the settings on the envelope over the rows of a trace, the cheapest first."""
     scorer = RuleScorer.of(trace)
-    return _on_envelope([(*scorer.score(setting.rule), setting) for setting in settings])
+    points = [(*scorer.score(setting.rule), setting) for setting in settings]
+    return as_policies(trace, _on_envelope(points))
 
 
 def sweep_prices(
@@ -165,7 +269,7 @@ def sweep_prices(
         if gain > 1e-12:  # above rounding
             open_gap(left, middle)
             open_gap(middle, right)
-    return _on_envelope(points)
+    return as_policies(trace, _on_envelope(points))
 
 
 def _on_envelope(points: list[tuple[float, float, Setting]]) -> list[Setting]:

