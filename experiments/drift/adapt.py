@@ -32,7 +32,7 @@ from ttamer.trace.trace import Trace
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import traces
 from figure import draw_replay
-from retuned_thresholds import RetunedThresholds
+from retuned_thresholds import beside
 
 AT_MOST = 0.05
 AUDITED = 0.2
@@ -68,11 +68,8 @@ def one_run(name: str, seed: int, pictures: Path | None) -> dict[str, Any]:
     stream = traces.stream(name)
     fitted, held = stream.fit.split(0.6, seed)
     serving = serving_of(tt.fit(fitted), held, SETTINGS)
-    bound = Bound("error", AT_MOST)
-    replayed = replay_stream(
-        serving, stream.rows, SETTINGS, share=AUDITED, seed=seed,
-        rivals={"retuned": RetunedThresholds(stream.fit, bound, window=SETTINGS.refit_rows)},
-    )  # fmt: skip
+    replayed = replay_stream(serving, stream.rows, SETTINGS, share=AUDITED, seed=seed)
+    replayed = beside(replayed, stream.fit, stream.rows, window=SETTINGS.refit_rows)
     if pictures is not None and seed == 0:
         figure = draw_replay(replayed, shift=stream.shift, title=title_of(name))
         save_figure(figure, pictures / f"drift-{name}.png")

@@ -10,6 +10,7 @@ rows. They carry no certificate.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from ttamer.baselines.rules import StopRule, walk_of
 from ttamer.baselines.threshold import Confidence
 from ttamer.drift.monitor import Bound
+from ttamer.drift.replay import BATCH_ROWS, Arm, ReplayResult, arm_of
 from ttamer.errors import ArgumentError
 from ttamer.fitting.replay import Rule, paid
 from ttamer.trace.checks import require_trace
@@ -28,6 +30,26 @@ from ttamer.trace.trace import Trace
 FIRST_STEP = 0.1
 # The smallest step size.
 MIN_STEP = 0.01
+
+
+def beside(replayed: ReplayResult, fit: Trace, rows: Trace, *, window: int = 400) -> ReplayResult:
+    """Return a replay with thresholds that are tuned again on the same audited rows.
+
+    Args:
+        replayed: The replay.
+        fit: The rows on which the thresholds are tuned first.
+        rows: The rows of the stream.
+        window: The number of recent rows on which they are tuned.
+    """
+    bound = Bound(replayed.settings.kind, replayed.settings.at_most)
+    rival, parts = RetunedThresholds(fit, bound, window=window), []
+    for begin in range(0, len(rows), BATCH_ROWS):
+        part = slice(begin, begin + BATCH_ROWS)
+        batch, audited = rows.take(part), replayed.audited[part]
+        parts.append(arm_of(rival.rule, batch, replayed.settings))
+        if audited.any():
+            rival.update(batch.take(audited))
+    return dataclasses.replace(replayed, arms={**replayed.arms, "retuned": Arm.joined(parts)})
 
 
 class RetunedThresholds:

@@ -63,6 +63,14 @@ def files(tmp_path, ladder):
     return tmp_path / "d.jsonl", policy, tt.inspect(policy)["sha256"][:16]
 
 
+def test_a_row_that_two_runs_read_at_once_is_there_once(tmp_path):
+    with AuditedRows(tmp_path / "a.drift") as one, AuditedRows(tmp_path / "a.drift") as two:
+        for rows in (one, two):
+            rows.add({"request": "r", "time": 1.0})
+        one.add({"request": "r", "time": 2.0})
+        assert [(row.request, row.time) for row in two] == [("r", 1.0), ("r", 2.0)]
+
+
 def test_it_waits_for_a_reference_then_tests_and_after_a_change_falls_back_and_swaps(files):
     log, policy, version = files
     stream = stream_of(500, 1200, seed=20)

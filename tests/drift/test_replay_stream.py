@@ -7,29 +7,16 @@ import pytest
 
 import ttamer as tt
 from support.shifting import stream_of
-from ttamer.baselines.reference import AlwaysLast
 from ttamer.drift import LoopSettings, serving_of
 from ttamer.drift.monitor import decide
 from ttamer.drift.replay import BATCH_ROWS, replay_stream
 from ttamer.errors import ArgumentError
 
 
-class Same:
-    """A rival that is what the fallback policy is; it counts the rows that it takes."""
-
-    rows = 0
-
-    def __init__(self):
-        self.rule = AlwaysLast().fit(stream_of(1, 0, seed=0))[0].rule
-
-    def update(self, rows):
-        Same.rows += len(rows)
-
-
 @pytest.fixture(scope="module")
 def replayed(serving, settings):
     stream = stream_of(1500, 3500, seed=40)
-    return replay_stream(serving, stream, settings, share=0.3, rivals={"same": Same()}), stream
+    return replay_stream(serving, stream, settings, share=0.3), stream
 
 
 def first(found, kind):
@@ -59,12 +46,6 @@ def test_until_the_alarm_it_is_the_policy_as_it_is(replayed, serving):
     end, plain = first(found, "alarm"), decide(serving.policy, stream)
     np.testing.assert_array_equal(found.arms["adapted"].lost[:end], plain.wrong[:end])
     np.testing.assert_array_equal(found.arms["fixed"].cost, plain.cost)
-
-
-def test_a_rival_takes_the_audited_rows_and_decides_with_its_rule(replayed):
-    found, _ = replayed
-    assert Same.rows == found.audited.sum()
-    np.testing.assert_array_equal(found.arms["same"].lost, found.arms["fallback"].lost)
 
 
 def test_about_the_share_asked_for_is_audited_and_paid_for(replayed):

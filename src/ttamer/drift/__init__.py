@@ -5,9 +5,9 @@
     from ttamer.drift import Loop, LoopSettings, serving_of
 
     settings = LoopSettings(at_most=0.05)
-    loop = Loop(serving_of(ladder, held_out_rows, settings), settings, notify=print)
+    loop = Loop(serving_of(ladder, held_out_rows, settings), settings)
     loop.update(audited_rows, numbers)
-    loop.policy
+    loop.policy, loop.events
 """
 
 from ttamer.drift.job import WatchResult as WatchResult, watch as watch

@@ -22,17 +22,10 @@ class AuditedRow(NamedTuple):
 
     number: int
     """Its number among the audited rows."""
+    request: str
+    time: float
+    """In seconds since 1970."""
     line: Mapping[str, Any]
-
-    @property
-    def time(self) -> float:
-        """The time in seconds since 1970."""
-        return float(self.line.get("time") or 0.0)
-
-    @property
-    def request(self) -> str:
-        """The id of the request."""
-        return str(self.line.get("request"))
 
 
 class AuditedRows:
@@ -47,8 +40,8 @@ class AuditedRows:
 
     schema = """
     CREATE TABLE IF NOT EXISTS audited (
-      number INTEGER PRIMARY KEY, request TEXT NOT NULL, line BLOB NOT NULL);
-    CREATE INDEX IF NOT EXISTS audited_of_request ON audited (request);
+      number INTEGER PRIMARY KEY, request TEXT NOT NULL, time REAL NOT NULL, line BLOB NOT NULL,
+      UNIQUE (request, time));
     CREATE TABLE IF NOT EXISTS files (name TEXT PRIMARY KEY, content BLOB NOT NULL);
     """
 
@@ -64,14 +57,15 @@ class AuditedRows:
 
     def __iter__(self) -> Iterator[AuditedRow]:
         """Yield the rows in the order in which they were added."""
-        for number, line in self._base.execute("SELECT number, line FROM audited ORDER BY number"):
-            yield AuditedRow(number, msgspec.json.decode(line))
+        for *facts, line in self._base.execute("SELECT * FROM audited ORDER BY number"):
+            yield AuditedRow(*facts, msgspec.json.decode(line))
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Add a row of the decision log."""
-        values = (str(line.get("request")), msgspec.json.encode(line))
+        """Add a row of the decision log; one that is there, by this run or another, stays."""
+        key = (str(line.get("request")), float(line.get("time") or 0.0))
+        statement = "INSERT OR IGNORE INTO audited (request, time, line) VALUES (?, ?, ?)"
         with database_errors(self._path):
-            self._base.execute("INSERT INTO audited (request, line) VALUES (?, ?)", values)
+            self._base.execute(statement, (*key, msgspec.json.encode(line)))
 
     def keep(self, name: str, content: bytes) -> None:
         """Keep a file, such as a policy; one with the same name is replaced."""

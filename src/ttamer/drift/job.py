@@ -134,18 +134,15 @@ class _Job:
 
     def add_new(self) -> None:
         """Keep the audited rows that are complete, and known to be right or wrong."""
-        decisions, former = self._decisions, list(self._rows)
-        trace = decisions.trace
+        decisions, trace = self._decisions, self._decisions.trace
         is_complete = ~np.isnan(decisions.drawn) & trace.answered.all(axis=1)
         is_complete &= ~np.isnan(trace.loss).any(axis=1)
-        known = {(row.request, row.time) for row in former}
-        earliest = min((row.time for row in former), default=0.0)
-        if not former:  # later the log may have been rotated
+        earliest = min((row.time for row in self._rows), default=None)
+        if earliest is None:  # later the log may have been rotated
             decided = np.array(decisions.versions) == self._version
             earliest = decisions.times[decided].min(initial=np.inf)
         for row in np.flatnonzero(is_complete & (decisions.times >= earliest)).tolist():
-            if (decisions.requests[row], decisions.times[row]) not in known:
-                self._rows.add(decisions.lines[row])
+            self._rows.add(decisions.lines[row])
 
     def run(self, reference: Trace | None, *, replace: bool) -> WatchResult:
         """Run the loop over all rows that are kept."""
@@ -156,13 +153,7 @@ class _Job:
                 missing, first = count - len(rows), str(self._first)
                 return WatchResult(0, missing, (), "watching", {}, first, False, True)
             reference, rows = self._trace(rows[:count]), rows[count:]
-        installs: list[tuple[int, Serving]] = []
-        loop = Loop(
-            serving_of(self._first, reference, settings),
-            settings,
-            swap=lambda serving: installs.append((len(loop.events), serving)),
-            refit=self._refit,
-        )
+        loop = Loop(serving_of(self._first, reference, settings), settings, refit=self._refit)
         times = {row.number: row.time for row in rows}
         for begin in range(0, len(rows) - self.batch_rows + 1, self.batch_rows):
             batch = rows[begin : begin + self.batch_rows]
@@ -172,14 +163,15 @@ class _Job:
                 numbers, keys = [row.number for row in batch], [row.request for row in batch]
                 loop.update(self._trace(batch), numbers, keys)
         reported = int(self._rows.kept("events") or b"0")
-        wanted = f"{installs[-1][0]}" if installs else ""
+        changes = [n for n, event in enumerate(loop.events) if event.kind in ("fallback", "swap")]
+        wanted = f"{changes[-1]}" if changes else ""
         is_current = (self._rows.kept("serving") or b"").decode() == wanted
         replaced = replace and not is_current
         if replaced:
             self._install(loop.serving, wanted)
         self._rows.keep("events", str(len(loop.events)).encode())
         return WatchResult(
-            loop.audited, 0, tuple(loop.events)[reported:], loop.state,
+            loop.audited, 0, tuple(loop.events[reported:]), loop.state,
             {test.test: test.progress for test in loop.monitor.evidence()},
             str(loop.serving), replaced, is_current or replaced,
         )  # fmt: skip

@@ -212,16 +212,12 @@ class Loop:
     Args:
         serving: The policy that serves at first, with its reference rows.
         settings: The promise, and how many rows the loop waits for.
-        swap: Called with the policy that serves from now on.
-        notify: Called with every event. What ``swap`` or ``notify`` raises is raised again once the
-            step that called it is complete.
         refit: The function from rows to a ladder.
 
     Raises:
         ArgumentError: Where the reference rows cannot be used.
     """
 
-    most_events = 1000
     growth = 1.5  # of the rows from a failed attempt to the next
     refresh_growth = 2.0  # of the rows from a swap to the next attempt
 
@@ -230,8 +226,6 @@ class Loop:
         serving: CertifiedServing,
         settings: LoopSettings,
         *,
-        swap: Callable[[Serving], None] = lambda _: None,
-        notify: Callable[[Event], None] = lambda _: None,
         refit: Callable[[Trace], FittedLadder] = fit,
     ) -> None:
         require_kind(
@@ -245,14 +239,13 @@ class Loop:
         """The policy in the shadow."""
         self.change: int | None = None
         """The row of the traffic at which the last change is estimated to have happened."""
-        self.events: deque[Event] = deque(maxlen=self.most_events)
-        """The most recent events, the oldest first."""
+        self.events: list[Event] = []
+        """What happened, the oldest first."""
         self.number = -1
         """The number of the last row taken, in the traffic."""
         self.audited = 0
         """The number of audited rows taken."""
-        self._errors: list[Exception] = []
-        self._swap, self._notify, self._refit = swap, notify, refit
+        self._refit = refit
         names = serving.reference.names
         self._against = settings.against or names[-1]
         self._fallback = FallbackServing(serving.ladder.alone(names[-1]))
@@ -300,21 +293,8 @@ class Loop:
                 "rows must come in the order of the traffic, each number above the one before "
                 f"({self.number}); these run from {numbers[0]} to {numbers[-1]}"
             )
-        if numbers:
-            self._update(rows, numbers, keys)
-        if self._errors:  # of callbacks, now that the state is whole
-            errors, self._errors = self._errors, []
-            raise errors[0]
-
-    def _call(self, callback: Callable[[Any], None], argument: object) -> None:
-        """Call a function of the user's; what it raises must not leave a step half done."""
-        try:
-            callback(argument)
-        except Exception as error:
-            self._errors.append(error)
-
-    def _update(self, rows: Trace, numbers: list[int], keys: Sequence[str | int]) -> None:
-        """Take audited rows that were checked."""
+        if not numbers:
+            return
         self.number = numbers[-1]
         self.audited += len(rows)
         self._keep(rows, numbers)
@@ -343,7 +323,7 @@ class Loop:
         self.candidate, self.state = None, "suspected"
         text = f"{alarm.text}; estimated change at row {alarm.change}"
         self._record("alarm", text, asdict(alarm))
-        self._serve(self._fallback)
+        self.serving = self._fallback
         text = f"{self.serving} serves until a policy for this traffic is found"
         self._record("fallback", text)
 
@@ -415,7 +395,7 @@ class Loop:
             return
         reference = joined([candidate.reference, rows])
         serving = CertifiedServing(candidate.policy, candidate.ladder, candidate.promise, reference)
-        self._serve(serving)
+        self.serving = serving
         self.monitor = self._monitor_of(serving)
         self._failed = 0
         self._needed = int(np.ceil(count * self.refresh_growth))
@@ -441,11 +421,6 @@ class Loop:
                 "active, manual action required"
             )
             self._record("give up", text, facts)
-
-    def _serve(self, serving: Serving) -> None:
-        """Let another policy serve."""
-        self.serving = serving
-        self._call(self._swap, serving)
 
     def _monitor_of(self, serving: CertifiedServing) -> Monitor:
         """Return new tests for a policy."""
@@ -476,10 +451,7 @@ class Loop:
         return joined(list(self._rows)).take(numbers >= begin), numbers[numbers >= begin]
 
     def _record(self, kind: EventKind, text: str, facts: dict[str, Any] | None = None) -> None:
-        """Keep an event, and notify."""
-        event = Event(self.number, self.state, kind, text, facts or {})
-        self.events.append(event)
-        self._call(self._notify, event)
+        self.events.append(Event(self.number, self.state, kind, text, facts or {}))
 
 
 def joined(parts: Sequence[Trace]) -> Trace:

@@ -2,14 +2,14 @@
 
 Every row of the stream is decided by the policy that serves at that row; the loop takes the audited
 rows only. It is compared, on the same rows and the same audits, with the first policy kept as it
-is, with the fallback policy, and with rivals that adapt in another way.
+is, and with the fallback policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,16 +27,6 @@ from ttamer.trace.trace import Measure, Trace
 BATCH_ROWS = 20  # rows served before the loop takes the audited ones among them
 
 
-class Rival(Protocol):
-    """A rule that adapts to audited rows in its own way."""
-
-    rule: Rule
-
-    def update(self, rows: Trace) -> None:
-        """Take audited rows, in their order."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Arm:
     """Loss and cost of one of the policies compared, on every row of the stream."""
@@ -45,6 +35,12 @@ class Arm:
     """Shape (T,): 1 where wrong, or the loss; for a drop, minus that of the node compared with."""
     cost: NDArray[np.float64]
     """Shape (T,): the cost without audits."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Arm]) -> Arm:
+        """Return the rows of all parts, one after the other."""
+        lost, cost = ([getattr(part, name) for part in parts] for name in ("lost", "cost"))
+        return cls(np.concatenate(lost), np.concatenate(cost))
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +55,7 @@ class ReplayResult:
     """
 
     arms: dict[str, Arm]
-    """The policies compared: ``adapted``, the loop's; ``fixed``, the first; the rivals, by their
-    names; and ``fallback``."""
+    """The policies compared: ``adapted``, the loop's; ``fixed``, the first; and ``fallback``."""
     audited: NDArray[np.bool_]
     """Shape (T,): the audited rows."""
     audit_cost: float
@@ -108,7 +103,6 @@ def replay_stream(
     *,
     share: float = 0.2,
     seed: int = 0,
-    rivals: Mapping[str, Rival] | None = None,
     refit: Callable[[Trace], FittedLadder] = fit,
 ) -> ReplayResult:
     """Run the loop, and the policies it is compared with, over a recorded stream.
@@ -129,7 +123,6 @@ def replay_stream(
         settings: The settings of the loop.
         share: The share of rows that is audited, drawn by a hash of their numbers.
         seed: The seed of that draw.
-        rivals: Rules that adapt in another way, by name; they take the same audited rows.
         refit: The function from rows to a ladder.
 
     Returns:
@@ -145,37 +138,21 @@ def replay_stream(
     sampler = AuditSampler(share, seed=seed)
     audited = np.array([sampler.draw(row, seconds=0.0).audited for row in range(count)])
     loop = Loop(serving, settings, refit=refit)
-    node = stream.spec.index_of(settings.against or stream.names[-1])
-    unit = stream.spec.loss_bound if stream.is_graded else None
-    bound = Bound(settings.kind, settings.at_most, node, unit)
-
-    def measured(rule: Rule, rows: Trace, keys: list[int] | None = None) -> Arm:
-        """Return the loss of each row, in the unit of the losses, and its cost."""
-        done = decide(rule, rows, keys)
-        return Arm((bound.excess(done) + bound.share) * (1.0 if unit is None else unit), done.cost)
-
-    rivals = {} if rivals is None else rivals
-    arms: dict[str, list[Arm]] = {name: [] for name in ("adapted", *rivals)}
+    parts: list[Arm] = []
     for begin in range(0, count, BATCH_ROWS):
         numbers = np.arange(begin, min(begin + BATCH_ROWS, count))
         rows = stream.take(numbers)
-        arms["adapted"].append(measured(loop.policy, rows, numbers.tolist()))
-        for name, rival in rivals.items():
-            arms[name].append(measured(rival.rule, rows))
+        parts.append(arm_of(loop.policy, rows, settings, numbers.tolist()))
         drawn = np.flatnonzero(audited[numbers])
         if drawn.size:
-            part = rows.take(drawn)
-            loop.update(part, numbers[drawn].tolist())
-            for rival in rivals.values():
-                rival.update(part)
-    adapted = _joined(arms.pop("adapted"))
+            loop.update(rows.take(drawn), numbers[drawn].tolist())
+    adapted = Arm.joined(parts)
     complete = paid(np.ones((count, len(stream.spec)), bool), stream)
     return ReplayResult(
         {
             "adapted": adapted,
-            "fixed": measured(serving.policy, stream),
-            **{name: _joined(parts) for name, parts in arms.items()},
-            "fallback": measured(serving.ladder.alone(stream.names[-1]), stream),
+            "fixed": arm_of(serving.policy, stream, settings),
+            "fallback": arm_of(serving.ladder.alone(stream.names[-1]), stream, settings),
         },
         audited,
         float((np.maximum(complete - adapted.cost, 0) * audited).mean()),
@@ -185,8 +162,18 @@ def replay_stream(
     )
 
 
-def _joined(parts: Sequence[Arm]) -> Arm:
-    """Return the rows of all parts, one after the other."""
-    return Arm(
-        np.concatenate([part.lost for part in parts]), np.concatenate([part.cost for part in parts])
-    )
+def arm_of(
+    rule: Rule, rows: Trace, settings: LoopSettings, keys: Sequence[int] | None = None
+) -> Arm:
+    """Return the loss of a rule on each row, in the unit of the losses, and its cost.
+
+    Args:
+        rule: The rule.
+        rows: The rows.
+        settings: What is promised, and against which node.
+        keys: What a mixture draws its policy by on each row.
+    """
+    unit = rows.spec.loss_bound if rows.is_graded else None
+    node = rows.spec.index_of(settings.against or rows.names[-1])
+    bound, decisions = Bound(settings.kind, 0.0, node, unit), decide(rule, rows, keys)
+    return Arm(bound.excess(decisions) * (1.0 if unit is None else unit), decisions.cost)
