@@ -57,8 +57,9 @@ class AuditedRows:
 
     def __iter__(self) -> Iterator[AuditedRow]:
         """Yield the rows in the order in which they were added."""
-        for *facts, line in self._base.execute("SELECT * FROM audited ORDER BY number"):
-            yield AuditedRow(*facts, msgspec.json.decode(line))
+        rows = self._base.execute("SELECT * FROM audited ORDER BY number")
+        for number, request, time, line in rows:
+            yield AuditedRow(number, request, time, msgspec.json.decode(line))
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add a row of the decision log; one that is there, by this run or another, stays."""

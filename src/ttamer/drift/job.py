@@ -21,7 +21,7 @@ import numpy as np
 
 from ttamer._checks import counted
 from ttamer._files import atomic_write
-from ttamer.artefact.file import open_artefact, save
+from ttamer.artefact.file import open_artefact, pack
 from ttamer.drift.audits import AuditedRow, AuditedRows
 from ttamer.drift.loop import CertifiedServing, Event, Loop, LoopSettings, Serving, serving_of
 from ttamer.errors import ArgumentError
@@ -121,13 +121,9 @@ class _Job:
     batch_rows = 20  # always the same rows at once, however often the job is run
 
     def __init__(
-        self,
-        rows: AuditedRows,
-        policy: Path,
-        settings: LoopSettings,
-        refit: Callable[[Trace], FittedLadder],
-        decisions: LoggedDecisions,
-    ) -> None:
+        self, rows: AuditedRows, policy: Path, settings: LoopSettings,
+        refit: Callable[[Trace], FittedLadder], decisions: LoggedDecisions,
+    ) -> None:  # fmt: skip
         self._rows, self._policy, self._settings, self._fit = rows, policy, settings, refit
         self._decisions, self._spec = decisions, decisions.trace.spec
         self._first, self._version = _opened(rows.kept("first") or b"")
@@ -189,7 +185,7 @@ class _Job:
             policy: Any = serving.ladder.with_holdout(serving.reference)
         else:
             policy = serving.policy
-        content = _packed(policy)
+        content = pack(policy, {})
         # The digest first: where the run is killed next, the file is not taken for an operator's.
         self._rows.keep("next", _digest(content))
         with atomic_write(self._policy, durable=True) as part:
@@ -202,7 +198,7 @@ class _Job:
         name = f"fit {rows.digest}"
         content = self._rows.kept(name)
         if content is None:
-            content = _packed(self._fit(rows))
+            content = pack(self._fit(rows), {})
             self._rows.keep(name, content)
         return _opened(content)[0]
 
@@ -216,12 +212,6 @@ def _content(policy: Path) -> bytes:
         return policy.read_bytes()
     except OSError as error:
         raise ArgumentError(f"{policy}: cannot be read: {error.strerror}") from None
-
-
-def _packed(policy: Any) -> bytes:
-    with TemporaryDirectory() as folder:
-        save(policy, Path(folder, "policy.ttamer"))
-        return Path(folder, "policy.ttamer").read_bytes()
 
 
 def _opened(content: bytes) -> tuple[FittedLadder, str]:

@@ -222,12 +222,9 @@ class Loop:
     refresh_growth = 2.0  # of the rows from a swap to the next attempt
 
     def __init__(
-        self,
-        serving: CertifiedServing,
-        settings: LoopSettings,
-        *,
+        self, serving: CertifiedServing, settings: LoopSettings, *,
         refit: Callable[[Trace], FittedLadder] = fit,
-    ) -> None:
+    ) -> None:  # fmt: skip
         require_kind(
             serving, CertifiedServing, "a loop needs a CertifiedServing", "give that of serving_of"
         )

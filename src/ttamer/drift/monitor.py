@@ -242,10 +242,6 @@ class ConformalPValues:
         return np.array(ranks)
 
 
-FREQUENCIES = (1, 2, 3)  # of the cosines that bet on a p-value: it moves, spreads, changes shape
-AMPLITUDES = (-0.9, -0.6, -0.3, 0.3, 0.6, 0.9)
-
-
 def pvalue_increments(pvalues: Floats) -> Floats:
     """Return the increments of all bets on p-values, shape (scores, bets).
 
@@ -254,8 +250,9 @@ def pvalue_increments(pvalues: Floats) -> Floats:
     >>> pvalue_increments(np.array([0.0, 0.5]))[:, :2].round(2).tolist()
     [[0.1, 0.4], [1.0, 1.0]]
     """
-    waves = np.cos(np.pi * np.multiply.outer(pvalues, FREQUENCIES))
-    increments = 1 + np.multiply.outer(waves, AMPLITUDES)
+    # Cosines of three frequencies: a p-value moves, spreads, or changes its shape.
+    waves = np.cos(np.pi * np.multiply.outer(pvalues, (1, 2, 3)))
+    increments = 1 + np.multiply.outer(waves, (-0.9, -0.6, -0.3, 0.3, 0.6, 0.9))
     return np.asarray(increments.reshape(len(pvalues), -1))
 
 
@@ -361,13 +358,9 @@ class Monitor:
     max_shown = 1e12  # larger e-values are reported as this
 
     def __init__(
-        self,
-        *,
-        reference: AuditedDecisions | None = None,
-        bound: Bound | None = None,
-        false_alarms: float = 0.05,
-        seed: int = 0,
-    ) -> None:
+        self, *, reference: AuditedDecisions | None = None, bound: Bound | None = None,
+        false_alarms: float = 0.05, seed: int = 0,
+    ) -> None:  # fmt: skip
         if not 0 < false_alarms < 1:
             raise ArgumentError(f"false_alarms is {false_alarms!r}; it must lie between 0 and 1")
         if reference is not None and not len(reference):
@@ -439,16 +432,10 @@ class Monitor:
         since = min(max(test.process.since_change(stream), 1), len(self._numbers))
         mean = float(np.mean([values[stream] for values in list(test.values)[-since:]]))
         observed, expected, text = test.described(mean, f"on the last {since} audited rows")
+        last, change = self._numbers[-1], self._numbers[-since]
+        e_value = min(test.e_value, self.max_shown)
         return Alarm(
-            test=test.name,
-            number=self._numbers[-1],
-            change=self._numbers[-since],
-            rows=since,
-            e_value=min(test.e_value, self.max_shown),
-            threshold=test.threshold,
-            observed=observed,
-            expected=expected,
-            text=text,
+            test.name, last, change, since, e_value, test.threshold, observed, expected, text
         )
 
 
@@ -506,18 +493,15 @@ class _Calibration(_SequentialTest):
     def described(self, mean: float, where: str) -> tuple[float, float, str]:
         expected = self._high if mean > (self._low + self._high) / 2 else self._low
         how = "more" if mean > 0 else "less"
+        unit, form, what = 1.0, ".2%", f"are wrong {abs(mean):.2%} {how} often"
         if self._unit is not None:
-            low, high = self._unit * self._low, self._unit * self._high
-            text = (
-                f"answers lose {self._unit * abs(mean):.4g} {how} than believed {where}; expected "
-                f"between {low:+.4g} and {high:+.4g}"
-            )
-            return self._unit * mean, self._unit * expected, text
+            unit, form = self._unit, ".4g"
+            what = f"lose {unit * abs(mean):.4g} {how}"
         text = (
-            f"answers are wrong {abs(mean):.2%} {how} often than believed {where}; expected "
-            f"between {self._low:+.2%} and {self._high:+.2%}"
+            f"answers {what} than believed {where}; expected between {unit * self._low:+{form}} "
+            f"and {unit * self._high:+{form}}"
         )
-        return mean, expected, text
+        return unit * mean, unit * expected, text
 
 
 class _Promise(_SequentialTest):
@@ -538,12 +522,13 @@ class _Promise(_SequentialTest):
 
     def described(self, mean: float, where: str) -> tuple[float, float, str]:
         at_most, kind, unit = self._bound.at_most, self._bound.kind, self._bound.unit
-        if unit is None:
-            observed = mean + at_most
-            text = f"{kind} {observed:.2%} {where}, promised at most {at_most:.2%}"
-            return observed, at_most, text
-        observed, name = unit * mean + at_most, "mean loss" if kind == "error" else kind
-        return observed, at_most, f"{name} {observed:.4g} {where}, promised at most {at_most:.4g}"
+        name: str = kind
+        form = ".2%"
+        if unit is not None:
+            name, form = "mean loss" if kind == "error" else kind, ".4g"
+        observed = (1.0 if unit is None else unit) * mean + at_most
+        text = f"{name} {observed:{form}} {where}, promised at most {at_most:{form}}"
+        return observed, at_most, text
 
 
 class _States(_SequentialTest):
@@ -552,7 +537,7 @@ class _States(_SequentialTest):
     name = "states"
 
     def __init__(self, reference: Floats, share: float, seed: int) -> None:
-        super().__init__(share, reference.shape[1], len(FREQUENCIES) * len(AMPLITUDES))
+        super().__init__(share, *pvalue_increments(reference[0]).shape)
         self._pvalues = ConformalPValues(reference, seed)
 
     def scores(self, decisions: AuditedDecisions) -> Floats:

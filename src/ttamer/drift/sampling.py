@@ -86,5 +86,5 @@ class AuditSampler:
         gained = max(0.0, seconds - self._last_time) / 3600 * self.budget
         self._unspent = min(self.budget, self._unspent + gained)
         self._last_time = seconds
-        left = max(0.0, self._unspent - self.cost) / (self.budget - self.cost)
-        return self.share * min(1.0, 2 * left)
+        part = max(0.0, self._unspent - self.cost) / (self.budget - self.cost)
+        return self.share * min(1.0, 2 * part)
