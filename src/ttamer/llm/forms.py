@@ -9,6 +9,7 @@ import json
 import math
 import re
 import unicodedata
+from bisect import bisect_left
 from typing import Any, NoReturn
 
 
@@ -28,10 +29,15 @@ class _Letter:
         rf"(?:{letter}|([a-z])(?=[).\],;:]|\s*(?:\Z|\n)))"
         r"|(?:\b([A-Z])\b[)\]*]*(?i:\s+is\s+(?:the\s+)?(?:correct|right|best)\b))"
     )
-    named = re.compile(rf"(?i:answer|choice|option)(?i:\s+is)?[\s:*(\[\"'>]*\b{letter}")
+    named = re.compile(
+        r"(?i:answer|choice|option|choose|pick|select|go\s+with)(?i:\s+is)?"
+        rf"[\s:*(\[\"'>]*\b{letter}"
+    )
     bracketed = re.compile(r"[(\[]([A-Z])[)\]]")
     ending = re.compile(r"(?<![\w'\u2019])([A-HJ-Z])[)\].\"'*!]*\s*\Z")  # as in "I think it's A."
-    alone = re.compile(r"\b([B-HJ-Z])\b")  # neither the article nor the pronoun
+    alone = re.compile(  # neither the article nor the pronoun
+        r"\b([B-HJ-Z])\b|\b([AI])(?=\s+(?:or|and|nor)\s+[A-Z]\b)"
+    )
     styled = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
 
 
@@ -63,7 +69,7 @@ class _Written:
         | dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-")
     )
     json_start = re.compile(r'\{\s*["}]|\[\s*(?:[]["{\d-]|true|false|null)')  # not braces in prose
-    fence = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+    fence = re.compile(r"```(?:json)?[^\S\n]*\n(.*?)```", re.DOTALL)
 
 
 def normalised(text: str) -> str:
@@ -138,7 +144,7 @@ def choice_of(text: str) -> str | None:
         return None
     for letters in (
         set(_Letter.bracketed.findall(text)),
-        {*_Letter.alone.findall(text), *_Letter.ending.findall(text)},
+        {a or b for a, b in _Letter.alone.findall(text)} | {*_Letter.ending.findall(text)},
     ):
         if len(letters) == 1:
             return str(letters.pop())
@@ -251,17 +257,18 @@ def _at(value: Any, path: str) -> list[Any]:
 
 def has_words(text: str, part: str) -> bool:
     """Return whether a normalised text contains another one as whole words and numbers."""
-    numbers = (
-        [number.span() for number in _Number.in_text.finditer(text)]
-        if re.search(r"\d", part)
-        else []
-    )
+    numbers = [*_Number.in_text.finditer(text)] if re.search(r"\d", part) else []
+
+    def is_in_number(place: int) -> bool:
+        number = bisect_left(numbers, place, key=re.Match.start) - 1
+        return number >= 0 and place < numbers[number].end()
+
     start = text.find(part)
     while start >= 0:
         end = start + len(part)
-        before, after = text[:start][-1:], text[end:][:1]
+        before, after = text[start - 1 : start], text[end : end + 1]
         is_cut = _joins(before, part[:1]) or _joins(part[-1:], after)
-        if not is_cut and not any(a < start < b or a < end < b for a, b in numbers):
+        if not is_cut and not is_in_number(start) and not is_in_number(end):
             return True
         start = text.find(part, start + 1)
     return False

@@ -297,7 +297,7 @@ def score_from(response: Mapping[str, Any]) -> float:
     Raises:
         Unreadable: If the reply holds no number from 0 to 10.
     """
-    match = re.search(r"(?<![\w.])(\d{1,2}(?:\.\d+)?)(?![\d.]*\d)", answer_text(response))
+    match = re.search(r"(?<![\w.])(\d{1,2}(?:\.\d+)?)(?![\d.]*\d)", answer_text(response)[:1000])
     score = float(match[1]) if match else math.inf
     if score > 10:
         raise Unreadable(f"returned no score from 0 to 10{_cut(response)}")
