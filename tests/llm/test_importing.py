@@ -280,6 +280,19 @@ def test_spend_logs_of_litellm_are_put_together_by_prompt(written):
     assert "not read: 1 call of gpt-other" in trace.notes
 
 
+def test_a_spend_log_without_messages_says_where_they_are_kept(written):
+    messages = [{"role": "user", "content": "Capital of France?"}]
+    cascade = CascadeSpec.from_toml('[cascade]\ntarget = "last"\n' + NAMED)
+    calls = [{"model": model, "spend": 1, "messages": {}, "response": completion("Paris", "x")}
+             for model in ("gpt-small", "large")]  # fmt: skip
+    with pytest.raises(TraceError, match=r"no call has its messages, .* store_prompts_in_spend"):
+        import_answers(written(*calls), cascade)
+    whole = [{**call, "proxy_server_request": json.dumps({"messages": messages})} for call in calls]
+    trace = import_answers(written(*whole, calls[0]), cascade)
+    assert trace.prompt.tolist() == ["Capital of France?"]
+    assert "not read: 1 call of a prompt that the log does not have" in trace.notes
+
+
 def test_batches_of_openai_are_put_together_by_their_id(written):
     request = {"model": "gpt-small", "messages": [{"role": "user", "content": "Capital?"}]}
     log = written(
@@ -292,6 +305,11 @@ def test_batches_of_openai_are_put_together_by_their_id(written):
     trace = import_answers(log, CascadeSpec.from_toml(NAMED))
     assert trace.loss.tolist() == [[False, True]]
     assert trace.costs.tolist() == [[20 * 0.1 + 5 * 0.4, 30.0]]
+    lines = log.read_text().splitlines()  # ids of each model's own, as within one batch
+    again = [json.loads(line) | {"custom_id": "b"} for line in (lines[0], lines[2])]
+    log.write_text("\n".join([*lines[:2], *map(json.dumps, again)]))
+    assert import_answers(log, CascadeSpec.from_toml(NAMED)).loss.tolist() == [[False, True]]
+    log.write_text("\n".join(lines))
     failed = {"custom_id": "b", "label": "x", "response": {"status_code": 500, "body": {}}}
     log.write_text(log.read_text() + "\n" + json.dumps(failed))
     with pytest.raises(TraceError, match=r"line 4: has no answer of any node, as after failed"):

@@ -11,7 +11,7 @@ import ttamer as tt
 from support.faulty_upstream import truth
 from ttamer.cascade import CascadeSpec
 from ttamer.cli import main
-from ttamer.llm import Prompt, collect_prompts
+from ttamer.llm import Judge, Prompt, collect_prompts
 from ttamer.llm.collecting import collect_more
 
 PROMPTS = [Prompt({"messages": [{"role": "user", "content": f"Question {k}?"}]},
@@ -38,6 +38,12 @@ def test_a_budget_is_kept_over_runs_and_starts_with_a_random_core(served):
     more = collected(served, 30 * ONE)
     assert served.counts == [30, 30]
     assert set(trace.prompt) < set(more.prompt)
+
+
+def test_a_budget_that_pays_for_no_prompt_is_refused(served):
+    with pytest.raises(tt.ArgumentError, match=r"budget is 5, and one prompt may cost 13\.5 by"):
+        collected(served, 5)
+    assert served.counts == [0, 0]
 
 
 def test_after_the_core_it_asks_what_lowers_the_uncertainty_and_says_what_more_is_worth(served):
@@ -82,6 +88,22 @@ def test_a_new_model_joins_a_log_by_its_prompts(served, log, tmp_path):
             collect_more(served.cascade, options["log"], options["only"], paid)
 
 
+def test_a_judge_that_is_not_asked_itself_says_whether_new_answers_are_right(served, log, tmp_path):
+    judged = dataclasses.replace(log, label=None, correct=(log.loss == 0))
+    served.change('name = "large"', 'name = "large"\nconfidence = "verifier"\nverifier = "small"')
+    served.upstreams["small"].yes = lambda prompt: 0.9 if "Question 7?" in prompt else 0.1
+    trace = collect_more(
+        served.cascade, judged, ["large"], tmp_path / "new.paid", judge=Judge("small"),
+        upstream=served.upstream,
+    )  # fmt: skip
+    assert len(served.upstreams["small"].requests) == 60 + 2 * 60  # answers, verifying, verdicts
+    right = trace.prompt == "Question 7?"
+    np.testing.assert_array_equal(trace.loss[:, 1] == 0, right)
+    np.testing.assert_array_equal(trace.loss[:, 0], log.loss[:, 0])
+    with pytest.raises(tt.ArgumentError, match=r"scores .graded. where the log has them"):
+        collect_more(served.cascade, judged, ["large"], "x", judge=Judge("small", graded=True))
+
+
 def test_where_only_verdicts_are_known_equal_answers_have_them(served, log, tmp_path):
     judged = dataclasses.replace(log, label=None, correct=(log.loss == 0))
     trace = collect_more(
@@ -99,10 +121,18 @@ def test_the_command_says_which_options_go_together(served, log, tmp_path, capsy
         (["--only", "large"], "--only NODE and --prompts-from TRACE go together"),
         (["--prompts-from", source], "go together"),
         (["--prompts-from", source, "--only", "large", "--prompts", "x"], "is needed"),
-        (["--prompts-from", source, "--only", "large", "--dry-run"], "give a --budget"),
     ):
         assert main(["collect", cascade, *arguments, "-o", str(tmp_path / "out.parquet")]) == 2
         assert text in capsys.readouterr().err
+
+
+def test_a_dry_run_of_a_new_model_says_what_it_would_cost(served, log, tmp_path, capsys):
+    log.write(tmp_path / "log.parquet")
+    command = ["collect", str(served.cascade), "--prompts-from", str(tmp_path / "log.parquet"),
+               "--only", "large", "--dry-run", "-o", str(tmp_path / "out.parquet")]  # fmt: skip
+    assert main(command) == 0
+    assert capsys.readouterr().out.startswith("large: 60 calls, at most 750\nin all at most 750;")
+    assert served.counts == [60, 0]
 
 
 def test_the_command_asks_the_new_model_within_a_budget(make_served, tmp_path, capsys):

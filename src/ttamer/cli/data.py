@@ -121,6 +121,7 @@ def _refuse_others(model: str, *, of_cascade: bool) -> None:
 
 def _asked(models: Sequence[str], output: str, options: dict[str, Any]) -> tuple[Any, ...]:
     """Return the cascade, the prompts, the judge and the file of responses that options name."""
+    from ttamer.llm.collecting import prompts_of
     from ttamer.llm.judging import Judge
     from ttamer.llm.prompts import read_prompts, read_text
 
@@ -141,8 +142,10 @@ def _asked(models: Sequence[str], output: str, options: dict[str, Any]) -> tuple
             "--prompts FILE is needed: the prompts to collect answers for; or --prompts-from "
             "TRACE with --only NODE"
         )
-    spec, label, prompts = CascadeSpec.from_file(models[0]), options["label"], None
-    if options["prompts"] is not None:
+    spec, label = CascadeSpec.from_file(models[0]), options["label"]
+    if options["prompts"] is None:
+        prompts = prompts_of(Trace.read(options["prompts_from"]), _request(options))
+    else:
         prompts = read_prompts(options["prompts"], label=label, request=_request(options))
         if label != "label" and all(prompt.label is None for prompt in prompts):
             raise ArgumentError(
@@ -160,9 +163,7 @@ def _plan(models: Sequence[str], output: str, options: dict[str, Any], *, as_jso
     from ttamer.llm.collecting import plan_collection
 
     spec, prompts, judge, paid = _asked(models, output, options)
-    if prompts is None:
-        raise ArgumentError("--dry-run is for --prompts: with --prompts-from give a --budget")
-    plan = plan_collection(spec, prompts, paid, judge=judge)
+    plan = plan_collection(spec, prompts, paid, only=options["only"], judge=judge)
     return to_json(dataclasses.asdict(plan)) if as_json else str(plan)
 
 
@@ -183,15 +184,13 @@ def _ask(
     def report(done: int, total: int, failed: int) -> None:
         progress(f"{done} of {total} {noun}" + (f", {failed} failed" if failed else ""))
 
-    more = {"progress": report, "budget": options["budget"]}
+    more = {"progress": report, "budget": options["budget"], "judge": judge,
+            "pairs": options["pairs"]}  # fmt: skip
     try:
-        if prompts is None:
+        if options["only"]:
             log = Trace.read(options["prompts_from"])
             return collect_more(spec, log, options["only"], paid, request=_request(options), **more)
-        return collect_prompts(
-            spec, prompts, paid, answers=answers, judge=judge, pairs=options["pairs"],
-            on_error=on_error, **more,
-        )  # fmt: skip
+        return collect_prompts(spec, prompts, paid, answers=answers, on_error=on_error, **more)
     except KeyboardInterrupt:
         print(f"\nstopped: the answers so far are kept in {paid}, and the same command asks only "
               "for those that are missing", file=sys.stderr)  # fmt: skip

@@ -34,6 +34,7 @@ def collect_prompts(
     prompts: Sequence[Prompt],
     paid: str | os.PathLike[str],
     *,
+    only: Sequence[str] = (),
     on_error: OnBad = "refuse",
     answers: str | os.PathLike[str] | None = None,
     judge: Judge | None = None,
@@ -48,6 +49,7 @@ def collect_prompts(
         cascade: The cascade with its upstreams, or the path of its ``cascade.toml``.
         prompts: The prompts, such as :func:`read_prompts` returns.
         paid: A file that keeps the responses, so that no call is made twice (SQLite, mode 600).
+        only: The nodes to ask; by default all. Others may judge, and verify answers.
         on_error: "refuse" raises an error for prompts that lack an answer, once all others are
             asked; "skip" leaves a gap there, and drops and counts prompts without any answer.
         answers: A file for the prompts and the answers of the trace's rows, as JSON lines (mode
@@ -81,7 +83,7 @@ def collect_prompts(
     """
     if budget is not None:
         require_number(budget, "budget")
-    run = Collection(cascade, prompts, paid, judge, pairs, progress)
+    run = Collection(cascade, prompts, paid, judge, pairs, progress, only)
 
     async def collected() -> Trace:
         async with run.opened(upstream):
@@ -135,12 +137,16 @@ def collect_more(
     spec = spec_of(cascade)
     for name in only:
         spec.index_of(name)
+    judge = options.get("judge")
+    if judge is not None and judge.graded != (log.raw_loss is not None):
+        raise ArgumentError("a judge gives scores (graded) where the log has them, and only there")
     if lacking := [name for name in spec.names if name not in (*log.names, *only)]:
         raise ArgumentError(f"{lacking[0]!r} is neither in the log nor among those to be asked")
-    nodes = tuple(node for node in spec.nodes if node.name in only)
+    if not only:
+        raise ArgumentError("name the nodes to ask", param="only")
     target = spec.target if log.label is not None else "last"  # nothing to compare with here
-    part = dataclasses.replace(spec, nodes=nodes, target=target)
-    new = collect_prompts(part, prompts_of(log, request), paid, on_error="skip", **options)
+    part, prompts = dataclasses.replace(spec, target=target), prompts_of(log, request)
+    new = collect_prompts(part, prompts, paid, only=only, on_error="skip", **options)
     return _joined(spec, log, new)
 
 
@@ -187,14 +193,21 @@ def _joined(spec: CascadeSpec, log: Trace, new: Trace) -> Trace:
     facts: dict[str, Any] = {}
     if log.label is not None:
         facts["label"] = _texts(log, log.label).tolist()
+    unknown = np.full(new.confidence.shape, np.nan)
+    if log.raw_loss is not None:
+        losses = unknown if new.raw_loss is None else new.raw_loss
+        facts["raw_loss"] = table(log.raw_loss, losses, np.nan)
     if log.correct is not None:
-        known = np.where(log.correct < 0, np.nan, log.correct)
-        correct = table(known, np.full(new.confidence.shape, np.nan), np.nan)
+        known, verdicts = (
+            unknown if trace.correct is None else np.where(trace.correct < 0, np.nan, trace.correct)
+            for trace in (log, new)
+        )
+        correct = table(known, verdicts, np.nan)
         is_new = np.array([name in new.names for name in spec.names])
         for node, other in product(np.flatnonzero(is_new), np.flatnonzero(~is_new)):
             answers = prediction[:, node]  # one that is the same is as right
             is_same = (answers == prediction[:, other]) & answers.astype(bool)
-            is_known = is_same & ~np.isnan(correct[:, other])
+            is_known = is_same & ~np.isnan(correct[:, other]) & np.isnan(correct[:, node])
             correct[is_known, node] = correct[is_known, other]
         facts["correct"] = correct
     return Trace.from_arrays(
@@ -242,6 +255,6 @@ def plan_collection(
     """
     file = paid if Path(paid).exists() else ":memory:"  # nothing is left behind
     spec = dataclasses.replace(spec_of(cascade), target="last")  # labels may be missing
-    run = Collection(spec, prompts, file, judge)
+    run = Collection(spec, prompts, file, judge, only=only)
     with run.paid:
-        return asyncio.run(run.plan(only or spec.names))
+        return asyncio.run(run.plan())

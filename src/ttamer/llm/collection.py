@@ -60,9 +60,14 @@ class Collection:
         judge: Judge | None,
         pairs: str | os.PathLike[str] | None = None,
         progress: Callable[[int, int, int], None] | None = None,
+        only: Sequence[str] = (),
     ) -> None:
-        self.spec = spec_of(cascade)
-        self.nodes, self.rule = read_nodes(self.spec), comparison_of(self.spec)
+        spec = spec_of(cascade)
+        self.nodes, self.rule = read_nodes(spec), comparison_of(spec)
+        if only:  # the others may judge and verify
+            asked = (dataclasses.replace(spec.nodes[spec.index_of(n)], after=None) for n in only)
+            spec = dataclasses.replace(spec, nodes=tuple(asked))
+        self.spec = spec
         self.prompts, self.paid, self.progress = prompts, Store(paid), progress
         self.pairs = pairs
         if text := self._incomparable():
@@ -73,7 +78,7 @@ class Collection:
         self.labels = self._checked_labels()
         self.keys = [key_of_body(prompt.body) for prompt in prompts]
         self.bodies = dict(zip(self.keys, (prompt.body for prompt in prompts), strict=True))
-        self.asked = {name: Asked(node) for name, node in self.nodes.items()}
+        self.asked = {name: Asked(self.nodes[name]) for name in self.spec.names}
         self.upstreams: dict[str, Upstream] = {}
         self.score: PairScore | None = None
 
@@ -86,7 +91,7 @@ class Collection:
             return '[serve]: compare = "embedding" needs the table [serve.embeddings]'
         if self.rule.threshold is not None:
             return ""
-        if any(node.confidence == "agreement" for node in self.nodes.values()):
+        if any(self.nodes[name].confidence == "agreement" for name in self.spec.names):
             return (
                 'confidence = "agreement" compares answers while they are collected, and compare = '
                 '"embedding" has no threshold yet; write one'
@@ -130,7 +135,9 @@ class Collection:
         """Open the connections to the nodes, and to what embeds texts."""
         async with open_session() as session:
             client = upstream or patient(session)
-            self.upstreams = {name: client(node) for name, node in self.nodes.items()}
+            names = {*self.asked, *(asked.node.verifier for asked in self.asked.values())}
+            names |= set() if self.verdicts is None else {self.verdicts.judge.node}
+            self.upstreams = {name: client(self.nodes[name]) for name in names if name}
             settings = embeddings_of(self.spec)
             if self.rule.kind == "embedding" and settings is not None:
                 self.score = cosines(Vectors(self.paid, Client.of_embeddings(settings, session)))
@@ -139,7 +146,7 @@ class Collection:
     async def ask(self, keys: Iterable[str], names: Iterable[str] | None = None) -> None:
         """Ask nodes about prompts."""
         bodies = {key: self.bodies[key] for key in keys}
-        names = self.nodes if names is None else names
+        names = self.asked if names is None else names
         calls = (self.asked[n].ask(bodies, partial(self._ask, n), self._report) for n in names)
         await asyncio.gather(*calls)
 
@@ -196,17 +203,17 @@ class Collection:
         answer = reply.answer
         return Answer(answer.text, reply.confidence, answer.cost, answer.confidence_cost)
 
-    async def plan(self, names: Sequence[str]) -> CollectionPlan:
+    async def plan(self) -> CollectionPlan:
         """Return what would be asked."""
         requests: list[tuple[str, Mapping[str, Any]]] = []
-        for name, body in product(names, self.bodies.values()):
+        for name, body in product(self.asked, self.bodies.values()):
             node, upstreams = self._node(name)
             with suppress(UpstreamFailed):
                 await node.ask(Work(dict(body)))
             requests += [(asked, r) for asked, up in upstreams.items() for r in up.missing]
             if node.settings.verifier:  # the verdict will be asked for
                 requests += [(node.settings.verifier, r) for r in upstreams[name].missing]
-        cost: dict[str, list[float]] = {name: [] for name in names}
+        cost: dict[str, list[float]] = {name: [] for name in self.asked}
         for name, request in requests:
             cost.setdefault(name, []).append(cost_at_most(self.nodes[name], request))
         if self.verdicts is not None:
@@ -214,7 +221,7 @@ class Collection:
             bodies = [self.verdicts.request(row, text) for row, text in enumerate(longest)]
             judge = self.verdicts.asked.node
             cost[f"verdicts of {judge.name}"] = [
-                cost_at_most(judge, body) for body, _ in product(bodies, names)
+                cost_at_most(judge, body) for body, _ in product(bodies, self.asked)
             ]
         calls = {name: len(costs) for name, costs in cost.items()}
         total = {name: sum(costs) for name, costs in cost.items()}
@@ -257,13 +264,13 @@ class Collection:
             yield {"request": dict(prompt.body), "label": prompt.label, "answers": answers}
 
     def _answers(self, row: int) -> list[Answer | None]:
-        return [self.asked[name].answers.get(self.keys[row]) for name in self.nodes]
+        return [asked.answers.get(self.keys[row]) for asked in self.asked.values()]
 
     def _texts(self, row: int) -> list[str | None]:
         return [None if answer is None else answer.text for answer in self._answers(row)]
 
     def _answered(self, row: int) -> AnsweredPrompt:
-        texts = dict(zip(self.nodes, self._texts(row), strict=True))
+        texts = dict(zip(self.asked, self._texts(row), strict=True))
         question = question_text(self.prompts[row].body)
         return AnsweredPrompt(question, self.labels[row], texts)
 
@@ -274,9 +281,9 @@ class Collection:
         rows = self.answered_rows
         comparer, spec, more = await self._comparer([self._answered(row) for row in rows])
         notes = [*more, *notes]
-        for name, node in self.nodes.items():
-            answers = [self.asked[name].answers.get(self.keys[row]) for row in rows]
-            if node.confidence == "self-report" and not any(a and a.confidence for a in answers):
+        for name, asked in self.asked.items():
+            is_report = asked.node.confidence == "self-report"
+            if is_report and not any(answer.confidence for answer in asked.answers.values()):
                 notes.append(
                     f"no self-report of {name!r} holds a number: its confidence is 0 on every row; "
                     "a model that reasons needs params = {max_tokens = false}"
@@ -329,7 +336,7 @@ class Collection:
 
     def _lacking(self, row: int) -> list[str]:
         """Return why a prompt lacks answers or verdicts; nothing where it has all."""
-        asked = [(name, self.asked[name], self.keys[row]) for name in self.nodes]
+        asked = [(name, asked, self.keys[row]) for name, asked in self.asked.items()]
         if self.verdicts is not None:
             keys = self.verdicts.requests(row, self._texts(row))
             asked += [("the judge", self.verdicts.asked, key) for key in keys]

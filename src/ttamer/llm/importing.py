@@ -266,17 +266,28 @@ def _rows(file: Path, spec: CascadeSpec) -> tuple[list[tuple[str, Row]], list[st
         return rows, []
     names = {node.options.get("model", node.name): node.name for node in spec.nodes}
     names |= {name: name for name in spec.names}
+    requests = [row for _, row in rows if "custom_id" in row and isinstance(row.get("body"), dict)]
+    prompts = {str(row["custom_id"]): json.dumps(row["body"].get("messages"), sort_keys=True)
+               for row in requests}  # fmt: skip
     wide: dict[str, tuple[str, dict[str, Any]]] = {}
     others = Counter[str]()
     for where, row in rows:
         key, models, facts, reply = _call(row)
-        _, cells = wide.setdefault(key, (where, {}))
+        if not key:
+            others["a prompt that the log does not have"] += 1
+            continue
+        _, cells = wide.setdefault(prompts.get(key, key), (where, {}))
         cells |= {name: value for name, value in facts.items() if value is not None}
         name = next((names[model] for model in models if model in names), None)
         if name is not None:
             cells |= {f"{name}.{field}": value for field, value in reply.items()}
         elif models:
             others[models[0]] += 1
+    if not wide:
+        raise TraceError(
+            f"{file}: no call has its messages, which a LiteLLM proxy keeps with "
+            "store_prompts_in_spend_logs = true"
+        )
     columns = {column for _, cells in wide.values() for column in cells}
     if lacking := [name for name in spec.names if f"{name}.answer" not in columns]:
         raise TraceError(
@@ -302,8 +313,11 @@ def _call(row: Row) -> tuple[str, list[str], Row, dict[str, Any]]:
         key, body = str(row["custom_id"]), (response.get("body") if is_good else None)
         models = _spellings(body.get("model")) if isinstance(body, dict) else []
     else:
-        request, body = {"messages": _parsed(row.get("messages"))}, _parsed(row.get("response"))
-        key, reply["cost"] = json.dumps(request, sort_keys=True), row.get("spend")
+        body, request = _parsed(row.get("response")), {"messages": _parsed(row.get("messages"))}
+        if not request["messages"]:  # newer proxies have the whole request
+            request = _parsed(row.get("proxy_server_request")) or {}
+        key, reply["cost"] = json.dumps(request.get("messages"), sort_keys=True), row.get("spend")
+        key = key if request.get("messages") else ""
         models = _spellings(row.get("model_group")) + _spellings(row.get("model"))
     facts = {"label": row.get("label"), "messages": request.get("messages"),
              "prompt": request.get("prompt")}  # fmt: skip

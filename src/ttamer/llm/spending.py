@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ttamer._checks import counted
-from ttamer.errors import TTamerError
+from ttamer.errors import ArgumentError, TTamerError
 from ttamer.fitting import plan_calls
 from ttamer.fitting.fits import fit
 from ttamer.llm.collection import Collection
@@ -21,6 +21,12 @@ async def spend(run: Collection, budget: float, core: int = 100) -> None:
     is worth most.
     """
     order, names = sorted(run.bodies, key=lambda key: key_of("order", key)), [*run.asked]
+    price = sum(run.asked[name].expected(run.bodies[order[0]]) for name in names)
+    if price > budget:
+        raise ArgumentError(
+            f"budget is {budget:g}, and one prompt may cost {price:g} by all nodes together",
+            param="budget",
+        )
     for count in (core // 5, core):  # the first ones say what a prompt costs
         await _ask_some(run, order[:count], names, budget)
     await _ask_some(run, order, names, budget / 2)
