@@ -126,7 +126,7 @@ def _fitted_decisions(
     believed, states = None, None
     if isinstance(tables, StateTables):
         states = tables.states(trace.confidence)[:, nodes].astype(float)
-    elif not rule.fitted.thresholds:
+    elif rule.fitted.record.belief != "threshold":  # thresholds say no chance of an error
         view = tables.belief.view(rows.answers)
         alone = [view.best((node,))[0] for node in nodes]
         states = np.where(np.isnan(alone), 0.0, alone).T
