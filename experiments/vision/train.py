@@ -4,7 +4,7 @@
 
 The backbone is trained first and the ramps on it, frozen (as Apparate has it). The weights are
 then rounded to half precision, which is how they are kept, and traced in single precision on the
-10,000 test images. A run that was cut short goes on from its checkpoints.
+10,000 test images.
 """
 
 from __future__ import annotations
@@ -61,9 +61,8 @@ def train_one(
     seconds = {}
     for recipe in recipes:
         start = time.perf_counter()
-        checkpoint = args.out / f"vgg{depth}-{recipe.part}.pt"
         batches = Batches(fit, args.batch, augment=True)
-        train(network, batches, recipe, checkpoint=checkpoint, progress=tell(depth, recipe.epochs))
+        train(network, batches, recipe, progress=tell(depth, recipe.epochs))
         seconds[recipe.part] = round(time.perf_counter() - start, 1)
     rounded = {
         name: value.half() if value.is_floating_point() else value

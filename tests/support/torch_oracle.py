@@ -16,7 +16,7 @@ from ttamer.torch.deciding import NO_ANSWER, STOP, BeliefTables, Tables, confide
 class OracleCarry:
     """The state of a batch of B inputs, as :class:`ttamer.torch.deciding.Carry`, in tensors."""
 
-    place: Tensor
+    stage: Tensor
     owner: Tensor
     best: Tensor
     confidence: Tensor
@@ -46,7 +46,7 @@ class Oracle:
             return torch.full(shape, value, dtype=kind, device=device)
 
         return OracleCarry(
-            place=full(self.tables.first, torch.int64, rows),
+            stage=full(self.tables.first, torch.int64, rows),
             owner=full(STOP, torch.int64, rows),
             best=full(2**31 - 1, torch.int64, rows),
             confidence=full(float("nan"), torch.float32, rows, exits),
@@ -68,7 +68,7 @@ class Oracle:
         first: bool = False,
     ) -> None:
         del awaited, first
-        tables, due = self.t, self._exit_of[carry.place[rows]] == exit_
+        tables, due = self.t, self._exit_of[carry.stage[rows]] == exit_
         confidence, prediction = confidence_of(logits)
         carry.logits[exit_].index_copy_(0, rows, logits.to(carry.logits.dtype))
         carry.confidence[rows, exit_] = confidence.where(due, carry.confidence[rows, exit_])
@@ -80,27 +80,27 @@ class Oracle:
             carry.odds[rows, exit_] = tables.levels[exit_][bins]
             offset = tables.offsets[exit_][prediction.clamp_min(0).long()]
             carry.offset[rows, exit_] = offset.where(prediction != NO_ANSWER, 0.0)
-            place, owner = self._believe(carry, rows)
+            stage, owner = self._believe(carry, rows)
         else:
             loss, before = tables.loss[exit_][bins].long(), carry.best[rows]
             owner = torch.where(loss < before, exit_, carry.owner[rows])
             best = torch.minimum(loss, before)
             carry.best[rows] = best.where(due, before)
             width = tables.onward.shape[2]
-            place = tables.onward[exit_].flatten()[bins * width + best.clamp_max(width - 1)].long()
-        carry.place[rows] = place.where(due, carry.place[rows])
+            stage = tables.onward[exit_].flatten()[bins * width + best.clamp_max(width - 1)].long()
+        carry.stage[rows] = stage.where(due, carry.stage[rows])
         carry.owner[rows] = owner.where(due, carry.owner[rows])
 
     def _believe(self, carry: OracleCarry, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the next place and the owner, by the belief at each row's place."""
+        """Return the next stage and the owner, by the belief at each row's stage."""
         tables = self.t
-        step = carry.place[rows].clamp_min(0)
+        step = carry.stage[rows].clamp_min(0)
         context = tables.context[step]  # (m, width)
         at = context.clamp_min(0)
         odds, offset, predicted = (
             part[rows].gather(1, at) for part in (carry.odds, carry.offset, carry.prediction)
         )
-        own, peers = tables.own[step], tables.peers[step]
+        own, peers = tables.weights[step], tables.peers[step]
         answers, beside = predicted[:, :, None].long(), predicted[:, None, :].long()
         same = (answers == beside) & (answers >= 0)  # (m, answer, peer)
         agreed = peers[..., 0] + peers[..., 1] * odds[:, None, :]
@@ -124,11 +124,11 @@ class Oracle:
             least, column = least.where(~better, totals[:, k]), column.where(~better, k)
         state = (tables.edges[step] <= least[:, None]).sum(dim=1)
         states = tables.onward.shape[1]
-        place = tables.onward.flatten()[step * states + state].long()
-        return place, context.gather(1, column[:, None])[:, 0]
+        stage = tables.onward.flatten()[step * states + state].long()
+        return stage, context.gather(1, column[:, None])[:, 0]
 
     def going(self, carry: OracleCarry, rows: Tensor) -> tuple[int, int]:
-        exits = self._exit_of[carry.place[rows]]
+        exits = self._exit_of[carry.stage[rows]]
         following = torch.where(exits != STOP, exits, len(self.tables.bounds)).amin()
         return int((exits != STOP).sum()), int(following)
 
@@ -142,6 +142,6 @@ class Oracle:
         )  # fmt: skip
 
     def regroup(self, carry: OracleCarry, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        stopped = (carry.place[rows] == STOP).to(torch.uint8)
+        stopped = (carry.stage[rows] == STOP).to(torch.uint8)
         positions = stopped.argsort(stable=True)[:size]
         return positions, rows[positions]

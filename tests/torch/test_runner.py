@@ -29,7 +29,7 @@ from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import fit
 from ttamer.torch import attach, runner as running
 from ttamer.torch.cuda.decide_kernel import KernelDecider
-from ttamer.torch.deciding import tables_of, threshold_tables
+from ttamer.torch.deciding import threshold_tables
 from ttamer.torch.early_exit import EarlyExit
 from ttamer.torch.runner import Regrouping, Runner, group_sizes
 from ttamer.torch.tracing import trace_of
@@ -100,14 +100,6 @@ def test_regrouped_or_not_all_ways_of_running_answer_alike(kind, setting):
     assert [len(part) for part in parts] == sizes
     for rows, part in zip(torch.arange(300).split(sizes), parts, strict=True):
         assert_same(part, unchanged, rows)
-
-
-@pytest.mark.parametrize("belief", BELIEFS)
-def test_a_batch_decides_as_sessions_do(belief):
-    inputs, _ = evidence(250, seed=3, broken=0.05)
-    network = adding_network()
-    for policy in [*list(fitted(belief))[::8], *map(fitted(belief).at, TRADEOFFS)]:
-        assert_as_sessions(policy, network, Runner(network, policy)(inputs))
 
 
 def test_long_cascades_where_a_belief_looks_back_at_some_exits_only():
@@ -205,15 +197,6 @@ def test_where_all_exits_give_nan_the_row_is_still_answered(belief):
 # Sizes
 
 
-def test_answers_come_in_the_order_of_the_inputs():
-    inputs, _ = evidence(200, seed=7)
-    order = torch.randperm(200, generator=torch.Generator().manual_seed(0))
-    runner = Runner(adding_network(), fitted().at(0.9))
-    answers = runner(inputs)
-    assert len(set(answers.exit.tolist())) > 2
-    assert_same(runner(inputs[order]), answers, order)
-
-
 @pytest.mark.parametrize(("kind", "setting"), [("answers", 0.9), ("markov", 0.9), ("set", 1)])
 def test_an_empty_batch(kind, setting):
     runner = Runner(adding_network(), rule_of(kind, setting))
@@ -229,27 +212,16 @@ def test_an_empty_batch(kind, setting):
     assert_same(parts[1], runner(inputs))
 
 
-def test_where_all_stop_at_once_nothing_else_runs():
+@pytest.mark.parametrize(("limit", "last"), [(0.0, 0), (np.inf, EXITS - 1)])
+def test_where_all_stop_at_once_nothing_else_runs_and_where_none_does_all_of_it(limit, last):
     inputs, _ = evidence(50, seed=0)
     network = adding_network()
     calls = Calls.of(network)
-    runner = Runner(network, threshold_tables(np.array([0.0, 0.0, 0.0, 0.0])))
+    runner = Runner(network, threshold_tables(np.full(EXITS, limit)))
     answers = runner(inputs)
-    assert answers.exit.tolist() == [0] * 50
-    assert calls.segments == calls.ramps == {0: [50]}
-    assert runner.waits == 1
-
-
-def test_where_none_stops_everything_runs_once_and_whole():
-    inputs, _ = evidence(50, seed=0)
-    network = adding_network()
-    calls = Calls.of(network)
-    runner = Runner(network, threshold_tables(np.full(EXITS, np.inf)))
-    answers = runner(inputs)
-    assert answers.exit.tolist() == [EXITS - 1] * 50
-    assert answers.asked.all()
-    assert calls.segments == calls.ramps == {k: [50] for k in range(EXITS)}
-    assert runner.waits <= EXITS
+    assert answers.exit.tolist() == [last] * 50
+    assert calls.segments == calls.ramps == {k: [50] for k in range(last + 1)}
+    assert runner.waits <= last + 1
 
 
 # Work
@@ -523,22 +495,28 @@ def test_classes_the_policy_has_not_met_still_agree_or_not():
 # What is refused
 
 
-def test_a_policy_for_another_network():
-    policy = fitted().at(0.9)
-    with pytest.raises(ArgumentError, match=r"fitted for 4 exits .* has 3 \(exit1, exit2, full\)"):
-        Runner(adding_network(3), policy)
-    tables = threshold_tables(np.zeros(EXITS))
-    with pytest.raises(ArgumentError, match="tables are for 4 exits, and the network has 3"):
-        Runner(adding_network(3), tables)
-
-
-def test_a_policy_for_separate_models():
+def test_policies_that_a_network_cannot_run_are_refused():
     trace = answering_trace(300)
-    policy = fit(trace, belief="markov", states=4, tradeoffs=[0.9])[0]
     blocks = [nn.Linear(4, 4) for _ in range(3)]
-    network = EarlyExit(blocks, blocks[:2], blocks[2], names=trace.names)
-    with pytest.raises(ArgumentError, match=r"asks separate models.*kind = \"exits\""):
-        Runner(network, policy)
+    separate = EarlyExit(blocks, blocks[:2], blocks[2], names=trace.names)
+    of_models = fit(trace, belief="markov", states=4, tradeoffs=[0.9])[0]
+    unknown = EarlyExit([nn.Identity()], [], nn.Identity(), names=["full"])
+    for network, policy, text in (
+        (adding_network(3), fitted().at(0.9), r"fitted for 4 exits .* has 3 \(exit1, exit2, full"),
+        (
+            adding_network(3),
+            threshold_tables(np.zeros(EXITS)),
+            "tables are for 4 exits, and the ne",
+        ),
+        (separate, of_models, r"asks separate models.*kind = \"exits\""),
+        (adding_network(), fitted("markov"), r"one fitted policy, not a .*ladder.at\(tradeoff"),
+        (adding_network(), fitted("markov").for_budget(0.8), "one fitted policy, not a Mixture"),
+        (unknown, fitted().at(0.9), "name them with classes="),
+    ):
+        with pytest.raises(ArgumentError, match=text):
+            Runner(network, policy)
+    with pytest.raises(ArgumentError, match='"fp32" or "bf16", not \'fp8\''):
+        Runner(adding_network(), rule_of("set", 0), precision="fp8")
 
 
 def test_an_attached_network_has_the_classes_of_its_ramps():
@@ -549,33 +527,6 @@ def test_an_attached_network_has_the_classes_of_its_ramps():
     trace = trace_of(network, [(rows, model(rows).argmax(dim=1))])
     policy = fit(trace, belief="markov", states=3).at(0.9)
     assert Runner(network, policy)(rows).logits.shape == (200, 3)
-
-
-def test_a_ladder_and_a_mixture_are_refused():
-    for several in (fitted("markov"), fitted("markov").for_budget(0.8)):
-        with pytest.raises(ArgumentError, match=r"one fitted policy, not a .*ladder.at\(tradeoff"):
-            Runner(adding_network(), several)
-
-
-def test_a_head_whose_classes_cannot_be_counted():
-    network = EarlyExit([nn.Identity()], [], nn.Identity(), names=["full"])
-    policy = fitted().at(0.9)
-    with pytest.raises(ArgumentError, match="name them with classes="):
-        Runner(network, policy)
-    answers = Runner(network, threshold_tables(np.zeros(1)))(torch.eye(3))
-    assert torch.equal(answers.logits, torch.eye(3))
-
-
-def test_another_precision():
-    with pytest.raises(ArgumentError, match='"fp32" or "bf16", not \'fp8\''):
-        Runner(adding_network(), rule_of("set", 0), precision="fp8")
-
-
-def test_tables_may_be_given_instead_of_the_policy():
-    inputs, _ = evidence(50, seed=0)
-    network, policy = adding_network(), fitted().at(0.97)
-    tables = tables_of(policy, network.names, CLASSES)
-    assert_same(Runner(network, tables)(inputs), Runner(network, policy)(inputs))
 
 
 def test_compiled_parts_answer_the_same():
@@ -617,43 +568,21 @@ def test_exits_may_compute_in_different_precisions():
 RULE = Regrouping((2, 4, 16), ((1.0, 2.0, 8.0), (3.0, 3.0, 3.0), (0.5, 1.0, 4.0)), cost=3.0)
 
 
-@pytest.mark.parametrize(
-    ("rows", "seconds"), [(1, 1.0), (2, 1.0), (3, 1.5), (4, 2.0), (10, 5.0), (16, 8.0), (32, 16.0)]
-)
-def test_times_are_in_proportion_between_the_sizes_measured_and_beyond(rows, seconds):
-    assert RULE.time(0, rows) == pytest.approx(seconds)
-
-
-def test_small_batches_take_as_long_as_the_smallest_measured():
-    assert RULE.time(2, 1) == RULE.time(2, 2) == 0.5
-
-
 def test_it_pays_where_the_segments_up_to_the_next_exit_save_more_than_it_costs():
-    # From 16 rows to 2, segment 1 saves nothing, segment 2 saves 3.5.
+    # Between the sizes measured and beyond, times are in proportion; below, those of the smallest.
+    times = {1: 1.0, 2: 1.0, 3: 1.5, 4: 2.0, 10: 5.0, 16: 8.0, 32: 16.0}
+    assert {rows: RULE.time(0, rows) for rows in times} == pytest.approx(times)
+    assert RULE.time(2, 1) == RULE.time(2, 2) == 0.5
+    # From 16 rows to 2, segment 1 saves nothing, segment 2 saves 3.5; from 16 to 4 it saves 3.
     assert not RULE.pays(0, 1, rows=16, alive=2)
     assert RULE.pays(0, 2, rows=16, alive=2)
     assert RULE.pays(1, 2, rows=16, alive=2)
-    # From 16 to 4 it saves 3: as much as it costs, and no more.
     assert not RULE.pays(1, 2, rows=16, alive=4)
-
-
-def test_where_no_row_left_there_is_nothing_to_regroup():
+    for alive in range(1, 16):
+        assert Regrouping.always().pays(0, 1, 16, alive)
+        assert not Regrouping.never().pays(0, 1, 16, alive)
     for rule in (RULE, Regrouping.always(), Regrouping.never()):
         assert not rule.pays(0, 2, rows=16, alive=16)
-
-
-@given(st.integers(2, 100), st.data())
-def test_always_and_never(rows, data):
-    alive = data.draw(st.integers(1, rows - 1))
-    assert Regrouping.always().pays(0, 1, rows, alive)
-    assert not Regrouping.never().pays(0, 1, rows, alive)
-
-
-@given(st.integers(1, 40), st.integers(1, 40))
-def test_more_rows_never_take_less_where_none_did_when_measured(one, two):
-    low, high = sorted((one, two))
-    for segment in range(3):
-        assert RULE.time(segment, low) <= RULE.time(segment, high) + 1e-12
 
 
 @given(st.integers(1, 5000))

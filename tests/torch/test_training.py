@@ -1,4 +1,4 @@
-"""Training one part keeps the rest, a seed fixes the result, an interrupted run continues."""
+"""Training one part keeps the rest, and a seed fixes the result."""
 
 import dataclasses
 import math
@@ -306,8 +306,7 @@ def test_progress_is_reported():
 # Losses that are not finite
 
 
-def test_a_loss_that_is_not_finite_is_an_error_and_not_saved(tmp_path):
-    network, path = build(), tmp_path / "run.pt"
+def test_a_loss_that_is_not_finite_is_an_error():
     good = data()
     bad = [(torch.full((8, 6), float("nan")), torch.zeros(8, dtype=torch.int64))] * len(good)
 
@@ -324,130 +323,7 @@ def test_a_loss_that_is_not_finite_is_an_error_and_not_saved(tmp_path):
             return iter(good if self.epoch == 1 else bad)
 
     with pytest.raises(ArgumentError, match=r"loss of epoch 2 is nan: lower the rate \(0.05\)"):
-        train(network, Turning(), recipe(), checkpoint=path)
-    stored = torch.load(path, weights_only=True)
-    assert stored["epoch"] == 1
-    assert all(part.isfinite().all() for part in stored["network"].values())
-
-
-# Checkpoints
-
-
-class CutError(Exception):
-    """The run is interrupted."""
-
-
-def cut_after(epochs):
-    """Return a progress callback that interrupts the run after some epochs."""
-    lines = []
-
-    def record(line):
-        lines.append(line)
-        if len(lines) > epochs:
-            raise CutError
-
-    return record
-
-
-@pytest.mark.parametrize("part", ["backbone", "ramps", "all"])
-@pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
-def test_an_interrupted_run_continues_to_the_same_weights(tmp_path, part, optimiser):
-    plan = recipe(part, epochs=4, optimiser=optimiser, clip=1.0)
-    whole = build()
-    losses = train(whole, data(), plan)
-    path = tmp_path / "run.pt"
-    with pytest.raises(CutError):
-        train(build(), data(), plan, checkpoint=path, progress=cut_after(2))
-    network = build()
-    torch.manual_seed(31)
-    lines = []
-    assert train(network, data(), plan, checkpoint=path, progress=lines.append) == losses
-    assert len(lines) == 2
-    assert same(kept([network]), kept([whole]))
-
-
-def test_a_run_that_is_done_is_only_read(tmp_path):
-    path = tmp_path / "run.pt"
-    first = build()
-    losses = train(first, data(), recipe(), checkpoint=path)
-    before = path.read_bytes()
-    second, lines = build(seed=7), []
-    assert train(second, data(), recipe(), checkpoint=path, progress=lines.append) == losses
-    assert lines == []
-    assert same(kept([second]), kept([first]))
-    assert not second.training
-    assert path.read_bytes() == before
-
-
-def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "run.pt"
-    save, saved = torch.save, []
-
-    def failing(what, where):
-        saved.append(where)
-        if len(saved) > 1:
-            where.write_bytes(b"half")
-            raise OSError("the disk is full")
-        save(what, where)
-
-    monkeypatch.setattr(torch, "save", failing)
-    with pytest.raises(OSError, match="the disk is full"):
-        train(build(), data(), recipe(), checkpoint=path)
-    assert path not in saved
-    assert torch.load(path, weights_only=True)["epoch"] == 1
-    monkeypatch.undo()
-    whole, resumed = build(), build()
-    assert train(resumed, data(), recipe(), checkpoint=path) == train(whole, data(), recipe())
-    assert same(kept([resumed]), kept([whole]))
-    assert [entry.name for entry in tmp_path.iterdir()] == ["run.pt"]
-
-
-@pytest.mark.parametrize("damage", ["cut", "text", "empty", "tensor", "lacking"])
-def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
-    path = tmp_path / "run.pt"
-    train(build(), data(), recipe(epochs=1), checkpoint=path)
-    if damage == "cut":
-        path.write_bytes(path.read_bytes()[:-200])
-    elif damage == "text":
-        path.write_text("not a checkpoint")
-    elif damage == "empty":
-        path.write_bytes(b"")
-    elif damage == "tensor":
-        torch.save(torch.zeros(3), path)
-    else:
-        stored = torch.load(path, weights_only=True)
-        del stored["network"]
-        torch.save(stored, path)
-    with pytest.raises(
-        ArgumentError, match=r"run\.pt: not a readable checkpoint .*remove it to start again"
-    ):
-        train(build(), data(), recipe(epochs=1), checkpoint=path)
-
-
-def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):
-    path = tmp_path / "run.pt"
-    train(build(), data(), recipe(epochs=1), checkpoint=path)
-    before = path.read_bytes()
-    for other in ({"rate": 0.06}, {"seed": 1}, {"part": "ramps"}, {"epochs": 2}):
-        plan = recipe(**({"epochs": 1} | other))
-        with pytest.raises(ArgumentError, match=r"run\.pt: this checkpoint is of .*another path"):
-            train(build(), data(), plan, checkpoint=path)
-    with pytest.raises(ArgumentError, match=r"'batches': 3.*'batches': 6"):
-        train(build(), data(batch=16), recipe(epochs=1), checkpoint=path)
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("other", [{"width": 9}, {"blocks": 2}])
-def test_a_checkpoint_of_another_network_is_refused(tmp_path, other):
-    path = tmp_path / "run.pt"
-    train(build(), data(), recipe(epochs=1), checkpoint=path)
-    network = build(**other)
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    with pytest.raises(
-        ArgumentError, match=r"run\.pt: this checkpoint is of another network; .* has"
-    ):
-        train(network, data(), recipe(epochs=1), checkpoint=path)
-    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+        train(build(), Turning(), recipe())
 
 
 def test_a_loader_that_cannot_be_read_twice_is_refused():
@@ -460,8 +336,3 @@ def test_a_dataset_and_a_mapping_for_a_recipe_are_refused():
         train(build(), data().dataset, recipe())
     with pytest.raises(ArgumentError, match="train needs a Recipe, not dict"):
         train(build(), data(), {"epochs": 1})
-
-
-def test_a_checkpoint_needs_a_folder_before_the_work_begins(tmp_path):
-    with pytest.raises(ArgumentError, match="nowhere does not exist; create it first"):
-        train(build(), data(), recipe(), checkpoint=tmp_path / "nowhere" / "run.pt")

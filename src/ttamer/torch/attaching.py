@@ -81,12 +81,12 @@ def attach(
     """
     if pool not in POOLS:
         raise ArgumentError(f"pool must be one of {', '.join(POOLS)}, not {pool!r}")
-    given, keys = _inputs(example)
+    tensors, keys = _inputs(example)
     names, wanted = _names(model, points)
     device = device_of(model)
     if device.type == "meta":
         raise ArgumentError("the model is on the meta device, without weights: load them first")
-    inputs = tuple(each.to(device) for each in given)
+    inputs = tuple(tensor.to(device) for tensor in tensors)
     model.eval()
     with torch.no_grad():
         expected = _logits(_call(model, inputs, keys))
@@ -110,9 +110,9 @@ def attach(
             classes = expected.shape[1]
             layers = _layers(value[0], classes, name) if ramp is None else (ramp(value[0]),)
             read = pool if value[0].ndim == 3 else None
-            made = Ramp(*layers, pool=read, mask=chain.mask).to(value[0]).eval()
-            _check_ramp(made, value, expected.shape, name)
-            ramps.append(made)
+            module = Ramp(*layers, pool=read, mask=chain.mask).to(value[0]).eval()
+            _check_ramp(module, value, expected.shape, name)
+            ramps.append(module)
         exits = [name.replace(".", "_") for name in names if name in wanted]
         network = EarlyExit(
             blocks, ramps, _Rest(chain, model), names=[*exits, "full"], input_names=keys
@@ -294,16 +294,16 @@ def _layers(hidden: Tensor, classes: int, name: str) -> tuple[nn.Module, ...]:
 def _check_ramp(ramp: nn.Module, value: Any, shape: torch.Size, name: str) -> None:
     """Raise an error unless a ramp returns logits of a shape for a value."""
     try:
-        found = tuple(ramp(value).shape)
+        received = tuple(ramp(value).shape)
     except Exception as error:  # whatever a ramp does
         raise ArgumentError(
             f"the ramp for {name} cannot read its output of shape {tuple(value[0].shape)}: "
             f"{type(error).__name__}: {error}"
         ) from error
-    if found != tuple(shape):
+    if received != tuple(shape):
         raise ArgumentError(
-            f"the ramp for {name} returns shape {found} for the example; it must return logits as "
-            f"the model does, {tuple(shape)}"
+            f"the ramp for {name} returns shape {received} for the example; it must return logits "
+            f"as the model does, {tuple(shape)}"
         )
 
 
@@ -323,14 +323,14 @@ def _inputs(
     else:
         several = isinstance(example, tuple | list)
         inputs = tuple(example) if several else (example,)  # type: ignore[assignment]
-    if not inputs or not all(isinstance(each, Tensor) and each.ndim for each in inputs):
+    if not inputs or not all(isinstance(tensor, Tensor) and tensor.ndim for tensor in inputs):
         raise ArgumentError(
             "example must be a tensor, a tuple of tensors, or a mapping from argument names to "
             "tensors, each with the batch as its first dimension"
         )
-    if len({len(each) for each in inputs}) > 1 or len(inputs[0]) < 2:
+    if len({len(tensor) for tensor in inputs}) > 1 or len(inputs[0]) < 2:
         raise ArgumentError(
-            f"the tensors of example have {', '.join(str(len(each)) for each in inputs)} "
+            f"the tensors of example have {', '.join(str(len(tensor)) for tensor in inputs)} "
             "rows; give the same number, at least 2, to each"
         )
     return inputs, keys
@@ -340,7 +340,7 @@ def _names(model: nn.Module, points: str | Sequence[str]) -> tuple[list[str], se
     """Return the names of the blocks that run one after another, and of those with an exit."""
     require_kind(model, nn.Module, "attach needs a model of PyTorch", "load it first")
     modules = dict(model.named_modules())
-    if not isinstance(points, Sequence) or any(isinstance(each, nn.Module) for each in points):
+    if not isinstance(points, Sequence) or any(isinstance(name, nn.Module) for name in points):
         raise ArgumentError(
             f"points is a {type(points).__name__}, not a name or a list of names: give the name of "
             "a list of blocks, such as encoder.layers, or names of blocks"
@@ -353,24 +353,24 @@ def _names(model: nn.Module, points: str | Sequence[str]) -> tuple[list[str], se
         lists = [
             n for n, m in modules.items() if isinstance(m, nn.ModuleList | nn.Sequential) and n
         ]
-        found = lists or [repr(name) for name, _ in model.named_children()]
+        choice = lists or [repr(name) for name, _ in model.named_children()]
         raise ArgumentError(
             f"{type(model).__name__} has no module {missing[0]!r}; "
-            f"{'lists of blocks' if lists else 'its modules'} are {', '.join(found[:8]) or 'none'}"
+            f"{'lists of blocks' if lists else 'its modules'} are {', '.join(choice[:8]) or 'none'}"
         )
     parents = {points if isinstance(points, str) else name.rpartition(".")[0] for name in names}
     parent = parents.pop()
     blocks = modules[parent]
     listed = not parents and isinstance(blocks, nn.ModuleList | nn.Sequential)
-    every = [f"{parent}.{name}".lstrip(".") for name, _ in blocks.named_children()]
+    siblings = [f"{parent}.{name}".lstrip(".") for name, _ in blocks.named_children()]
     if isinstance(points, str):
-        if not listed or len(every) < 2:
+        if not listed or len(siblings) < 2:
             raise ArgumentError(
                 f"{points} is a {type(blocks).__name__}; give the name of a ModuleList or "
                 "Sequential of at least 2 blocks, or a list of names of blocks"
             )
-        return every, set(every[:-1])
-    return (every if listed else names), set(names)
+        return siblings, set(siblings[:-1])
+    return (siblings if listed else names), set(names)
 
 
 def _call(model: nn.Module, inputs: Sequence[Tensor], keys: tuple[str, ...] | None) -> Any:
@@ -387,8 +387,8 @@ def _call(model: nn.Module, inputs: Sequence[Tensor], keys: tuple[str, ...] | No
 
 def _logits(output: Any) -> Tensor:
     """Return the logits of a model's output."""
-    found = output.get("logits") if isinstance(output, Mapping) else output
-    logits = found if isinstance(found, Tensor) else getattr(found, "logits", None)
+    output = output.get("logits") if isinstance(output, Mapping) else output
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] < 2:
         what = type(output).__name__ if logits is None else f"shape {tuple(logits.shape)}"
         raise ArgumentError(
@@ -401,9 +401,9 @@ def _logits(output: Any) -> Tensor:
 def _flatten(value: Any, leaves: list[Any]) -> Any:
     """Append the values of nested tuples, lists and dicts; return the structure with positions."""
     if isinstance(value, dict):
-        return {key: _flatten(each, leaves) for key, each in value.items()}
+        return {key: _flatten(part, leaves) for key, part in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_flatten(each, leaves) for each in value)
+        return type(value)(_flatten(part, leaves) for part in value)
     leaves.append(value)
     return len(leaves) - 1
 
@@ -411,21 +411,21 @@ def _flatten(value: Any, leaves: list[Any]) -> Any:
 def _unflatten(spec: Any, leaves: Sequence[Any]) -> Any:
     """Return the structure with its values."""
     if isinstance(spec, dict):
-        return {key: _unflatten(each, leaves) for key, each in spec.items()}
+        return {key: _unflatten(part, leaves) for key, part in spec.items()}
     if isinstance(spec, tuple | list):
-        return type(spec)(_unflatten(each, leaves) for each in spec)
+        return type(spec)(_unflatten(part, leaves) for part in spec)
     return leaves[spec]
 
 
 def _probe(model: nn.Module, chain: _Chain, inputs: Sequence[Tensor]) -> list[list[Any]]:
     """Return the values that blocks get, as far as they are looked at, without running a block."""
-    found: list[list[Any]] = []
+    calls: list[list[Any]] = []
 
     def pass_on(call: _Call, *args: Any, **kwargs: Any) -> Any:
         leaves: list[Any] = []
         _flatten((args, kwargs), leaves)
-        found.append(leaves)
-        if len(found) == chain.probed:
+        calls.append(leaves)
+        if len(calls) == chain.probed:
             raise _Reached
         return call.output(leaves[call.hidden])
 
@@ -433,13 +433,13 @@ def _probe(model: nn.Module, chain: _Chain, inputs: Sequence[Tensor]) -> list[li
     forwards = {block: partial(pass_on, call) for block, call in probed}
     with _replaced(forwards), contextlib.suppress(_Reached):
         _call(model, inputs, chain.keys)
-    if len(found) < chain.probed:
+    if len(calls) < chain.probed:
         raise ArgumentError(
             f"{type(model).__name__} does not run the blocks that it was attached with, such as a "
-            f"{type(chain.blocks[len(found)]).__name__}: where modules are replaced, as by "
+            f"{type(chain.blocks[len(calls)]).__name__}: where modules are replaced, as by "
             "quantize_dynamic, do that before exits are attached"
         )
-    return found
+    return calls
 
 
 def _compare(chain: _Chain, calls: Sequence[Sequence[Any]], *, training: bool) -> None:
@@ -488,8 +488,8 @@ def _run_block(chain: _Chain, number: int, hidden: Tensor, carried: Sequence[Ten
 def _hidden(chain: _Chain, number: int, output: Any) -> Tensor:
     """Return the hidden state of a block's output."""
     part = chain.calls[number].part
-    found: Tensor = output if part is None else output[part]
-    return found
+    hidden: Tensor = output if part is None else output[part]
+    return hidden
 
 
 class _Forward:
@@ -554,7 +554,7 @@ def _chain(
     calls = _calls(model, blocks, inputs, keys)
     rows = len(inputs[0])
     # One row more, not fewer: of the rest none may have padding, and models leave such masks out.
-    more = _calls(model, blocks, tuple(torch.cat([each, each[-1:]]) for each in inputs), keys)
+    more = _calls(model, blocks, tuple(torch.cat([tensor, tensor[-1:]]) for tensor in inputs), keys)
     order = [call.block for call in calls]
     if order != list(blocks):
         ran = [next(n for n, b in zip(names, blocks, strict=True) if b is block) for block in order]
@@ -567,10 +567,10 @@ def _chain(
             f"{type(model).__name__} runs other blocks for {rows} inputs than for {rows + 1}: "
             "choose points that always run"
         )
-    hidden, parts = _hidden_states(calls, names)
-    for name, call, other, part in zip(names, calls, more, parts, strict=True):
-        one, two = (_parts(each.output)[part or 0] for each in (call, other))
-        _check_batch(name, one, two, rows)
+    positions, parts = _hidden_states(calls, names)
+    for name, call, larger, part in zip(names, calls, more, parts, strict=True):
+        hidden, longer = (_parts(run.output)[part or 0] for run in (call, larger))
+        _check_batch(name, hidden, longer, rows)
     returned = _parts(calls[0].output)
     carried: list[_Carried] = []
     tensors: list[Tensor] = []  # those carried, for the example
@@ -580,9 +580,9 @@ def _chain(
         same = [k for k, tensor in enumerate(tensors) if tensor is leaf]
         if same:
             return same[0]
-        part = next((k for k, each in enumerate(returned) if number and each is leaf), None)
-        other = more[number].leaves[at] if part is None else _parts(more[0].output)[part]
-        batched = bool(leaf.ndim) and (len(leaf), len(other)) == (rows, rows + 1)
+        part = next((k for k, value in enumerate(returned) if number and value is leaf), None)
+        longer = more[number].leaves[at] if part is None else _parts(more[0].output)[part]
+        batched = bool(leaf.ndim) and (len(leaf), len(longer)) == (rows, rows + 1)
         tensors.append(leaf)
         carried.append(
             _Carried(number, at, batched) if part is None else _Carried(None, part, batched)
@@ -593,7 +593,7 @@ def _chain(
     for number, (call, name) in enumerate(zip(calls, names, strict=True)):
         sources: list[tuple[str, Any]] = []
         for at, leaf in enumerate(call.leaves):
-            if leaf is call.leaves[hidden[number]]:
+            if leaf is call.leaves[positions[number]]:
                 sources.append(("hidden", None))
             elif isinstance(leaf, Tensor):
                 sources.append(("carried", slot(number, at, leaf)))
@@ -610,10 +610,10 @@ def _chain(
             _Call(
                 spec=call.spec,
                 sources=tuple(sources),
-                hidden=hidden[number],
+                hidden=positions[number],
                 part=parts[number],
                 parts=tuple(map(_constant, _parts(call.output))),
-                in_place=before not in (None, call.read[hidden[number]]),
+                in_place=before not in (None, call.read[positions[number]]),
             )
         )
     kinds = [
@@ -690,17 +690,17 @@ def _check_known(
 ) -> None:
     """Raise an error where a tensor that a later block gets depends on what blocks return."""
     later = [
-        (one.block, one.at, tensor)
-        for one, tensor in zip(chain.carried, tensors, strict=True)
-        if one.block
+        (carried.block, carried.at, tensor)
+        for carried, tensor in zip(chain.carried, tensors, strict=True)
+        if carried.block
     ]
     calls: list[list[Any]] = []
     if later:
         with contextlib.suppress(Exception):  # whatever a model does without its blocks
             calls = _probe(model, chain, inputs)
     for block, at, tensor in later:
-        found = calls[block][at] if block < len(calls) else None
-        if not isinstance(found, Tensor) or not torch.equal(found, tensor):
+        leaf = calls[block][at] if block < len(calls) else None
+        if not isinstance(leaf, Tensor) or not torch.equal(leaf, tensor):
             raise ArgumentError(
                 f"{names[block]} gets a tensor of shape {tuple(tensor.shape)} that depends on what "
                 "the blocks before it return; choose points up to it, or build EarlyExit(blocks, "
@@ -767,8 +767,8 @@ def _calls(
 def _changes(values: Sequence[Any]) -> list[int]:
     """Return how often each tensor was changed in place; inference tensors do not count."""
     return [
-        each._version if isinstance(each, Tensor) and not each.is_inference() else 0
-        for each in values
+        value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+        for value in values
     ]
 
 
@@ -780,10 +780,10 @@ def _check(
 ) -> None:
     """Raise an error unless the full output is that of the model, also for some of the rows."""
     for rows in (len(inputs[0]), len(inputs[0]) - 1):
-        some = tuple(each[:rows] for each in inputs)
-        expected = _logits(_call(model, some, keys))
+        fewer = tuple(tensor[:rows] for tensor in inputs)
+        expected = _logits(_call(model, fewer, keys))
         try:
-            found = network.full(some if len(some) > 1 else some[0])
+            logits = network.full(fewer if len(fewer) > 1 else fewer[0])
         except ArgumentError:
             raise
         except Exception as error:  # whatever a model does with what its blocks return
@@ -792,8 +792,8 @@ def _check(
                 f"{error}; choose other points, or build EarlyExit(blocks, ramps, head)"
             ) from error
         limit = TOLERANCE * (1 + float(expected.abs().max()))
-        difference = float((found - expected).abs().max())
-        if found.shape != expected.shape or not difference <= limit:
+        difference = float((logits - expected).abs().max())
+        if logits.shape != expected.shape or not difference <= limit:
             raise ArgumentError(
                 f"with exits the full output for {counted(rows, 'input')} would differ by "
                 f"{difference:.3g}; the model computes something that depends on more than the "

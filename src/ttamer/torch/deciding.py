@@ -1,11 +1,11 @@
 """A fitted policy as arrays, and decisions by them for a whole batch, on the host with NumPy.
 
-Exits are asked in the network's order. A *place* is where an input is in its policy. Two layouts
+Exits are asked in the network's order. A *stage* is where an input is in its policy. Two layouts
 of tables cover all policies:
 
-- :class:`BeliefTables`: a place is the exits asked so far. What an input brings along is the
+- :class:`BeliefTables`: a stage is the exits asked so far. What an input brings along is the
   log-odds, the offset and the prediction of each. x, the least log-odds of their answers, decides.
-- :class:`LossTables`: a place is an exit, the state there is the bin of its confidence, and the
+- :class:`LossTables`: a stage is an exit, the state there is the bin of its confidence, and the
   best loss so far is all that an input brings along.
 
 All numbers keep the precision that they have in the policy, so that every device decides as a
@@ -35,21 +35,21 @@ from ttamer.policy.walk import WalkPolicy
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
 
-STOP = -1  # the next place of an input that stops
+STOP = -1  # the next stage of an input that stops
 NO_ANSWER = -1  # the prediction of an exit whose logits have a NaN
 MAX_EXITS = 64  # the exits asked are bits of a 64-bit integer
 
 
 @dataclass(frozen=True, eq=False)
 class LossTables:
-    """Tables whose places are exits, for thresholds and for policies on the loss in hand."""
+    """Tables whose stages are exits, for thresholds and for policies on the loss in hand."""
 
     bounds: Floats
     """Shape (exits, bins - 1): increasing confidences, padded with inf."""
     first: int
-    """The place where every input starts."""
+    """The stage where every input starts."""
     exit_of: tuple[int, ...]
-    """The exit that is asked at each place."""
+    """The exit that is asked at each stage."""
     loss: Ints
     """Shape (exits, bins): the column of the loss of each bin; smaller is better."""
     onward: Ints
@@ -72,11 +72,11 @@ class LossTables:
 
 @dataclass(frozen=True, eq=False)
 class BeliefTables:
-    """Tables whose places are sets of exits asked, of which the last ones count.
+    """Tables whose stages are sets of exits asked, of which the last ones count.
 
-    The log-odds of answer a at a place are, by the weights there::
+    The log-odds of answer a at a stage are, by the weights there::
 
-        own . (1, odds[a], offset[a])
+        weights . (1, odds[a], offset[a])
         + sum over peers b of  peers . (1, odds[b]) if they agree, else peers . (odds[b], offset[b])
                              + peers . what the classes of both add
 
@@ -86,29 +86,29 @@ class BeliefTables:
     bounds: Floats
     """Shape (exits, bins - 1): increasing confidences, padded with inf."""
     first: int
-    """The place where every input starts."""
+    """The stage where every input starts."""
     exit_of: tuple[int, ...]
-    """The exit that is asked at each place."""
+    """The exit that is asked at each stage."""
     levels: Floats
     """Shape (exits, bins): the log-odds of an answer of each bin."""
     offsets: Floats
     """Shape (exits, classes): what predicting a class adds."""
     context: NDArray[np.int64]
-    """Shape (places, width): the exits that count, padded with -1."""
-    own: Floats
-    """Shape (places, width, 3): per answer, the constant and the weights of its odds and offset."""
+    """Shape (stages, width): the exits that count, padded with -1."""
+    weights: Floats
+    """Shape (stages, width, 3): per answer, the constant and the weights of its odds and offset."""
     peers: Floats
-    """Shape (places, width, width, 5): per answer and peer, the weights of agreement, of its odds
+    """Shape (stages, width, width, 5): per answer and peer, the weights of agreement, of its odds
     in agreement, of its odds otherwise, of its offset otherwise, and of what the classes of both
     add; 0 for the answer itself."""
     pair_of: Ints
-    """Shape (places, width, width): per answer and peer, the number of their table in ``pairs``."""
+    """Shape (stages, width, width): per answer and peer, the number of their table in ``pairs``."""
     pairs: Floats
     """Shape (tables, classes, classes): what the classes of an answer and of a peer add."""
     edges: Floats
-    """Shape (places, states - 1): increasing x, padded with inf."""
+    """Shape (stages, states - 1): increasing x, padded with inf."""
     onward: Ints
-    """Shape (places, states): the place to go to next, or ``STOP``."""
+    """Shape (stages, states): the stage to go to next, or ``STOP``."""
 
     @property
     def reached(self) -> tuple[int, ...]:
@@ -117,7 +117,7 @@ class BeliefTables:
         while front:
             front = {int(k) for k in self.onward[sorted(front)].flat} - reached - {STOP}
             reached |= front
-        return tuple(sorted({self.exit_of[place] for place in reached}))
+        return tuple(sorted({self.exit_of[stage] for stage in reached}))
 
 
 Tables = LossTables | BeliefTables
@@ -221,46 +221,45 @@ def _step_tables(policy: StepPolicy, classes: Sequence[str]) -> BeliefTables:
         )
     # The last code stands for classes that the fit met on few rows, or never.
     codes = np.array([policy.codes.get(name, len(belief.classes)) for name in classes])
-    nothing = np.full(1, NOTHING)
-    places: dict[Step, int] = {}
+    stages: dict[Step, int] = {}
     edges, onward = list[Floats](), list[list[Step | None]]()
-    waiting: list[Step] = [(int(_choice(policy, (), (), nothing)[0]),)]
+    waiting: list[Step] = [(int(_choice(policy, (), (), np.full(1, NOTHING))[0]),)]
     for step in waiting:
-        places[step] = len(places)
+        stages[step] = len(stages)
         cuts, following = _choices(policy, step)
         edges.append(cuts)
         onward.append([None if node < 0 else (*step, node) for node in following])
-        waiting += {later for later in onward[-1] if later and later not in {*places, *waiting}}
-    numbers = [[STOP if step is None else places[step] for step in row] for row in onward]
+        waiting += {later for later in onward[-1] if later and later not in {*stages, *waiting}}
+    numbers = [[STOP if step is None else stages[step] for step in row] for row in onward]
     states = max(map(len, numbers))
     return BeliefTables(
         bounds=_padded(belief.bounds),
         first=0,
-        exit_of=tuple(step[-1] for step in places),
+        exit_of=tuple(step[-1] for step in stages),
         levels=_padded(belief.levels, 0.0),
         offsets=np.array([t[codes] if len(t) else np.zeros(len(classes)) for t in belief.offsets]),
         edges=_padded(edges),
         onward=np.array([row + [STOP] * (states - len(row)) for row in numbers], np.int32),
-        **_weights(belief, [belief.context(step) for step in places], codes),
+        **_weights(belief, [belief.context(step) for step in stages], codes),
     )
 
 
 def _weights(belief: Belief, contexts: Sequence[Step], codes: NDArray[np.intp]) -> dict[str, Any]:
-    """Return the weights of a belief at each place, as :class:`BeliefTables` has them."""
+    """Return the weights of a belief at each stage, as :class:`BeliefTables` has them."""
     width = max(map(len, contexts))
     shape = (len(contexts), width, width)
-    context, own = np.full(shape[:2], -1), np.zeros((*shape[:2], 3))
+    context, answers = np.full(shape[:2], -1), np.zeros((*shape[:2], 3))
     peers, pair_of = np.zeros((*shape, PEER)), np.zeros(shape, np.int32)
-    own[:, :, 0] = np.inf  # padding never answers
+    answers[:, :, 0] = np.inf  # padding never answers
     pairs: dict[tuple[int, int], int] = {}
     for s, exits in enumerate(contexts):
         context[s, : len(exits)] = exits
         for a, answer in enumerate(exits):
             if len(exits) == 1:
-                own[s, a] = (0.0, 1.0, 1.0)
+                answers[s, a] = (0.0, 1.0, 1.0)
                 continue
             weights = belief.weights_of(exits, answer)
-            own[s, a] = weights[:3]
+            answers[s, a] = weights[:3]
             beside = [b for b in range(len(exits)) if b != a]
             peers[s, a, beside] = weights[HEAD:].reshape(len(beside), PEER)
             for b in beside:
@@ -270,17 +269,23 @@ def _weights(belief: Belief, contexts: Sequence[Step], codes: NDArray[np.intp]) 
     keys = np.add.outer(codes * (len(belief.classes) + 1), codes)
     for pair, number in pairs.items():
         tables[number] = belief.pairs[pair](keys)
-    return {"context": context, "own": own, "peers": peers, "pair_of": pair_of, "pairs": tables}
+    return {
+        "context": context,
+        "weights": answers,
+        "peers": peers,
+        "pair_of": pair_of,
+        "pairs": tables,
+    }
 
 
-def _choice(policy: StepPolicy, step: Step, came: Step, x: Floats) -> NDArray[np.int64]:
+def _choice(policy: StepPolicy, step: Step, asked: Step, x: Floats) -> NDArray[np.int64]:
     """Return the exit that a policy asks after a step by each x, by its own arithmetic."""
-    best, choice = np.full(len(x), 0.0 if came else -np.inf), np.full(len(x), STOP)
+    best, choice = np.full(len(x), 0.0 if asked else -np.inf), np.full(len(x), STOP)
     piece = np.searchsorted(policy.knots.get(step, np.empty(0)), x, side="right")
-    nothing = np.zeros(len(x))
-    for way in policy.after(step, came):
+    shift = np.zeros(len(x))  # what inputs would add
+    for way in policy.after(step, asked):
         price = policy.price * (policy.tables.costs[way.node] + policy.tables.wait[way.node])
-        net = way.gain(piece, x, nothing, nothing) - price
+        net = way.gain(piece, x, shift, shift) - price
         best, choice = np.where(net > best, net, best), np.where(net > best, way.node, choice)
     return choice
 
@@ -369,8 +374,8 @@ def check_classes(tables: Tables, classes: int) -> None:
 class Carry:
     """The state of a batch of B inputs, one row each, in the caller's order."""
 
-    place: NDArray[np.int64]
-    """Shape (B,): the place where the input is due next, or ``STOP``."""
+    stage: NDArray[np.int64]
+    """Shape (B,): the stage where the input is due next, or ``STOP``."""
     owner: NDArray[np.int64]
     """Shape (B,): the exit whose answer is the best so far."""
     best: Ints
@@ -403,7 +408,7 @@ class HostDecider:
         check_classes(self.tables, classes)
         exits = len(self.tables.bounds)
         return Carry(
-            place=np.full(rows, self.tables.first, np.int64),
+            stage=np.full(rows, self.tables.first, np.int64),
             owner=np.full(rows, STOP, np.int64),
             best=np.full(rows, np.iinfo(np.int32).max, np.int32),
             confidence=np.full((rows, exits), np.nan, np.float32),
@@ -438,7 +443,7 @@ class HostDecider:
         tables = self.tables
         confidence, prediction = (part.cpu().numpy() for part in confidence_of(logits))
         row = rows.cpu().numpy()
-        due = self._exit_of[carry.place[row]] == exit_
+        due = self._exit_of[carry.stage[row]] == exit_
         if not due.all():
             row, confidence, prediction = row[due], confidence[due], prediction[due]
         carry.confidence[row, exit_], carry.prediction[row, exit_] = confidence, prediction
@@ -449,16 +454,16 @@ class HostDecider:
             loss, before = tables.loss[exit_, bins], carry.best[row]
             carry.owner[row] = np.where(loss < before, exit_, carry.owner[row])
             carry.best[row] = best = np.minimum(loss, before)
-            carry.place[row] = tables.onward[exit_, bins, best]
+            carry.stage[row] = tables.onward[exit_, bins, best]
             return
         carry.odds[row, exit_] = tables.levels[exit_, bins]
         offset = tables.offsets[exit_, prediction]  # of no answer the last, which is not used
         carry.offset[row, exit_] = np.where(prediction == NO_ANSWER, 0.0, offset)
-        carry.owner[row], carry.place[row] = _believe(tables, carry, row)
+        carry.owner[row], carry.stage[row] = _believe(tables, carry, row)
 
     def going(self, carry: Carry, rows: Tensor) -> tuple[int, int]:
         """Return how many rows continue, and the exit that some ask next."""
-        exits = self._exit_of[carry.place[rows.cpu().numpy()]]
+        exits = self._exit_of[carry.stage[rows.cpu().numpy()]]
         due = exits[exits != STOP]
         return len(due), int(due.min(initial=len(self.tables.bounds)))
 
@@ -467,7 +472,7 @@ class HostDecider:
 
         Rows that continue come first, in order; the group is padded with rows that have stopped.
         """
-        stopped = carry.place[rows.cpu().numpy()] == STOP
+        stopped = carry.stage[rows.cpu().numpy()] == STOP
         order = torch.from_numpy(stopped.argsort(kind="stable")[:size])
         positions = order.to(self._device)
         return positions, rows[positions]
@@ -483,17 +488,17 @@ class HostDecider:
 def _believe(
     tables: BeliefTables, carry: Carry, row: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], Ints]:
-    """Return the owner and the next place of rows, by the belief at each row's place.
+    """Return the owner and the next stage of rows, by the belief at each row's stage.
 
     Numbers are multiples of 2^-12 of limited size: their sums are exact in any order.
     """
-    place = carry.place[row]
-    context = tables.context[place]
+    stage = carry.stage[row]
+    context = tables.context[stage]
     line = row[:, np.newaxis]
     odds, offset = carry.odds[line, context], carry.offset[line, context]
     predicted = carry.prediction[line, context]
-    own, peers = tables.own[place], tables.peers[place]
-    totals = own[:, :, 0] + own[:, :, 1] * odds + own[:, :, 2] * offset
+    weights, peers = tables.weights[stage], tables.peers[stage]
+    totals = weights[:, :, 0] + weights[:, :, 1] * odds + weights[:, :, 2] * offset
     if context.shape[1] > 1:
         odds, offset = odds[:, np.newaxis], offset[:, np.newaxis]
         agreed = peers[..., 0] + peers[..., 1] * odds
@@ -503,7 +508,7 @@ def _believe(
         totals += np.where(same, agreed, differed).sum(axis=2)
         if len(tables.pairs) > 1:
             answered = (answers != NO_ANSWER) & (beside != NO_ANSWER)
-            added = tables.pairs[tables.pair_of[place], answers, beside]
+            added = tables.pairs[tables.pair_of[stage], answers, beside]
             totals += (peers[..., 4] * np.where(answered, added, 0.0)).sum(axis=2)
         same |= np.eye(context.shape[1], dtype=bool)
         same &= (context >= 0)[:, np.newaxis]  # padding counts for nothing
@@ -513,8 +518,8 @@ def _believe(
     x = np.where(context >= 0, x, np.inf)
     best = x.argmin(axis=1)  # among equals the first
     at = np.arange(len(row)), best
-    state = (tables.edges[place] <= x[at][:, np.newaxis]).sum(axis=1)
-    return context[at], tables.onward[place, state]
+    state = (tables.edges[stage] <= x[at][:, np.newaxis]).sum(axis=1)
+    return context[at], tables.onward[stage, state]
 
 
 def confidence_of(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -346,7 +346,7 @@ Work = Callable[[], object]
 
 def _as_graphs() -> Callable[[Work], Work]:
     """Return a function that captures work; the graphs share memory, and run one after another."""
-    from ttamer.torch.cuda.capturing import captured, release_memory
+    from ttamer.torch.cuda.branching import captured, release_memory
 
     release_memory()
     pool, latest = torch.cuda.graph_pool_handle(), list[Work]()

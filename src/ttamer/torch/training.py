@@ -1,18 +1,15 @@
 """Training: the backbone first, then the ramps on it, or all together.
 
-The random generator is seeded at the start of each epoch from the seed and the epoch's number,
-so that an interrupted run continues from its checkpoint to the same weights. Afterwards it is as it
-was before.
+The random generator is seeded at the start of each epoch from the seed and the epoch's number;
+afterwards it is as it was before.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Callable, Iterable, Sized
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -20,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ttamer._checks import is_number, require_kind, require_number, require_whole
-from ttamer._files import atomic_write
 from ttamer.errors import ArgumentError
 from ttamer.torch.devices import (
     Batch,
@@ -122,7 +118,6 @@ def train(
     loader: Iterable[Batch],
     recipe: Recipe,
     *,
-    checkpoint: str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[float]:
     """Train one part of a network in place.
@@ -133,7 +128,6 @@ def train(
         loader: Batches of (inputs, labels), or mappings that hold both, read once per epoch; it
             must have a length, as PyTorch's loaders do. Batches without rows are skipped.
         recipe: What to train and how.
-        checkpoint: A file written after every epoch. Where it exists, training continues from it.
         progress: Called with one line of text per epoch.
 
     Returns:
@@ -141,8 +135,8 @@ def train(
 
     Raises:
         ArgumentError: The loader has no length, no batches or no rows, the network has no ramps to
-            train, all of the part is frozen, a label is none of the network's classes, the
-            checkpoint belongs to another run, or a loss is not finite.
+            train, all of the part is frozen, a label is none of the network's classes, or a loss
+            is not finite.
 
     >>> from torch import nn
     >>> from ttamer.torch.early_exit import EarlyExit
@@ -161,23 +155,16 @@ def train(
         )
     remedy = 'write Recipe("ramps", epochs=5, rate=0.02)'
     require_kind(recipe, Recipe, "train needs a Recipe", remedy)
-    path = None if checkpoint is None else Path(checkpoint)
-    if path is not None and not path.parent.is_dir():
-        raise ArgumentError(f"{path}: the folder {path.parent} does not exist; create it first")
     frozen = [parameter for parameter in network.parameters() if not parameter.requires_grad]
     device = device_of(network)
     try:
         learner = _Learner(network, recipe, len(loader))
-        if path is not None and path.exists():
-            learner.resume(path)
-        for epoch in range(learner.epoch, recipe.epochs):
+        for epoch in range(recipe.epochs):
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 torch.manual_seed(recipe.seed * 100_003 + epoch)
                 loss = learner.run_epoch(loader)
             if progress is not None:
                 progress(f"{recipe.part}: epoch {epoch + 1} of {recipe.epochs}, loss {loss:.4f}")
-            if path is not None:
-                learner.save(path)
     finally:
         network.requires_grad_(True).eval()
         for parameter in frozen:
@@ -283,53 +270,6 @@ class _Learner:
                 value = segment(value)
             logits.append(ramp(value))
         return logits
-
-    def save(self, path: Path) -> None:
-        """Write a checkpoint atomically."""
-        state = {
-            "recipe": asdict(self.recipe),
-            "batches": self.batches,
-            "epoch": self.epoch,
-            "losses": self.losses,
-            "network": self.network.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-        }
-        with atomic_write(path) as part:
-            torch.save(state, part)
-
-    def resume(self, path: Path) -> None:
-        """Continue from a checkpoint of the same recipe."""
-        try:
-            stored = torch.load(path, map_location=device_of(self.network), weights_only=True)
-            mine = {"recipe": asdict(self.recipe), "batches": self.batches}
-            theirs = {key: stored[key] for key in mine}
-            weights, losses = stored["network"], stored["losses"]
-            optimiser, epoch = stored["optimiser"], stored["epoch"]
-        except Exception as error:
-            raise ArgumentError(
-                f"{path}: not a readable checkpoint ({type(error).__name__}); remove it to start "
-                "again"
-            ) from error
-        if mine != theirs:
-            raise ArgumentError(
-                f"{path}: this checkpoint is of {theirs}, and this run is {mine}; use another "
-                "path, or remove it to start again"
-            )
-        # Compared before anything is loaded: a rejected checkpoint must not change the network.
-        ours, other = (
-            {name: tuple(value.shape) for name, value in state.items()}
-            for state in (self.network.state_dict(), weights)
-        )
-        if ours != other:
-            odd = sorted(name for name in {*ours, *other} if ours.get(name) != other.get(name))
-            raise ArgumentError(
-                f"{path}: this checkpoint is of another network; {odd[0]} has shape "
-                f"{other.get(odd[0], 'none')} in it and {ours.get(odd[0], 'none')} here; "
-                "use another path"
-            )
-        self.network.load_state_dict(weights)
-        self.optimiser.load_state_dict(optimiser)
-        self.epoch, self.losses = epoch, losses
 
 
 def _targets(labels: Tensor, logits: Tensor) -> Tensor:

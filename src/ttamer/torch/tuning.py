@@ -236,7 +236,7 @@ def search(
         if progress is not None:
             progress(f"ramps {', '.join(measured.names[k] for k in ramps)}")
         candidates = fitted_for(trace, measured, batch, ramps, target=target)
-        allowed = [one for one in candidates if one.error + caution * one.spread <= max_error]
+        allowed = [c for c in candidates if c.error + caution * c.spread <= max_error]
         fast = min(allowed, key=lambda candidate: candidate.seconds, default=None)
         if fast is not None:
             rival = best.get(fast.ramps, fast)

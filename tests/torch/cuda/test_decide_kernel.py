@@ -49,13 +49,13 @@ def policies(belief, **options):
 
 
 def assert_same(tables, logits, *, padding=0):
-    """All deciders, exit by exit, come to the same places, owners, counts, groups and answers."""
+    """All deciders, exit by exit, come to the same stages, owners, counts, groups and answers."""
     size = logits.shape[1]
     oracle, host, kernel = (kind(tables, CPU) for kind in (Oracle, HostDecider, KernelDecider))
     wanted, by_host, by_kernel = (
         decider.start(size, CLASSES, logits.dtype) for decider in (oracle, host, kernel)
     )
-    by_kernel.place.fill_(7)  # left by an earlier batch
+    by_kernel.stage.fill_(7)  # left by an earlier batch
     by_kernel.owner.fill_(3)
     by_kernel.best.fill_(0)
     by_kernel.asked.fill_(31)
@@ -69,7 +69,7 @@ def assert_same(tables, logits, *, padding=0):
         first = False
         bits = (wanted.asked[:, None] >> torch.arange(EXITS)) & 1 == 1
         for decider, carry, given in ((host, by_host, rows), (kernel, by_kernel, filled)):
-            for name in ("place", "owner", "asked"):
+            for name in ("stage", "owner", "asked"):
                 assert torch.equal(getattr(wanted, name), torch.as_tensor(getattr(carry, name)))
             for name in ("prediction", "odds"):
                 parts = (torch.as_tensor(getattr(each, name))[bits] for each in (wanted, carry))
@@ -83,7 +83,7 @@ def assert_same(tables, logits, *, padding=0):
             if alive:
                 groups = oracle.regroup(wanted, rows, alive), decider.regroup(carry, given, alive)
                 assert all(torch.equal(*pair) for pair in zip(*groups, strict=True))
-    assert (wanted.place < 0).all()
+    assert (wanted.stage < 0).all()
     for decider, carry in ((host, by_host), (kernel, by_kernel)):
         answers = oracle.answers(wanted), decider.collect(carry)[0]
         assert torch.equal(*(torch.nan_to_num(each, nan=9.0) for each in answers))

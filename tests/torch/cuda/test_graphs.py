@@ -14,7 +14,7 @@ from support.cuda_driver import Graph, put_in_place
 from support.exit_networks import adding_network, by_session, evidence, fitted
 from ttamer.errors import ArgumentError
 from ttamer.torch import attach, profiling, runner as running
-from ttamer.torch.cuda import branching, capturing, graphs
+from ttamer.torch.cuda import branching, graphs
 from ttamer.torch.cuda.branching import NONE, Branch
 from ttamer.torch.cuda.decide_kernel import KernelDecider
 from ttamer.torch.cuda.graphs import Case, GraphRunner, full_graph
@@ -48,7 +48,7 @@ def replayed(monkeypatch):
         return graph_of(again), found
 
     monkeypatch.setattr(graphs, "capture", capture)
-    monkeypatch.setattr(capturing, "capture", capture)
+    monkeypatch.setattr(branching, "capture", capture)
     monkeypatch.setattr(GraphRunner, "_computed", computed)
     monkeypatch.setattr(branching, "_unused", [])
     return put_in_place(monkeypatch)
@@ -291,5 +291,5 @@ def test_memory_is_released_only_where_little_is_free(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
     for free, times in ((60, 0), (40, 1)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, 100))
-        capturing.release_memory()
+        branching.release_memory()
         assert len(emptied) == times

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.cuda import capturing
-from ttamer.torch.cuda.capturing import counters, counters_of
+from ttamer.torch.cuda import branching
+from ttamer.torch.cuda.branching import counters, counters_of
 from ttamer.torch.cuda.ramp_kernel import MAX_CLASSES, classify, is_norm, pool_tokens
 from ttamer.torch.early_exit import POOLS, Ramp, pooled
 
@@ -85,7 +85,7 @@ def test_more_classes_or_rows_than_kernels_take(monkeypatch):
     few = Ramp(nn.LayerNorm(8), nn.Linear(8, 2), pool="mean").eval()
     with torch.inference_mode():
         torch.testing.assert_close(many._in_kernels(hidden, mask), many((hidden, mask)))
-        monkeypatch.setattr(capturing, "MAX_COUNTERS", 4)
+        monkeypatch.setattr(branching, "MAX_COUNTERS", 4)
         torch.testing.assert_close(few._in_kernels(hidden, mask), few((hidden, mask)))
 
 

@@ -1,7 +1,7 @@
 """Decisions on a GPU in one small kernel, written in Triton.
 
 :class:`KernelDecider` decides as :class:`ttamer.torch.deciding.HostDecider` does, on the same
-tables. Each program computes the next place of a few rows from their logits. The last program to
+tables. Each program computes the next stage of a few rows from their logits. The last program to
 arrive counts and lists those that continue.
 
 What the host needs, how many rows continue and the exit they ask next, is one number. The kernel
@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ttamer.errors import ArgumentError
-from ttamer.torch.cuda.capturing import block_for
+from ttamer.torch.cuda.branching import block_for
 from ttamer.torch.deciding import BeliefTables, Tables, check_classes, check_tables
 
 # The number of rows per program, and the number of rows that one program can list.
@@ -50,7 +50,7 @@ Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 class KernelCarry:
     """The state of a batch, as :class:`ttamer.torch.deciding.Carry`, on the device."""
 
-    place: Tensor
+    stage: Tensor
     best: Tensor
     odds: Tensor
     offset: Tensor
@@ -114,7 +114,7 @@ class KernelDecider:
                  for _, kind, shape in layout]  # fmt: skip
         packed = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
         return KernelCarry(
-            place=torch.empty(rows, dtype=torch.int64, device=device),
+            stage=torch.empty(rows, dtype=torch.int64, device=device),
             best=torch.empty(rows, dtype=torch.int64, device=device),
             odds=torch.zeros((rows, exits), dtype=torch.float64, device=device),
             offset=torch.zeros((rows, exits), dtype=torch.float64, device=device),
@@ -151,7 +151,7 @@ class KernelDecider:
         self._host_word[0] = PENDING
         _decide[(-(-size // BLOCK), 1, 1)](
             logits, logits.stride(0), logits.stride(1), rows, size, exit_, int(first),
-            self.tables.first, carry.place, carry.owner, carry.best, carry.confidence,
+            self.tables.first, carry.stage, carry.owner, carry.best, carry.confidence,
             carry.prediction, carry.odds, carry.offset, carry.asked, carry.logits, carry.answer,
             len(carry.owner), *self._fixed,
             # A result that is not awaited must not arrive while the next one is.
@@ -175,7 +175,7 @@ class KernelDecider:
             edges, width = t["edges"], t["context"].shape[1]
             names = ("levels", "offsets", "context", "peers", "pair_of", "pairs", "edges")
             sizes = (bounds.shape[1], t["levels"].shape[1], onward.shape[1], edges.shape[1])
-            return (exits, bounds, t["own"], onward, *(t[name] for name in names), *sizes), (
+            return (exits, bounds, t["weights"], onward, *(t[name] for name in names), *sizes), (
                 *blocks, block_for(edges.shape[1], MIN_EDGES), width, block_for(width), True,
                 len(tables.pairs) > 1,
             )  # fmt: skip
@@ -228,17 +228,17 @@ class KernelDecider:
 
 @triton.jit
 def _counted(
-    place, valid, row, at, exit_of, word, positions, following, EXITS: tl.constexpr,
+    stage, valid, row, at, exit_of, word, positions, following, EXITS: tl.constexpr,
     STEP: tl.constexpr,
 ):  # fmt: skip
     """Write how many rows continue and the exit they ask next; list them, then the others as -1."""
-    alive = valid & (place >= 0)
-    due = tl.load(exit_of + place, mask=alive, other=EXITS)
+    alive = valid & (stage >= 0)
+    due = tl.load(exit_of + stage, mask=alive, other=EXITS)
     going = alive.to(tl.int32)
     total = tl.sum(going, axis=0)
     tl.store(word, tl.min(due, axis=0).to(tl.int64) * STEP + total)
     rank = tl.cumsum(going, axis=0) - 1
-    stopped = tl.cumsum((valid & (place < 0)).to(tl.int32), axis=0) - 1
+    stopped = tl.cumsum((valid & (stage < 0)).to(tl.int32), axis=0) - 1
     target = tl.where(alive, rank, total + stopped)
     tl.store(positions + target, tl.where(alive, at, 0).to(tl.int64), mask=valid)
     tl.store(following + target, tl.where(alive, row, -1), mask=valid)
@@ -250,9 +250,9 @@ def _counted(
 ])  # fmt: skip
 def _decide(
     logits, row_stride, class_stride, rows, size, exit_, is_first, first,
-    place_, owner_, best_, confidence_, prediction_, odds_, offset_, asked_, logits_, answer_,
-    capacity, exit_of, bounds, own_, onward, levels, offsets, context, peers, pair_of, pairs, edges,
-    BOUNDS, BINS, STATES, EDGES, word, positions, following, arrived,
+    stage_, owner_, best_, confidence_, prediction_, odds_, offset_, asked_, logits_, answer_,
+    capacity, exit_of, bounds, weights_, onward, levels, offsets, context, peers, pair_of, pairs,
+    edges, BOUNDS, BINS, STATES, EDGES, word, positions, following, arrived,
     CLASSES: tl.constexpr, CLASS_BLOCK: tl.constexpr, EXITS: tl.constexpr,
     BOUND_BLOCK: tl.constexpr, EDGE_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     WIDTH_BLOCK: tl.constexpr, BELIEF: tl.constexpr, PAIRS: tl.constexpr,
@@ -262,12 +262,12 @@ def _decide(
     valid = at < size
     row = tl.load(rows + at, mask=valid, other=-1)
     real = row >= 0
-    place = tl.load(place_ + row, mask=real, other=-1)
+    stage = tl.load(stage_ + row, mask=real, other=-1)
     # The first time, ignore what the batch before has left.
     fresh = tl.full((BLOCK,), is_first, tl.int32) != 0
-    place = tl.where(real & fresh, first, place).to(tl.int64)
-    due = real & (place >= 0)
-    due = due & (tl.load(exit_of + place, mask=due, other=-1) == exit_)
+    stage = tl.where(real & fresh, first, stage).to(tl.int64)
+    due = real & (stage >= 0)
+    due = due & (tl.load(exit_of + stage, mask=due, other=-1) == exit_)
 
     # The confidence of the exit: the softmax probability of its class.
     column = tl.arange(0, CLASS_BLOCK)
@@ -301,7 +301,7 @@ def _decide(
         offset = tl.load(offsets + exit_ * CLASSES + prediction, mask=prediction >= 0, other=0.0)
         tl.store(odds_ + row * EXITS + exit_, odds, mask=due)
         tl.store(offset_ + row * EXITS + exit_, offset, mask=due)
-        step = tl.where(due, place, 0)
+        step = tl.where(due, stage, 0)
         line = tl.arange(0, WIDTH_BLOCK)  # of the answers that count
         totals = tl.full((BLOCK, WIDTH_BLOCK), float("inf"), tl.float64)
         codes = tl.full((BLOCK, WIDTH_BLOCK), -1, tl.int32)
@@ -315,7 +315,7 @@ def _decide(
             own_offset = tl.where(mine, offset, own_offset)
             own_prediction = tl.load(prediction_ + row * EXITS + answer, mask=in_memory, other=-1)
             own_prediction = tl.where(mine, prediction, own_prediction)
-            weights = own_ + (step * WIDTH + a) * 3
+            weights = weights_ + (step * WIDTH + a) * 3
             total = tl.load(weights) + tl.load(weights + 1) * own_odds
             total += tl.load(weights + 2) * own_offset
             for j in tl.static_range(WIDTH):
@@ -338,9 +338,9 @@ def _decide(
                     total += tl.where(same, agreed, differed)
                     if PAIRS:
                         table = tl.load(pair_of + (step * WIDTH + a) * WIDTH + j).to(tl.int64)
-                        both = due & (own_prediction >= 0) & (peer_prediction >= 0)
+                        answered = due & (own_prediction >= 0) & (peer_prediction >= 0)
                         entry = (table * CLASSES + own_prediction) * CLASSES + peer_prediction
-                        added = tl.load(pairs + entry, mask=both, other=0.0)
+                        added = tl.load(pairs + entry, mask=answered, other=0.0)
                         total += tl.load(pair + 4) * added
             totals = tl.where((line == a)[None, :], total[:, None], totals)
             codes = tl.where((line == a)[None, :], own_prediction[:, None], codes)
@@ -368,9 +368,9 @@ def _decide(
             other=float("inf"),
         )
         state = tl.sum((cuts <= lowest[:, None]).to(tl.int32), axis=1)
-        following_place = tl.load(onward + step * STATES + state).to(tl.int64)
+        following_stage = tl.load(onward + step * STATES + state).to(tl.int64)
     else:
-        loss = tl.load(own_ + exit_ * BINS + bins).to(tl.int64)
+        loss = tl.load(weights_ + exit_ * BINS + bins).to(tl.int64)
         earlier = real & ~fresh
         before = tl.load(best_ + row, mask=earlier, other=2147483647)
         owner = tl.load(owner_ + row, mask=earlier, other=-1)
@@ -378,10 +378,10 @@ def _decide(
         best = tl.minimum(loss, before)
         tl.store(best_ + row, best, mask=due)
         column_ = tl.where(due, best, 0)
-        following_place = tl.load(onward + (exit_ * BINS + bins) * STATES + column_).to(tl.int64)
-    tl.store(place_ + row, following_place, mask=due)
+        following_stage = tl.load(onward + (exit_ * BINS + bins) * STATES + column_).to(tl.int64)
+    tl.store(stage_ + row, following_stage, mask=due)
     tl.store(owner_ + row, owner, mask=due)
-    done = due & (following_place < 0)
+    done = due & (following_stage < 0)
     recalled = logits_ + (owner[:, None] * capacity + row[:, None]) * CLASSES + column[None, :]
     recalls = done & (owner != exit_)
     answer = tl.load(recalled, mask=inside & recalls[:, None], other=0.0)
@@ -390,18 +390,18 @@ def _decide(
         answer_ + row[:, None] * CLASSES + column[None, :], answer, mask=inside & done[:, None]
     )
     if LIST_BLOCK == 0:
-        place = tl.where(due, following_place, place)
-        _counted(place, valid, row, at, exit_of, word, positions, following, EXITS, STEP)
+        stage = tl.where(due, following_stage, stage)
+        _counted(stage, valid, row, at, exit_of, word, positions, following, EXITS, STEP)
     else:
-        tl.debug_barrier()  # all threads of this program have stored their places
+        tl.debug_barrier()  # all threads of this program have stored their stages
         before = tl.atomic_add(arrived, 1, sem="acq_rel")
         if before == tl.num_programs(0) - 1:
             tl.store(arrived, 0)
             at_ = tl.arange(0, LIST_BLOCK)
             rows_ = tl.load(rows + at_, mask=at_ < size, other=-1)
             # Read where all multiprocessors see the same: in the second cache.
-            places = tl.load(place_ + rows_, mask=rows_ >= 0, other=-1, cache_modifier=".cg")
+            stages = tl.load(stage_ + rows_, mask=rows_ >= 0, other=-1, cache_modifier=".cg")
             _counted(
-                places, at_ < size, rows_, at_, exit_of, word, positions, following, EXITS,
+                stages, at_ < size, rows_, at_, exit_of, word, positions, following, EXITS,
                 STEP,
             )  # fmt: skip

@@ -21,8 +21,14 @@ from torch import Tensor
 
 from ttamer.errors import ArgumentError
 from ttamer.fitting.ladder import FittedPolicy
-from ttamer.torch.cuda.branching import NONE, Branch, BranchingGraph
-from ttamer.torch.cuda.capturing import capture, captured, release_memory
+from ttamer.torch.cuda.branching import (
+    NONE,
+    Branch,
+    BranchingGraph,
+    capture,
+    captured,
+    release_memory,
+)
 from ttamer.torch.deciding import Tables
 from ttamer.torch.devices import (
     Inputs,

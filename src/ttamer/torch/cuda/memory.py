@@ -204,17 +204,17 @@ def _launch(
 
 def _words(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return two tensors as rows of words; ``None`` where their rows lie in another order."""
-    here, there = in_memory_order(source), in_memory_order(target)
-    alike = (here is source) == (there is target) and here.shape[1:] == there.shape[1:]
-    if not alike or here.dtype != there.dtype:
+    read, written = in_memory_order(source), in_memory_order(target)
+    alike = (read is source) == (written is target) and read.shape[1:] == written.shape[1:]
+    if not alike or read.dtype != written.dtype:
         return None
-    if not (here[0].is_contiguous() and there.is_contiguous()):
+    if not (read[0].is_contiguous() and written.is_contiguous()):
         return None
-    width = here[0].numel()
-    lines = here.as_strided((len(here), width), (here.stride(0), 1))
+    width = read[0].numel()
+    lines = read.as_strided((len(read), width), (read.stride(0), 1))
     for kind in WORDS:
         with contextlib.suppress(RuntimeError):
-            return lines.view(kind), there.view(len(there), width).view(kind)
+            return lines.view(kind), written.view(len(written), width).view(kind)
     return None
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from ttamer.torch.cuda.capturing import block_for, counters
+from ttamer.torch.cuda.branching import block_for, counters
 from ttamer.torch.early_exit import Pool
 
 # The most classes of :func:`classify`, which computes one after another.
