@@ -11,9 +11,6 @@ from pathlib import Path
 
 from ttamer.errors import TraceError
 
-# The suffix of a file that is being written; one found after a crash may be deleted.
-PART_SUFFIX = ".part"
-
 
 @contextmanager
 def atomic_write(
@@ -42,7 +39,8 @@ def atomic_write(
     [('a.txt', 'whole')]
     """
     target = Path(path).absolute() if private else Path(os.path.realpath(path))
-    part = target.with_name(f".{target.name[:64]}.{secrets.token_hex(8)}{PART_SUFFIX}")
+    # One found after a crash may be deleted.
+    part = target.with_name(f".{target.name[:64]}.{secrets.token_hex(8)}.part")
     try:
         if private:
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

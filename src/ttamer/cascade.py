@@ -143,16 +143,8 @@ class CascadeSpec:
         put(self, "serve", dict(self.serve))
         put(self, "mistakes", _checked_mistakes(self.mistakes))
         if self.max_loss is not None:
-            if self.mistakes:
-                raise CascadeError(
-                    "[cascade]: has mistakes and max_loss; the table of mistakes has its own "
-                    "largest loss: remove max_loss"
-                )
-            put(self, "max_loss", _price(self.max_loss, "[cascade]: max_loss"))
-            if not self.max_loss:
-                raise CascadeError("[cascade]: max_loss is 0; it must be above 0")
-        weight = _price(self.latency_weight, "[cascade]: latency_weight")
-        put(self, "latency_weight", weight)
+            put(self, "max_loss", _checked_max_loss(self.max_loss, self.mistakes))
+        put(self, "latency_weight", _price(self.latency_weight, "[cascade]: latency_weight"))
         put(self, "nodes", _checked_nodes(self.nodes, self.kind))
 
     @classmethod
@@ -308,11 +300,8 @@ class CascadeSpec:
         prices = self.costs if costs is None else costs
         order: list[int] = []
         while len(order) < len(self):
-            ready = [
-                v for v in range(len(self))
-                if v not in order and all(u == v or u in order for u in np.flatnonzero(
-                    self.required[v]))
-            ]  # fmt: skip
+            waiting = [v for v in range(len(self)) if v not in order]
+            ready = [v for v in waiting if set(np.flatnonzero(self.required[v])) <= {v, *order}]
             order.append(min(ready, key=lambda v: (prices[v], v)))
         return tuple(order)
 
@@ -403,14 +392,7 @@ class CascadeSpec:
         require_kind(text, str, "CascadeSpec.from_toml takes the text of a cascade.toml", remedy)
         if text.endswith(".toml") and "\n" not in text:
             raise CascadeError(f"{text!r} is the name of a file, not its text: {remedy}")
-        try:
-            data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            advice = "; write [[node]], with two brackets" if "('node',)" in str(error) else ""
-            raise CascadeError(f"is not TOML: {error}{advice}") from None
-        except (RecursionError, ValueError) as error:  # too deep; a date or number out of range
-            raise CascadeError(f"is not TOML that can be read: {error}") from None
-        return from_tables(data)
+        return from_tables(_parsed(text))
 
     def to_toml(self) -> str:
         """Return text that reads back to an equal cascade.
@@ -454,20 +436,26 @@ class CascadeSpec:
         return f"CascadeSpec({', '.join([*nodes, *more])}; {self.kind}, target {self.target})"
 
     def _repr_html_(self) -> str:
-        head, rows = ["node", "cost"], [[n.name, number(n.cost)] for n in self.nodes]
-        columns = {
-            "after": [", ".join(n.parents) or "-" for n in self.nodes] if any(self.parents) else [],
-            "reach": [] if self.kind == "models" or self.asks_each else map(number, self.reach),
-        }
-        for name, cells in columns.items():
-            if texts := list(cells):
-                head.append(name)
-                rows = [[*row, text] for row, text in zip(rows, texts, strict=True)]
+        columns = {"node": self.names, "cost": map(number, self.costs)}
+        if any(self.parents):
+            columns["after"] = (", ".join(node.parents) or "-" for node in self.nodes)
+        if self.kind == "exits" and not self.asks_each:
+            columns["reach"] = map(number, self.reach)
         notes = [f"{self.kind}, target {self.target}"]
-        if self.unit:
-            notes.append(f"costs in {self.unit}")
+        notes += [f"costs in {self.unit}"] if self.unit else []
         title = f"{self.name or 'Cascade'}: {counted(len(self), 'node')}"
-        return card(title, notes=notes, head=head, rows=rows)
+        rows = list(zip(*columns.values(), strict=True))
+        return card(title, notes=notes, head=list(columns), rows=rows)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        advice = "; write [[node]], with two brackets" if "('node',)" in str(error) else ""
+        raise CascadeError(f"is not TOML: {error}{advice}") from None
+    except (RecursionError, ValueError) as error:  # too deep; a date or number out of range
+        raise CascadeError(f"is not TOML that can be read: {error}") from None
 
 
 def from_tables(data: object) -> CascadeSpec:
@@ -480,18 +468,18 @@ def from_tables(data: object) -> CascadeSpec:
     tables, head = _checked_tables(data)
     nodes = []
     for count, table in enumerate(tables.get("node", []), start=1):
-        place = f"[[node]] {count}"
+        where = f"[[node]] {count}"
         if not isinstance(table, dict):
-            raise CascadeError(f"{place} must be a table with name and cost")
+            raise CascadeError(f"{where} must be a table with name and cost")
         options = dict(table)
         if "cost_per_token" in options:  # the tokens of a call are its cost
             options = {"cost": 0.0, **options}
         named = f" ({options['name']!r})" if "name" in options else ""
         if "passing" in options:
-            raise CascadeError(f"{place}{named}: passing is named reach now: rename it")
+            raise CascadeError(f"{where}{named}: passing is named reach now: rename it")
         for key in ("name", "cost"):
             if key not in options:
-                raise CascadeError(f"{place}{named} lacks {key}; a node has a name and a cost")
+                raise CascadeError(f"{where}{named} lacks {key}; a node has a name and a cost")
         fields = {key: options.pop(key) for key in _node_keys() if key in options}
         nodes.append(CascadeNode(**fields, options=options))
     return CascadeSpec(tuple(nodes), serve=tables.get("serve", {}), **head)
@@ -633,15 +621,26 @@ def _checked_mistakes(table: object) -> dict[str, dict[str, float]]:
             )
         checked[label] = {}
         for prediction, cost in row.items():
-            place = f"[cascade]: mistakes.{label}.{prediction}"
+            where = f"[cascade]: mistakes.{label}.{prediction}"
             if not isinstance(prediction, str):
-                raise CascadeError(f"{place}: {prediction!r} must be text, such as '{prediction}'")
+                raise CascadeError(f"{where}: {prediction!r} must be text, such as '{prediction}'")
             if prediction == label != ANY_CLASS:
-                raise CascadeError(f"{place}: a right answer costs 0; remove it")
+                raise CascadeError(f"{where}: a right answer costs 0; remove it")
             if not is_number(cost) or not math.isfinite(cost) or cost < 0:
-                raise CascadeError(f"{place}: {cost!r} must be a finite number, not negative")
+                raise CascadeError(f"{where}: {cost!r} must be a finite number, not negative")
             checked[label][prediction] = float(cost)
     return checked
+
+
+def _checked_max_loss(max_loss: object, mistakes: Mistakes) -> float:
+    if mistakes:
+        raise CascadeError(
+            "[cascade]: has mistakes and max_loss; the table of mistakes has its own largest "
+            "loss: remove max_loss"
+        )
+    if not (largest := _price(max_loss, "[cascade]: max_loss")):
+        raise CascadeError("[cascade]: max_loss is 0; it must be above 0")
+    return largest
 
 
 def _node_keys() -> tuple[str, ...]:
@@ -683,77 +682,76 @@ def _checked_tables(data: object) -> tuple[dict[str, Any], dict[str, Any]]:
 def _checked_nodes(nodes: Iterable[CascadeNode], kind: Kind) -> tuple[CascadeNode, ...]:
     """Return the nodes with their costs as floats, or raise what is wrong with one."""
     checked: list[CascadeNode] = []
-    places: dict[str, str] = {}
+    tables: dict[str, str] = {}
     for count, node in enumerate(nodes, start=1):
-        place = f"[[node]] {count}"
-        checked.append(_checked_node(node, place, kind))
-        if node.name in places:
+        where = f"[[node]] {count}"
+        checked.append(_checked_node(node, where, kind))
+        if node.name in tables:
             raise CascadeError(
-                f"{place}: the name {node.name!r} is taken by {places[node.name]}; give every node "
+                f"{where}: the name {node.name!r} is taken by {tables[node.name]}; give every node "
                 "a name of its own"
             )
-        places[node.name] = place
+        tables[node.name] = where
     if not checked:
         raise CascadeError("there are no nodes: add one [[node]] table for each model or exit")
     parents = {node.name: node.parents for node in checked}
-    for name, place in places.items():
-        for parent in parents[name]:
-            if parent not in parents:
-                raise CascadeError(
-                    f"{place} ({name!r}): after is {parent!r}, and there is no such node; "
-                    f"the nodes are {', '.join(parents)}"
-                )
-    for name, place in places.items():
+    for name, where in tables.items():
+        for parent in (p for p in parents[name] if p not in parents):
+            raise CascadeError(
+                f"{where} ({name!r}): after is {parent!r}, and there is no such node; "
+                f"the nodes are {', '.join(parents)}"
+            )
+    for name, where in tables.items():
         if cycle := _cycle(name, parents):
             raise CascadeError(
-                f"{place} ({name!r}): after is cyclic: {' after '.join(cycle)}; let one of them "
+                f"{where} ({name!r}): after is cyclic: {' after '.join(cycle)}; let one of them "
                 "start"
             )
     return tuple(checked)
 
 
-def _checked_node(node: CascadeNode, place: str, kind: Kind) -> CascadeNode:
+def _checked_node(node: CascadeNode, where: str, kind: Kind) -> CascadeNode:
     name = node.name
     if not isinstance(name, str):
-        raise CascadeError(f"{place}: name must be text, not {name!r}")
+        raise CascadeError(f"{where}: name must be text, not {name!r}")
     if not name or name != name.strip() or not name.isprintable():
         raise CascadeError(
-            f"{place}: the name {name!r} must hold at least one character, no control "
+            f"{where}: the name {name!r} must hold at least one character, no control "
             "characters, and no space at either end"
         )
-    place = f"{place} ({name!r})"
+    where = f"{where} ({name!r})"
     for key in node.options:
         if key in _node_keys():
-            raise CascadeError(f"{place}: {key!r} cannot stand among the options as well")
+            raise CascadeError(f"{where}: {key!r} cannot stand among the options as well")
     prices: dict[str, Any] = {
-        key: None if (value := getattr(node, key)) is None else _price(value, f"{place}: {key}")
+        key: None if (value := getattr(node, key)) is None else _price(value, f"{where}: {key}")
         for key in ("cost", "reach", "verify_cost", "cost_per_call")
     }
     if node.reach is not None and kind == "models":
         raise CascadeError(
-            f"{place}: has reach = {prices['reach']}, and only exits are passed without being "
+            f"{where}: has reach = {prices['reach']}, and only exits are passed without being "
             'asked: write kind = "exits" below [cascade], or remove reach'
         )
-    after = _checked_parents(node.after, place)
+    after = _checked_parents(node.after, where)
     for key, value in (("after", after), ("verify_cost", node.verify_cost)):
         if value is not None and kind == "exits":
             raise CascadeError(
-                f"{place}: has {key} = {_toml_value(value)}, which is for separate models, and "
+                f"{where}: has {key} = {_toml_value(value)}, which is for separate models, and "
                 f'kind is "exits": remove it, or write kind = "models"'
             )
     return dataclasses.replace(node, after=after, options=dict(node.options), **prices)
 
 
-def _checked_parents(after: object, place: str) -> str | tuple[str, ...] | None:
+def _checked_parents(after: object, where: str) -> str | tuple[str, ...] | None:
     """Return ``after`` with several names as a tuple, or raise what is wrong with it."""
     if after is None or isinstance(after, str):
         return after
     if not isinstance(after, list | tuple) or not all(isinstance(name, str) for name in after):
-        raise CascadeError(f"{place}: after must name a node, or be a list of names, not {after!r}")
+        raise CascadeError(f"{where}: after must name a node, or be a list of names, not {after!r}")
     if not after:
-        raise CascadeError(f"{place}: after is an empty list; name a node, or remove after")
+        raise CascadeError(f"{where}: after is an empty list; name a node, or remove after")
     if len(set(after)) < len(after):
-        raise CascadeError(f"{place}: after names a node twice, {_toml_value(after)}; keep one")
+        raise CascadeError(f"{where}: after names a node twice, {_toml_value(after)}; keep one")
     return after[0] if len(after) == 1 else tuple(after)
 
 

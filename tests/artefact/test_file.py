@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from tests.fitting.test_ladder import TRACES, simulated
 
 import ttamer as tt
-from ttamer.artefact import file, fit as fit_record
+from ttamer.artefact import arrays as arrays_of_files, file
 from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError, ArtefactTooNew
 from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FittedLadder, Mixture
@@ -313,8 +313,7 @@ def test_what_cannot_be_saved_is_named(tmp_path):
 
 def test_the_page_of_the_format_lists_every_array():
     page = Path("docs/format.md").read_text("utf-8")
-    for declared in (fit_record.TABLES, fit_record.BELIEF, fit_record.PRIOR, fit_record.STATES,
-                     fit_record.POINTS, fit_record.HELD):  # fmt: skip
+    for declared in arrays_of_files.DECLARED.values():
         missing = [name for name in declared if f"{name}`" not in page]
         assert not missing
 

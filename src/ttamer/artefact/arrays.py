@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ArtefactDamaged
-from ttamer.fitting.belief import GRID
+from ttamer.fitting.belief import GRID, MAX_ODDS
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -34,6 +34,82 @@ class Declared(NamedTuple):
     optional: bool = False
 
 
+# What a file may hold, by prefix and name.
+DECLARED: Mapping[str, Mapping[str, Declared]] = {
+    "tables": {
+        "costs": Declared("nodes", 0),
+        "prices": Declared("prices", 0),
+        "steps": Declared("steps members", -1, of="nodes"),
+        "knots": Declared("steps knots", infinite=True),
+        "point": Declared("ways", 0, of="prices"),
+        "source": Declared("ways", 0, of="steps"),
+        "node": Declared("ways", 0, of="nodes"),
+        "base": Declared("ways pieces"),
+        "slope": Declared("ways pieces"),
+        "columns": Declared("ways 2"),
+        "wait": Declared("nodes", 0),
+    },
+    "belief": {
+        "bounds": Declared("nodes *", infinite=True),
+        "levels": Declared("nodes *", -MAX_ODDS, MAX_ODDS, grid=True),
+        "offsets": Declared("nodes *", grid=True),
+        "pairs": Declared("pairs 2", 0, of="nodes"),
+        "pair_keys": Declared("pairs *", 0, of="cells"),
+        "pair_values": Declared("pairs *", grid=True),
+        "weight_sets": Declared("regressions joint", -1, of="nodes"),
+        "weight_answers": Declared("regressions", 0, of="nodes"),
+        "weights": Declared("regressions *", grid=True),
+        "masked": Declared("nodes masked", grid=True),
+        "head": Declared("nodes 4", grid=True, optional=True),
+        "first": Declared("nodes 3", grid=True, optional=True),
+        "later": Declared("nodes 7", grid=True, optional=True),
+    },
+    "prior": {
+        "base": Declared("nodes", -MAX_ODDS, MAX_ODDS, grid=True),
+        "mean_cost": Declared("nodes", 0),
+        "weights": Declared("features outputs"),
+        "near": Declared("neighbours near", -1, 1),
+        "losses": Declared("neighbours nodes", 0, 1, small=True),
+        "centres": Declared("clusters near", -1, 1),
+        "means": Declared("clusters nodes"),
+        "shrink": Declared("clusters", 0, 1),
+    },
+    "states": {"costs": Declared("nodes", 0), "edges": Declared("nodes *")},
+    "points": {
+        "error": Declared("prices", 0, 1 + 1e-9),
+        "cost": Declared("prices", 0),
+        "standard_error": Declared("prices", 0, 1 + 1e-9),
+        "excess": Declared("prices", -1, 1 + 1e-9),
+        "excess_error": Declared("prices", 0, 1 + 1e-9),
+        "alone_error": Declared("nodes", 0, 1 + 1e-9),
+        "alone_cost": Declared("nodes", 0),
+        "latency": Declared("points 3", 0, optional=True),
+    },
+    "held": {
+        "policies": Declared("tested", 0, of="prices"),
+        "lost": Declared("tested rows", 0, 1, small=True),
+        "paid": Declared("tested rows", 0),
+        "alone_lost": Declared("rows nodes", 0, 1, small=True),
+        "alone_paid": Declared("rows nodes", 0),
+        "weight": Declared("weightings rows", 0, optional=True),
+        "group": Declared("rows", of="groups", optional=True),
+    },
+    "solved": {
+        # The checks of a problem say what its numbers may be; parts stand one after the other.
+        "losses": Declared("losses", infinite=True),
+        "costs": Declared("costs", infinite=True),
+        "probabilities": Declared("probabilities"),
+        "tradeoffs": Declared("policies", 0, 1),
+        "values": Declared("policies"),
+        # One row per state of a node, and of walks one for the start; of sigma, one per state of
+        # the parent.
+        "sigma": Declared("policies table_rows", 0, infinite=True),
+        "choices": Declared("policies table_rows levels", of="solved nodes"),
+        "phi": Declared("policies table_rows levels", 0, infinite=True),
+    },
+}
+
+
 def require(condition: object, message: str) -> None:
     """Refuse a file that lacks what must hold."""
     if not condition:
@@ -50,11 +126,9 @@ def cut(array: NDArray[Any], sizes: Sequence[int], axis: int = 0) -> tuple[NDArr
     return tuple(array[(*before, slice(*ends))] for ends in pairwise(accumulate(sizes, initial=0)))
 
 
-def put(
-    arrays: Arrays, prefix: str, declared: Mapping[str, Declared], values: Mapping[str, Any]
-) -> None:
+def put(arrays: Arrays, prefix: str, values: Mapping[str, Any]) -> None:
     """Add values to the arrays of a file, as they are declared; those that are ``None`` are not."""
-    for name, declaration in declared.items():
+    for name, declaration in DECLARED[prefix].items():
         value, key = values[name], f"{prefix}.{name}"
         if value is None:
             continue
@@ -77,9 +151,10 @@ class Stored:
         self.arrays = dict(arrays)
         self.sizes = dict(sizes)
 
-    def read(self, prefix: str, declared: Mapping[str, Declared]) -> dict[str, Any]:
+    def read(self, prefix: str, *names: str) -> dict[str, Any]:
         """Return arrays by name, checked; optional ones that the file lacks are ``None``."""
-        return {name: self.take(f"{prefix}.{name}", item) for name, item in declared.items()}
+        declared = DECLARED[prefix]
+        return {name: self.take(f"{prefix}.{name}", declared[name]) for name in names or declared}
 
     def take(self, name: str, declared: Declared) -> Any:
         """Return one array, or its parts."""

@@ -44,12 +44,8 @@ from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
 from ttamer.policy.base import Ladder, Policy
 
 FORMAT = 1
-KEY = "ttamer"  # of the metadata
 MAX_BYTES = 2**31
 MAX_HEADER = 32 * 2**20
-DTYPES = ("float64", "float32", "int64", "int32", "int16", "int8")
-MAX_SHOWN = 300  # characters of a message that may quote a stranger's text
-REMEDY = "copy the file again from where it came, or save the policy again"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -252,7 +248,7 @@ def _written(record: Record | dict[str, Any], arrays: Mapping[str, NDArray[Any]]
         checksum.update(f"\n{name} {array.dtype.str} {array.shape}\n".encode())
         checksum.update(np.ascontiguousarray(array).tobytes())
     content["sha256"] = checksum.hexdigest()
-    return safetensors_numpy.save(dict(arrays), metadata={KEY: _json(content).decode()})
+    return safetensors_numpy.save(dict(arrays), metadata={"ttamer": _json(content).decode()})
 
 
 def _json(content: dict[str, Any]) -> bytes:
@@ -272,7 +268,7 @@ def unpack(data: bytes) -> tuple[Record, Arrays]:
     if 8 + start > len(data):
         raise ArtefactDamaged(f"is cut short: the header alone has {start} bytes")
     try:
-        text = msgspec.json.decode(data[8 : 8 + start])["__metadata__"][KEY]
+        text = msgspec.json.decode(data[8 : 8 + start])["__metadata__"]["ttamer"]
         content = msgspec.json.decode(text)
         is_newer = content["format"] > FORMAT
     except (msgspec.DecodeError, ValueError, KeyError, TypeError, RecursionError):
@@ -296,7 +292,7 @@ def unpack(data: bytes) -> tuple[Record, Arrays]:
     if record.kind == "mixture" and record.fitted is None:
         raise ArtefactDamaged("a mixture is one of fitted policies")
     for name, array in arrays.items():
-        if array.dtype.name not in DTYPES:
+        if array.dtype.name not in ("float64", "float32", "int64", "int32", "int16", "int8"):
             raise ArtefactDamaged(f"array {name!r} cannot hold numbers of type {array.dtype.name}")
     try:
         # Of the content as it stands: a file from before a field was added has none.
@@ -334,7 +330,8 @@ def _about(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except ArtefactDamaged as error:
-        raise ArtefactDamaged(f"{path}: {_shown(error)}; {REMEDY}") from None
+        remedy = "copy the file again from where it came, or save the policy again"
+        raise ArtefactDamaged(f"{path}: {_shown(error)}; {remedy}") from None
     except ArtefactError as error:
         raise type(error)(f"{path}: {error}") from None
     except MemoryError:
@@ -344,5 +341,5 @@ def _about(path: str | os.PathLike[str]) -> Iterator[None]:
 def _shown(error: Exception) -> str:
     """Cut a message, and escape what does not print: a stranger's names may stand in it."""
     text = str(error)
-    text = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    text = text if len(text) <= 300 else f"{text[:300]}..."
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -19,7 +19,7 @@ from ttamer.artefact.arrays import Arrays, Declared, Stored, put, require
 from ttamer.artefact.problem import SolvedRecord, describe_solved, restore_solved
 from ttamer.cascade import CascadeSpec, from_tables, to_tables
 from ttamer.errors import ArtefactDamaged, CascadeError
-from ttamer.fitting.belief import HEAD, MAX_ODDS, PEER, Belief, Cells, Step
+from ttamer.fitting.belief import HEAD, PEER, Belief, Cells, Step
 from ttamer.fitting.fitted import FitRecord, Fitted, first_parents
 from ttamer.fitting.inputs import FeatureSpec, InputFeature, Prior
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
@@ -31,66 +31,6 @@ from ttamer.policy.base import Ladder
 from ttamer.trace.trace import Measure
 
 Savable = FittedPolicy | FittedLadder | Mixture
-
-TABLES = {
-    "costs": Declared("nodes", 0),
-    "prices": Declared("prices", 0),
-    "steps": Declared("steps members", -1, of="nodes"),
-    "knots": Declared("steps knots", infinite=True),
-    "point": Declared("ways", 0, of="prices"),
-    "source": Declared("ways", 0, of="steps"),
-    "node": Declared("ways", 0, of="nodes"),
-    "base": Declared("ways pieces"),
-    "slope": Declared("ways pieces"),
-    "columns": Declared("ways 2"),
-    "wait": Declared("nodes", 0),
-}
-BELIEF = {
-    "bounds": Declared("nodes *", infinite=True),
-    "levels": Declared("nodes *", -MAX_ODDS, MAX_ODDS, grid=True),
-    "offsets": Declared("nodes *", grid=True),
-    "pairs": Declared("pairs 2", 0, of="nodes"),
-    "pair_keys": Declared("pairs *", 0, of="cells"),
-    "pair_values": Declared("pairs *", grid=True),
-    "weight_sets": Declared("regressions joint", -1, of="nodes"),
-    "weight_answers": Declared("regressions", 0, of="nodes"),
-    "weights": Declared("regressions *", grid=True),
-    "masked": Declared("nodes masked", grid=True),
-    "head": Declared("nodes 4", grid=True, optional=True),
-    "first": Declared("nodes 3", grid=True, optional=True),
-    "later": Declared("nodes 7", grid=True, optional=True),
-}
-PRIOR = {
-    "base": Declared("nodes", -MAX_ODDS, MAX_ODDS, grid=True),
-    "mean_cost": Declared("nodes", 0),
-    "weights": Declared("features outputs"),
-    "near": Declared("neighbours near", -1, 1),
-    "losses": Declared("neighbours nodes", 0, 1, small=True),
-    "centres": Declared("clusters near", -1, 1),
-    "means": Declared("clusters nodes"),
-    "shrink": Declared("clusters", 0, 1),
-}
-STATES = {"costs": Declared("nodes", 0), "edges": Declared("nodes *")}
-POINTS = {
-    "error": Declared("prices", 0, 1 + 1e-9),
-    "cost": Declared("prices", 0),
-    "standard_error": Declared("prices", 0, 1 + 1e-9),
-    "excess": Declared("prices", -1, 1 + 1e-9),
-    "excess_error": Declared("prices", 0, 1 + 1e-9),
-    "alone_error": Declared("nodes", 0, 1 + 1e-9),
-    "alone_cost": Declared("nodes", 0),
-    "latency": Declared("points 3", 0, optional=True),
-}
-HELD = {
-    "policies": Declared("tested", 0, of="prices"),
-    "lost": Declared("tested rows", 0, 1, small=True),
-    "paid": Declared("tested rows", 0),
-    "alone_lost": Declared("rows nodes", 0, 1, small=True),
-    "alone_paid": Declared("rows nodes", 0),
-    "weight": Declared("weightings rows", 0, optional=True),
-    "group": Declared("rows", of="groups", optional=True),
-}
-
 
 # Numbers of a record; JSON has no NaN and nothing infinite.
 Count = Annotated[int, Meta(ge=1)]
@@ -173,10 +113,10 @@ def describe_fitted(policy: Savable) -> tuple[FittedRecord, Arrays]:
     else:
         facts["states"] = _describe_states(fitted.tables, arrays)
     if isinstance(policy, FittedLadder):
-        put(arrays, "points", POINTS, vars(policy.points))
+        put(arrays, "points", vars(policy.points))
         facts |= {"rows": policy.points.rows, "promises": list(policy.promises)}
         if (held := policy.held) is not None:
-            put(arrays, "held", HELD, vars(held))
+            put(arrays, "held", vars(held))
             facts["held"] = HeldRecord(trace_digest=held.trace_digest, cap=held.cap)
     elif isinstance(policy, Mixture):
         facts["chosen"] = [_describe_chosen(policy.cheap), _describe_chosen(policy.expensive)]
@@ -212,7 +152,7 @@ def _describe_chosen(policy: FittedPolicy) -> ChosenRecord:
 
 def _describe_steps(tables: StepTables, arrays: Arrays) -> StepRecord:
     belief, prior = tables.belief, tables.prior
-    put(arrays, "tables", TABLES, vars(tables) | {"steps": _padded(tables.steps)})
+    put(arrays, "tables", vars(tables) | {"steps": _padded(tables.steps)})
     pairs, keys = sorted(belief.pairs), sorted(belief.weights)
     of_pairs = {
         "pairs": np.array(pairs).reshape(-1, 2),
@@ -224,10 +164,10 @@ def _describe_steps(tables: StepTables, arrays: Arrays) -> StepRecord:
         "weight_answers": [answer for _, answer in keys],
         "weights": [belief.weights[key] for key in keys],
     }
-    put(arrays, "belief", BELIEF, vars(belief) | of_pairs | of_weights)
+    put(arrays, "belief", vars(belief) | of_pairs | of_weights)
     facts: dict[str, Any] = {}
     if prior is not None:
-        put(arrays, "prior", PRIOR, vars(prior))
+        put(arrays, "prior", vars(prior))
         facts["features"] = [] if prior.spec is None else list(prior.spec.features)
         facts |= {"neighbours": int(prior.count), "coarse": int(prior.coarse)}
     return StepRecord(
@@ -250,7 +190,7 @@ def _padded(steps: Iterable[Step]) -> NDArray[np.int32]:
 def _describe_states(tables: StateTables, arrays: Arrays) -> StateRecord:
     solved, of_problem = describe_solved(tables.ladder.policies)
     arrays |= of_problem
-    put(arrays, "states", STATES, vars(tables))
+    put(arrays, "states", vars(tables))
     return StateRecord(columns=list(map(int, tables.columns)), solved=solved)
 
 
@@ -326,7 +266,7 @@ def _steps(record: StepRecord, spec: CascadeSpec, stored: Stored) -> StepTables:
     belief, prior = _belief(record, stored, nodes), _prior(record, stored, nodes)
     reads = (prior is None) == (belief.head is None)
     require(reads, "a belief that reads inputs has a prior, and only such a belief")
-    values = stored.read("tables", TABLES)
+    values = stored.read("tables")
     steps, knots = _sets(values.pop("steps"), "tables.steps"), values["knots"]
     distinct = steps and not steps[0] and len(set(steps)) == len(steps)
     require(distinct, "the sets of a policy are distinct, and the first is empty")
@@ -359,8 +299,10 @@ def _belief(record: StepRecord, stored: Stored, nodes: int) -> Belief:
     classes = tuple(record.classes)
     require(len(set(classes)) == len(classes), "the classes of a belief are distinct")
     stored.sizes |= {"cells": (len(classes) + 1) ** 2, "masked": HEAD + PEER * nodes}
-    values = stored.read("belief", BELIEF)
-    for bounds, levels, offsets in zip(*(values[k] for k in list(BELIEF)[:3]), strict=True):
+    values = stored.read("belief")
+    for bounds, levels, offsets in zip(
+        *(values[k] for k in ("bounds", "levels", "offsets")), strict=True
+    ):
         fits = len(levels) == len(bounds) + 1 and (np.diff(bounds) > 0).all()
         require(fits, "the bounds of a node's confidence must rise, one level for each")
         fits = len(offsets) in (0, len(classes) + 1)
@@ -411,7 +353,7 @@ def _prior(record: StepRecord, stored: Stored, nodes: int) -> Prior | None:
     require(vectors_first, "inputs that are vectors come first")
     width = sum(feature.width for feature in features)
     stored.sizes |= {"features": width + 1, "outputs": 2 * nodes, "near": spec.near}
-    values = stored.read("prior", PRIOR)
+    values = stored.read("prior")
     counts = 1 <= record.neighbours <= len(values["near"])
     counts = counts and 1 <= record.coarse < len(values["centres"])
     require(counts, "a prior has neighbours, and coarse and fine clusters")
@@ -427,7 +369,7 @@ def _states(record: StateRecord | None, spec: CascadeSpec, stored: Stored) -> St
     require(complete, "the columns of the fit must hold every node once")
     alike = [spec.names[column] for column in columns] == list(problem.names)
     require(alike, "the fit and the problem differ in their nodes")
-    values = stored.read("states", STATES)
+    values = stored.read("states")
     for number, column in enumerate(columns):
         edges = values["edges"][column]
         fits = len(edges) + 1 == len(problem.nodes[number].losses) and (np.diff(edges) > 0).all()
@@ -439,10 +381,10 @@ def _ladder(record: FittedRecord, fitted: Fitted, stored: Stored) -> FittedLadde
     promises = tuple(record.promises)
     stored.sizes["points"] = len(fitted.tradeoffs) + len(fitted.spec)
     require(record.rows >= 1, "estimates rest on at least one row")
-    points = OperatingPoints(**stored.read("points", POINTS), rows=record.rows)
+    points = OperatingPoints(**stored.read("points"), rows=record.rows)
     if record.held is None:
         return FittedLadder(fitted, points, None, promises)
-    values = stored.read("held", HELD)
+    values = stored.read("held")
     policies = tuple(values.pop("policies").tolist())
     distinct = policies and len(set(policies)) == len(policies)
     require(distinct, "promises are tested on policies that differ")

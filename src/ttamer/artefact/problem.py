@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from ttamer.artefact.arrays import Arrays, Declared, Stored, cut, require
+from ttamer.artefact.arrays import Arrays, Stored, cut, require
 from ttamer.errors import ArgumentError, ArtefactDamaged, ProblemError
 from ttamer.policy.base import Policy
 from ttamer.policy.index import IndexPolicy
@@ -24,23 +24,6 @@ from ttamer.policy.joint import JointPolicy
 from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.graph import START, STOP, Edge, Node
 from ttamer.problem.problem import Problem
-
-# Of the problem, whose own checks say what these numbers may be; parts one after the other.
-PROBLEM = {
-    "losses": Declared("losses", infinite=True),
-    "costs": Declared("costs", infinite=True),
-    "probabilities": Declared("probabilities"),
-}
-NUMBERS = {"tradeoffs": Declared("policies", 0, 1), "values": Declared("policies")}
-# Of a policy, by kind of moves: one row per state of a node, and of walks one for the start; of
-# sigma, one per state of the parent.
-TABLES = {
-    "precedence": {"sigma": Declared("policies table_rows", 0, infinite=True)},
-    "walk": {
-        "choices": Declared("policies table_rows levels", STOP, of="solved nodes"),
-        "phi": Declared("policies table_rows levels", 0, infinite=True),
-    },
-}
 
 
 class SolvedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,15 +52,15 @@ def describe_solved(policies: Sequence[Policy]) -> tuple[SolvedRecord, Arrays]:
             raise ArgumentError(f"a policy of type {type(policy).__name__} cannot be saved{advice}")
         if policy.problem is first.problem and policy.recall == first.recall:
             continue
-        other, others = _describe_problem(policy)
-        if other != record or not all(np.array_equal(others[k], arrays[k]) for k in arrays):
+        again, copies = _describe_problem(policy)
+        if again != record or not all(np.array_equal(copies[k], arrays[k]) for k in arrays):
             raise ArgumentError(
                 "the policies of a ladder must solve the same problem, all with recall or all "
                 "without, to be saved as one file"
             )
     arrays["tradeoffs"] = np.array([policy.tradeoff for policy in policies])
     arrays["values"] = np.array([policy.value for policy in policies])
-    for name in TABLES[first.problem.moves]:
+    for name in _tables_of(first.problem.moves):
         arrays[name] = np.stack([np.concatenate(getattr(policy, name)) for policy in policies])
     if "choices" in arrays:  # numbers of nodes, or STOP
         kinds = (np.int8, np.int16, np.int32)
@@ -108,13 +91,17 @@ def _kind(problem: Problem) -> type[IndexPolicy | WalkPolicy]:
     return IndexPolicy if problem.moves == "precedence" else WalkPolicy
 
 
+def _tables_of(moves: str) -> tuple[str, ...]:
+    return ("sigma",) if moves == "precedence" else ("choices", "phi")
+
+
 def restore_solved(record: SolvedRecord, stored: Stored) -> tuple[Policy, ...]:
     """Check all that a file says of solved policies, and return them."""
     always = record.moves == "walk" or record.recall
     require(always, "a policy under precedence always has recall, and recall is false")
     with np.errstate(all="ignore"):  # a forged array holds anything; what comes of it is checked
         problem = _problem(record, stored)
-        numbers = stored.read("solved", NUMBERS)
+        numbers = stored.read("solved", "tradeoffs", "values")
         tradeoffs, values = numbers["tradeoffs"], numbers["values"]
         require(tradeoffs.size, "it holds no policy")
         require((np.diff(tradeoffs) > 0).all(), "the tradeoffs of a ladder must increase")
@@ -131,7 +118,7 @@ def restore_solved(record: SolvedRecord, stored: Stored) -> tuple[Policy, ...]:
             "levels": len(problem.grid) if record.recall else 1,
             "solved nodes": len(problem.nodes),
         }
-        tables = stored.read("solved", TABLES[record.moves])
+        tables = stored.read("solved", *_tables_of(record.moves))
     if "choices" in tables:
         _check_choices(problem, tables["choices"], rows)
         tables["choices"] = tables["choices"].astype(np.int32)
@@ -161,7 +148,7 @@ def _problem(record: SolvedRecord, stored: Stored) -> Problem:
     cost_shapes = [shape[:count] for shape, count in zip(shapes, axes, strict=True)]
     sizes, cost_sizes = list(map(prod, shapes)), list(map(prod, cost_shapes))
     stored.sizes |= {"losses": sum(states), "costs": sum(cost_sizes), "probabilities": sum(sizes)}
-    arrays = stored.read("solved", PROBLEM)
+    arrays = stored.read("solved", "losses", "costs", "probabilities")
     costs, chances = cut(arrays["costs"], cost_sizes), cut(arrays["probabilities"], sizes)
     try:
         edges = [

@@ -38,28 +38,28 @@ class ClassMatch:
             self.predicted |= set(np.unique(trace.prediction[rows]).tolist()) - {-1}
             self.labels |= set(np.unique(trace.label[rows]).tolist()) - {-1}
 
-    def check(self, classes: Sequence[str], place: str) -> None:
+    def check(self, classes: Sequence[str], where: str) -> None:
         """Refuse a trace in which no label is ever predicted by any node."""
         if self.predicted & self.labels or not self.predicted or not self.labels:
             return
         predicted = shown([classes[code] for code in sorted(self.predicted)], 4)
         labels = shown([classes[code] for code in sorted(self.labels)], 4)
         raise TraceError(
-            f"{place}: no label is ever predicted by any node: labels are {labels}, "
+            f"{where}: no label is ever predicted by any node: labels are {labels}, "
             f"predictions are {predicted}; write both the same way, or give <node>.correct columns"
         )
 
 
-def check_classes(trace: Columns, place: str) -> None:
+def check_classes(trace: Columns, where: str) -> None:
     """Refuse a trace whose labels are never predicted; warn of classes written in two ways."""
     if trace.correct is None and trace.raw_loss is None:
         match = ClassMatch()
         match.add(trace)
-        match.check(trace.classes, place)
-    warn_of_variants(trace.classes, place)
+        match.check(trace.classes, where)
+    warn_of_variants(trace.classes, where)
 
 
-def warn_of_variants(classes: Sequence[str], place: str) -> None:
+def warn_of_variants(classes: Sequence[str], where: str) -> None:
     """Warn of a class written in two ways: ``"cat "`` and ``"Cat"``, ``3.0`` and ``3``.
 
     Classes are compared as text, so that these count as two. A column of whole numbers with a
@@ -75,18 +75,18 @@ def warn_of_variants(classes: Sequence[str], place: str) -> None:
     plain = [re.sub(r"^([+-]?\d+)\.0+$", r"\1", text.strip()).casefold() for text in classes]
     first: dict[str, str] = {}
     for key, text in zip(plain, classes, strict=True):
-        other = first.setdefault(key, text)
-        if other == text:
+        alike = first.setdefault(key, text)
+        if alike == text:
             continue
-        if other.strip() == text.strip():
+        if alike.strip() == text.strip():
             how = "differ only in white space"
-        elif other.strip().casefold() == text.strip().casefold():
+        elif alike.strip().casefold() == text.strip().casefold():
             how = "differ only in capitals"
         else:
             how = "are the same number"
-        longer, shorter = sorted((text, other), key=len, reverse=True)
+        longer, shorter = sorted((text, alike), key=len, reverse=True)
         warnings.warn(
-            f"{place}: the classes {longer!r} and {shorter!r} {how}, and count as two classes; "
+            f"{where}: the classes {longer!r} and {shorter!r} {how}, and count as two classes; "
             "write them alike",
             TraceWarning,
             stacklevel=3,
@@ -117,17 +117,17 @@ def require_rows(trace: Sized, least: int, what_for: str) -> None:
         )
 
 
-def check_for_fit(trace: Trace, least: int = 100) -> None:
+def check_for_fit(trace: Trace, enough: int = 100) -> None:
     """Check a trace before a fit: its classes, answers and units, and whether rows are enough.
 
-    With fewer than ``least`` rows, 100 being the smallest log of the experiments whose measured
+    With fewer than ``enough`` rows, 100 being the smallest log of the experiments whose measured
     errors held on new rows, a fit warns.
     """
     require_trace(trace, "a fit")
     check_classes(trace, "the trace")
-    if len(trace) < least:
+    if len(trace) < enough:
         _warn(
-            f"the trace has {counted(len(trace), 'row')}; below {least} the error and cost of a "
+            f"the trace has {counted(len(trace), 'row')}; below {enough} the error and cost of a "
             "policy on new rows are hardly known: collect more"
         )
     if any(note.endswith("at cost 1") for note in trace.notes):  # as infer_spec writes
@@ -154,9 +154,9 @@ def _cost_warnings(trace: Trace) -> tuple[str, ...]:
         return ()
     means = []
     for node, costs in zip(trace.spec.nodes, trace.cost.T, strict=True):
-        known = costs[~np.isnan(costs)]
-        if node.cost and len(known) and "cost_per_token" not in node.options:
-            mean = float(known.mean())
+        filled = costs[~np.isnan(costs)]
+        if node.cost and len(filled) and "cost_per_token" not in node.options:
+            mean = float(filled.mean())
             means.append((max(mean / node.cost, node.cost / mean if mean else 1.0), mean, node))
     ratio, mean, changed = max(means, key=lambda entry: entry[0], default=(1.0, 0.0, None))
     if changed is None or ratio < (3 if len(trace) >= 100 else 30):
@@ -250,11 +250,11 @@ def label_warnings(trace: Trace) -> tuple[str, ...]:
         return tuple(texts)  # no loss is too large
     texts += _strange_answers(trace)
     try:
-        known = ~np.isnan(trace.loss)
+        is_known = ~np.isnan(trace.loss)
     except TraceError:
         return tuple(texts)  # which answers are right is not known
-    wrong = np.where(known, trace.loss, 0.0).sum(axis=0)
-    errors = wrong / np.maximum(known.sum(axis=0), 1)
+    wrong = np.where(is_known, trace.loss, 0.0).sum(axis=0)
+    errors = wrong / np.maximum(is_known.sum(axis=0), 1)
     best = int(errors.argmin())
     if errors[best] > 0.5:
         texts.append(
@@ -268,9 +268,9 @@ def label_warnings(trace: Trace) -> tuple[str, ...]:
 def _agreement(trace: Trace, i: int, j: int) -> tuple[int, float]:
     """Return on how many rows two nodes answered, and the share of these on which they agree."""
     assert trace.prediction is not None  # noqa: S101 - the caller has looked
-    both = trace.answered[:, i] & trace.answered[:, j]
-    mine, others = trace.prediction[both, i], trace.prediction[both, j]
-    return int(both.sum()), float(np.mean((mine == others) & (mine >= 0))) if both.any() else 0.0
+    rows = trace.answered[:, i] & trace.answered[:, j]
+    first, second = trace.prediction[rows, i], trace.prediction[rows, j]
+    return int(rows.sum()), float(np.mean((first == second) & (first >= 0))) if rows.any() else 0.0
 
 
 def _strange_answers(trace: Trace) -> list[str]:

@@ -47,7 +47,7 @@ class LoggedDecisions:
         drawn: The chance with which each was drawn for an audit; NaN for those that were not.
         audit_cost: Shape (T,): what asking the other nodes cost, and a judge.
         versions: The policy that decided each.
-        lines: Their lines, with what was said about them later.
+        lines: Their lines, with what was prediction about them later.
     """
 
     trace: Trace
@@ -181,7 +181,7 @@ def decisions_of(
     """Return lines of a decision log as a trace.
 
     Args:
-        rows: The lines of requests, with what was said about them later.
+        rows: The lines of requests, with what was prediction about them later.
         spec: The cascade.
         is_graded: Whether scores are losses; by default where one is neither 0 nor 1. Say so where
             these are some rows of many.
@@ -249,8 +249,10 @@ def _scores(
             if verdict is not None:
                 verdicts[answer.get("prediction")] = float(verdict)
         for column, answer in enumerate(line):
-            said, label = answer.get("prediction"), row.get("label")
-            if said is not None:
+            prediction, label = answer.get("prediction"), row.get("label")
+            if prediction is not None:
                 is_known = label is not None
-                scores[number, column] = said == label if is_known else verdicts.get(said, np.nan)
+                scores[number, column] = (
+                    prediction == label if is_known else verdicts.get(prediction, np.nan)
+                )
     return scores

@@ -408,13 +408,13 @@ def _by_input(source: Source) -> Source:
     for key in ("id", "node"):
         column = table.column(key).combine_chunks()
         cells, coder = _arrow_cells(pa, column, "class", where), ClassCodes()
-        place = _coded(cells, coder)
-        if (place < 0).any():
+        numbers = _coded(cells, coder)
+        if (numbers < 0).any():
             raise TraceError(
-                f"{where}: column {key!r}: row {int((place < 0).argmax())} (counting from 0) is "
+                f"{where}: column {key!r}: row {int((numbers < 0).argmax())} (counting from 0) is "
                 f"empty; each line names its {key}"
             )
-        codes[key] = place, coder.classes
+        codes[key] = numbers, coder.classes
     (row, ids), (node, names) = codes["id"], codes["node"]
     columns: dict[str, Any] = {}
     for number, name in enumerate(names):
@@ -496,11 +496,11 @@ def _assembled(
     try:
         return trace({})  # checks all of it; what follows says where in the file
     except TraceError as error:
-        found = list(faults(arrays, inputs, spec.names))
-        if not found:
+        wrong = list(faults(arrays, inputs, spec.names))
+        if not wrong:
             raise TraceError(f"{where}: {error}") from None
     keep, left_out = np.ones(rows, bool), dict[str, int]()
-    for fault in sorted(found, key=lambda fault: fault.is_gap):  # those never left out first
+    for fault in sorted(wrong, key=lambda fault: fault.is_gap):  # those never left out first
         if on_bad == "refuse" or not fault.is_gap:
             remedy = "correct the log"
             if fault.is_gap:

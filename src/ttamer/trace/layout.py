@@ -92,8 +92,8 @@ def plan(
         elif name.startswith(INPUT) and len(name) > len(INPUT):
             uses[name] = Use(None, input=name.removeprefix(INPUT))
         elif name.startswith("signal."):
-            now = INPUT + name.removeprefix("signal.")
-            raise TraceError(f"{where}: the column {name!r} is named {now!r} now: rename it")
+            newer = INPUT + name.removeprefix("signal.")
+            raise TraceError(f"{where}: the column {name!r} is named {newer!r} now: rename it")
         elif of_node(column) and node:
             strangers.append(name)
         # What pandas names the column of an index without a name, in CSV and in Arrow.

@@ -17,12 +17,12 @@ from ttamer.cascade import ANY_CLASS, Mistakes, largest_mistake
 from ttamer.errors import ArgumentError, TraceError
 
 if TYPE_CHECKING:
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Columns, Trace
 
 Losses: TypeAlias = "NDArray[np.float64]"
 
 
-def losses_of(trace: Trace, target: str | None = None) -> Losses:
+def losses_of(trace: Columns, target: str | None = None) -> Losses:
     """Return, shape (T, n), the losses in the trace's own unit; NaN where one is not known."""
     target = trace.spec.target if target is None else target
     if target not in ("label", "last"):
@@ -66,7 +66,7 @@ def complete_losses(trace: Trace, target: str | None = None) -> Losses:
     )
 
 
-def _against_label(trace: Trace) -> NDArray[Any]:
+def _against_label(trace: Columns) -> NDArray[Any]:
     if trace.correct is not None:
         return np.where(trace.correct < 0, np.nan, trace.correct == 0)
     if trace.prediction is None or trace.label is None:
@@ -83,7 +83,7 @@ def _against_label(trace: Trace) -> NDArray[Any]:
     return np.where(label < 0, np.nan, trace.prediction != label)
 
 
-def _against_last(trace: Trace) -> Losses:
+def _against_last(trace: Columns) -> Losses:
     codes = trace.prediction
     if codes is None:
         remedy = '; if correct already means agreement with the last node, set target = "label"'
@@ -97,7 +97,7 @@ def _against_last(trace: Trace) -> Losses:
     return losses
 
 
-def _mistakes(trace: Trace, target: str) -> Losses:
+def _mistakes(trace: Columns, target: str) -> Losses:
     mistakes, right = trace.spec.mistakes, trace.label
     if trace.prediction is None:
         raise TraceError(
@@ -112,12 +112,12 @@ def _mistakes(trace: Trace, target: str) -> Losses:
             'set target = "last"'
         )
     losses = np.full(trace.prediction.shape, np.nan)
-    known = right >= 0
+    is_known = right >= 0
     table = mistake_table(mistakes, trace.classes)
-    losses[known] = table[right[known, np.newaxis], trace.prediction[known]]
+    losses[is_known] = table[right[is_known, np.newaxis], trace.prediction[is_known]]
     if target == "last":
         # No answer equals no answer.
-        losses[trace.answered[:, -1] & ~known] = largest_mistake(mistakes)
+        losses[trace.answered[:, -1] & ~is_known] = largest_mistake(mistakes)
         losses[:, -1] = 0.0
     return losses
 

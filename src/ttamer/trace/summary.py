@@ -14,10 +14,10 @@ from ttamer.show import card
 from ttamer.show.curves import draw_curves
 
 if TYPE_CHECKING:
-    from ttamer.trace.trace import Trace
+    from ttamer.trace.trace import Columns, Trace
 
 
-def coverage(trace: Trace) -> str:
+def coverage(trace: Columns) -> str:
     """Say in one line how complete a trace is."""
 
     def share(part: NDArray[np.bool_], total: int | None = None) -> str:

@@ -116,9 +116,9 @@ class Columns:
             put(self, column.field, column.array(values, (rows, count)[: 2 if column.by == "node"
                                                                        else 1]))  # fmt: skip
         require_kind(self.inputs, Mapping, "inputs must be a mapping of arrays", "{name: values}")
-        taken = {f"{node}.{column.name}" for node in self.names for column in SCHEMA}
+        names_of_nodes = {f"{node}.{column.name}" for node in self.names for column in SCHEMA}
         for name in self.inputs:
-            if not name or INPUT + name in taken:
+            if not name or INPUT + name in names_of_nodes:
                 raise TraceError(f"input {name!r}: this name is taken by a node; choose another")
         put(self, "inputs", {k: input_array(v, rows, k) for k, v in self.inputs.items()})
         self._check_columns()
@@ -186,6 +186,30 @@ class Columns:
     def measure(self) -> Measure:
         """What policies are measured by: the error, or the mean loss where answers have losses."""
         return "mean loss" if self.is_graded else "error"
+
+    @cached_property
+    def loss(self) -> NDArray[np.float64]:
+        """Shape (T, n): what each answer loses, from 0 to 1; NaN where it is not known; read-only.
+
+        It is 0 or 1 where answers are right or wrong. Other losses are divided by :attr:`unit`.
+
+        Raises:
+            TraceError: If the trace has no column that losses come from.
+
+        >>> trace = Trace.from_arrays({"small": 1.0, "large": 9.0}, [[0.4, 0.9]], loss=[[5, 2]])
+        >>> trace.loss.tolist(), trace.unit
+        ([[1.0, 0.4]], 5.0)
+        """
+        return read_only(losses_of(self) / self.unit)
+
+    @property
+    def coverage(self) -> str:
+        """How complete the trace is, in one line.
+
+        >>> Trace(CascadeSpec.of({"a": 1.0}), [[0.5], [0.6]]).coverage
+        '2 rows, each with an answer of every node; no losses are known'
+        """
+        return summary.coverage(self)
 
     def take(self, rows: ArrayLike | slice) -> Self:
         """Return the trace of some rows: positions, a mask or a slice.
@@ -447,30 +471,6 @@ class Trace(Columns):
         from ttamer.trace.io import write_trace
 
         write_trace(self, path)
-
-    @cached_property
-    def loss(self) -> NDArray[np.float64]:
-        """Shape (T, n): what each answer loses, from 0 to 1; NaN where it is not known; read-only.
-
-        It is 0 or 1 where answers are right or wrong. Other losses are divided by :attr:`unit`.
-
-        Raises:
-            TraceError: If the trace has no column that losses come from.
-
-        >>> trace = Trace.from_arrays({"small": 1.0, "large": 9.0}, [[0.4, 0.9]], loss=[[5, 2]])
-        >>> trace.loss.tolist(), trace.unit
-        ([[1.0, 0.4]], 5.0)
-        """
-        return read_only(losses_of(self) / self.unit)
-
-    @property
-    def coverage(self) -> str:
-        """How complete the trace is, in one line.
-
-        >>> Trace(CascadeSpec.of({"a": 1.0}), [[0.5], [0.6]]).coverage
-        '2 rows, each with an answer of every node; no losses are known'
-        """
-        return summary.coverage(self)
 
     def __repr__(self) -> str:
         present = [c.name for c, _ in self.columns() if c.field not in ("confidence", "cost")]
