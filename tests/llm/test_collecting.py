@@ -16,8 +16,8 @@ from support.faulty_upstream import truth
 from ttamer.cli import main
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm import Prompt, collect_prompts, plan_collection
-from ttamer.llm.asking import Asked
 from ttamer.llm.judging import Judge
+from ttamer.llm.paid import Asked
 from ttamer.llm.prompts import read_answers
 
 QUESTIONS = [f"Question {number}?" for number in range(30)]

@@ -335,7 +335,6 @@ def test_a_pattern_takes_its_last_match():
     ("options", "text"),
     [
         ({"kind": "vibes"}, "compare is 'vibes'"),
-        ({"kind": "judge"}, "collect --judge"),
         ({"kind": "exact", "tolerance": 1.0}, "tolerance applies to"),
         ({"kind": "numeric", "fields": ("a",)}, "fields applies to"),
         ({"kind": "numeric", "tolerance": -1.0}, "tolerance is -1.0"),

@@ -277,6 +277,24 @@ def test_a_setting_that_is_wrong_is_named_with_what_is_allowed(more, message):
     assert "`" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("compare", "message"),
+    [
+        ("'judge'", "for a judge use ttamer collect --judge"),
+        ("'vibes'", "kind is 'vibes'; it must be 'choice' or"),
+        ("3", "must be a table, not 3"),
+        ("{kind = 'regex', patern = 'x'}", "unknown key 'patern'; did you mean 'pattern'"),
+        ("{kind = 'json', fields = 'a'}", "fields is 'a'; it must be a list"),
+        ("{kind = 'numeric', tolerance = -1}", "tolerance is -1.0; it must be finite"),
+        ("{tolerance = 1}", 'tolerance applies to compare = "numeric" only'),
+    ],
+)
+def test_a_comparison_that_cannot_be_is_named_with_what_is_allowed(compare, message):
+    spec = CascadeSpec.from_toml(f"serve = {{compare = {compare}}}\nnode = [{{name='a', cost=1}}]")
+    with pytest.raises(CascadeError, match=rf"\[serve\]: compare.* {message}"):
+        comparison_of(spec)
+
+
 @pytest.mark.parametrize("url", ["127.0.0.1:8081", "ftp://h", 3])
 def test_an_upstream_is_a_url(url):
     spec = from_tables({"node": [{"name": "a", "cost": 1, "upstream": url}]})

@@ -1,11 +1,11 @@
 """Language models as nodes: prompts, confidences, comparing answers, judging and labelling."""
 
 from ttamer.llm.collecting import (
+    CollectionPlan as CollectionPlan,
     collect_more as collect_more,
     collect_prompts as collect_prompts,
     plan_collection as plan_collection,
 )
-from ttamer.llm.collection import CollectionPlan as CollectionPlan
 from ttamer.llm.compare import Comparer as Comparer, Comparison as Comparison
 from ttamer.llm.confidence import probability_of_answer as probability_of_answer
 from ttamer.llm.importing import import_answers as import_answers

@@ -12,19 +12,8 @@ import numpy as np
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import TraceError
 from ttamer.llm.compare import Comparer, Comparison, quoted
+from ttamer.llm.paid import Answer
 from ttamer.trace.trace import Trace
-
-
-class Answer(NamedTuple):
-    """What a node answered to a prompt."""
-
-    text: str
-    confidence: float
-    cost: float
-    confidence_cost: float = 0.0
-    """The part of the cost that is for the confidence alone."""
-    right: float = math.nan
-    """How right it is said to be, from 0 to 1; NaN where only a label can say."""
 
 
 class Answered(NamedTuple):

@@ -10,6 +10,8 @@ import asyncio
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -17,12 +19,14 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import require_number
+from ttamer._checks import counted, require_number
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
-from ttamer.llm.asking import Ask
-from ttamer.llm.collection import Collection, CollectionPlan
+from ttamer.llm.client import UpstreamFailed
+from ttamer.llm.collection import Collection
 from ttamer.llm.judging import Judge
+from ttamer.llm.node import BYTES_PER_TOKEN, Work
+from ttamer.llm.paid import Ask, cost_at_most, tokens_of
 from ttamer.llm.prompts import Prompt, write_answers
 from ttamer.llm.settings import CascadeSource, spec_of
 from ttamer.llm.spending import notes_on_worth, spend
@@ -222,6 +226,25 @@ def _joined(spec: CascadeSpec, log: Trace, new: Trace) -> Trace:
     )
 
 
+@dataclass(frozen=True)
+class CollectionPlan:
+    """What a collection would ask, and what that would cost at most."""
+
+    calls: Mapping[str, int]
+    """The calls that are not paid for yet, by node; with a judge also its verdicts, at most."""
+    cost: Mapping[str, float]
+    """In the cascade's units: prompts as long as their bytes say, answers as long as they may
+    be."""
+    kept: int
+    """The responses that are there."""
+
+    def __str__(self) -> str:
+        parts = [f"{name}: {counted(count, 'call', ',')}, at most {self.cost[name]:g}"
+                 for name, count in self.calls.items()]  # fmt: skip
+        total = f"in all at most {sum(self.cost.values()):g}; {self.kept} responses are kept"
+        return "\n".join([*parts, total])
+
+
 def plan_collection(
     cascade: CascadeSource,
     prompts: Sequence[Prompt],
@@ -257,4 +280,27 @@ def plan_collection(
     spec = dataclasses.replace(spec_of(cascade), target="last")  # labels may be missing
     run = Collection(spec, prompts, file, judge, only=only)
     with run.paid:
-        return asyncio.run(run.plan())
+        return asyncio.run(_plan(run))
+
+
+async def _plan(run: Collection) -> CollectionPlan:
+    requests: list[tuple[str, Mapping[str, Any]]] = []
+    for name, body in product(run.asked, run.bodies.values()):
+        node, upstreams = run.node(name)
+        with suppress(UpstreamFailed):
+            await node.ask(Work(dict(body)))
+        requests += [(asked, r) for asked, up in upstreams.items() for r in up.missing]
+        if node.settings.verifier:  # the verdict will be asked for
+            requests += [(node.settings.verifier, r) for r in upstreams[name].missing]
+    costs: dict[str, list[float]] = {name: [] for name in run.asked}
+    for name, request in requests:
+        costs.setdefault(name, []).append(cost_at_most(run.nodes[name], request))
+    if run.verdicts is not None:
+        judge = run.verdicts.asked.node
+        longest = (" " * int(BYTES_PER_TOKEN * tokens_of(prompt.body)) for prompt in run.prompts)
+        verdicts = [run.verdicts.request(row, text) for row, text in enumerate(longest)]
+        costs[f"verdicts of {judge.name}"] = [
+            cost_at_most(judge, request) for request, _ in product(verdicts, run.asked)
+        ]
+    calls = {name: len(parts) for name, parts in costs.items()}
+    return CollectionPlan(calls, {n: sum(parts) for n, parts in costs.items()}, len(run.paid))

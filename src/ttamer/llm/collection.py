@@ -7,46 +7,25 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from typing import Any
 
 from ttamer._checks import counted
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.llm.answered import Answer, Answered, trace_of
-from ttamer.llm.asking import Ask, Asked, cost_at_most, key_of_body, patient, tokens_of
+from ttamer.llm.answered import Answered, trace_of
 from ttamer.llm.client import Client, UpstreamFailed, open_session
 from ttamer.llm.compare import Comparer, Comparison, PairScore, label_form
 from ttamer.llm.confidence import Unreadable, question_text
 from ttamer.llm.judging import Judge, Verdicts
 from ttamer.llm.likeness import Vectors, cosines, pairs_of, threshold_of
-from ttamer.llm.node import BYTES_PER_TOKEN, ModelNode, Upstream, Work
-from ttamer.llm.paid import PaidUpstream, Store
+from ttamer.llm.node import ModelNode, Upstream, Work
+from ttamer.llm.paid import Answer, Ask, Asked, PaidUpstream, Store, key_of_body, patient
 from ttamer.llm.prompts import AnsweredPrompt, Prompt
 from ttamer.llm.settings import CascadeSource, comparison_of, embeddings_of, read_nodes, spec_of
 from ttamer.trace.trace import OnBad, Trace
-
-
-@dataclass(frozen=True)
-class CollectionPlan:
-    """What a collection would ask, and what that would cost at most."""
-
-    calls: Mapping[str, int]
-    """The calls that are not paid for yet, by node; with a judge also its verdicts, at most."""
-    cost: Mapping[str, float]
-    """In the cascade's units: prompts as long as their bytes say, answers as long as they may
-    be."""
-    kept: int
-    """The responses that are there."""
-
-    def __str__(self) -> str:
-        parts = [f"{name}: {counted(count, 'call', ',')}, at most {self.cost[name]:g}"
-                 for name, count in self.calls.items()]  # fmt: skip
-        total = f"in all at most {sum(self.cost.values()):g}; {self.kept} responses are kept"
-        return "\n".join([*parts, total])
 
 
 class Collection:
@@ -167,7 +146,7 @@ class Collection:
             done = sum(len(node.answers) for node in asked) + failed
             self.progress(done, sum(node.total for node in asked), failed)
 
-    def _node(self, name: str) -> tuple[ModelNode, dict[str, PaidUpstream]]:
+    def node(self, name: str) -> tuple[ModelNode, dict[str, PaidUpstream]]:
         """Return a node that is asked about one prompt, and what asks for it."""
         settings = self.nodes[name]
         upstreams = {
@@ -184,7 +163,7 @@ class Collection:
         return node, upstreams
 
     async def _ask(self, name: str, body: Mapping[str, Any]) -> Answer:
-        node, upstreams = self._node(name)
+        node, upstreams = self.node(name)
         work = Work(dict(body))
         try:
             reply = await node.ask(work)
@@ -202,30 +181,6 @@ class Collection:
             upstream.keep()
         answer = reply.answer
         return Answer(answer.text, reply.confidence, answer.cost, answer.confidence_cost)
-
-    async def plan(self) -> CollectionPlan:
-        """Return what would be asked."""
-        requests: list[tuple[str, Mapping[str, Any]]] = []
-        for name, body in product(self.asked, self.bodies.values()):
-            node, upstreams = self._node(name)
-            with suppress(UpstreamFailed):
-                await node.ask(Work(dict(body)))
-            requests += [(asked, r) for asked, up in upstreams.items() for r in up.missing]
-            if node.settings.verifier:  # the verdict will be asked for
-                requests += [(node.settings.verifier, r) for r in upstreams[name].missing]
-        cost: dict[str, list[float]] = {name: [] for name in self.asked}
-        for name, request in requests:
-            cost.setdefault(name, []).append(cost_at_most(self.nodes[name], request))
-        if self.verdicts is not None:
-            longest = (" " * int(BYTES_PER_TOKEN * tokens_of(p.body)) for p in self.prompts)
-            bodies = [self.verdicts.request(row, text) for row, text in enumerate(longest)]
-            judge = self.verdicts.asked.node
-            cost[f"verdicts of {judge.name}"] = [
-                cost_at_most(judge, body) for body, _ in product(bodies, self.asked)
-            ]
-        calls = {name: len(costs) for name, costs in cost.items()}
-        total = {name: sum(costs) for name, costs in cost.items()}
-        return CollectionPlan(calls, total, len(self.paid))
 
     # Comparing
 

@@ -89,8 +89,7 @@ class Comparison:
         others = [option for option in self.options if kinds[option] != self.kind]
         if self.kind not in get_args(ComparisonKind):
             names = ", ".join(f'"{name}"' for name in get_args(ComparisonKind))
-            judge = "; for a judge use ttamer collect --judge NODE" * (str(self.kind) == "judge")
-            return f"compare is {self.kind!r}; it must be one of {names}{judge}"
+            return f"compare is {self.kind!r}; it must be one of {names}"
         if others:
             applies = f'{others[0]} applies to compare = "{kinds[others[0]]}" only'
             return f'{applies}, not "{self.kind}"; remove it'

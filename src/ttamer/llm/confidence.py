@@ -16,6 +16,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ttamer._checks import is_number
@@ -269,13 +270,10 @@ def _log(value: Any) -> float:
 
 
 def _number(value: Any) -> float:
-    """Return a JSON number as a float, infinite if too large; NaN for anything else."""
-    if not is_number(value):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
+    """Return a JSON number as a float; NaN for anything else."""
+    with suppress(OverflowError):
+        return float(value) if is_number(value) else math.nan
+    return math.nan
 
 
 def message_text(content: Any) -> str:

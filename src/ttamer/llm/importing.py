@@ -26,7 +26,7 @@ import numpy as np
 from ttamer._checks import counted, require_path, shown
 from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.errors import CascadeError, TraceError
-from ttamer.llm.answered import Answer, Answered, trace_of
+from ttamer.llm.answered import Answered, trace_of
 from ttamer.llm.compare import Comparer, Comparison, label_form
 from ttamer.llm.confidence import (
     Unreadable,
@@ -35,6 +35,7 @@ from ttamer.llm.confidence import (
     question_text,
     without_reasoning,
 )
+from ttamer.llm.paid import Answer
 from ttamer.llm.prompts import label_of, rows_of, write_answers
 from ttamer.llm.settings import CascadeSource, TokenCost, checked, comparison_of, spec_of
 from ttamer.trace.schema import INPUT

@@ -21,14 +21,12 @@ import numpy as np
 
 from ttamer._checks import counted
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.llm.answered import Answer
-from ttamer.llm.asking import Ask, Asked, key_of_body, patient
 from ttamer.llm.client import open_session
 from ttamer.llm.compare import Comparer
 from ttamer.llm.confidence import Unreadable, answer_text, delimited, question_text
 from ttamer.llm.likeness import LabelAgreement
 from ttamer.llm.node import Upstream, Usage, call_cost
-from ttamer.llm.paid import PaidUpstream, Store
+from ttamer.llm.paid import Answer, Ask, Asked, PaidUpstream, Store, key_of_body, patient
 from ttamer.llm.prompts import AnsweredPrompt, Prompt
 from ttamer.llm.settings import CascadeSource, NodeSettings, comparison_of, read_nodes, spec_of
 from ttamer.trace.checks import require_trace

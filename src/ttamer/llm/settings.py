@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from ttamer.cascade import CascadeNode, CascadeSpec
-from ttamer.errors import ArgumentError, CascadeError
+from ttamer.errors import CascadeError
 from ttamer.llm.compare import Comparison
 
 Above0 = Annotated[float, Meta(gt=0)]
@@ -27,7 +27,7 @@ Confidence = Literal["logprobs", "product", "agreement", "verifier", "self-repor
 Capability = Literal["images", "tools", "json_schema"]
 CascadeSource = CascadeSpec | str | os.PathLike[str]
 """A cascade, or the path of its ``cascade.toml``."""
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 
 CLUSTER_KEYS = ("replicas", "cpus", "gpus")  # of a [[node]]; only ttamer.ray reads them
 NODE_KEYS_GONE = {
@@ -139,14 +139,6 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         """Whether log-probabilities are needed."""
         return self.confidence in ("logprobs", "product")
 
-    @property
-    def answer_settings(self) -> dict[str, Any]:
-        """The settings that the node's answers and prices depend on, in plain values."""
-        names = ("upstream", "model", "params", "rename", "confidence", "samples", "verifier",
-                 "field", "cost_per_token")  # fmt: skip
-        values = msgspec.to_builtins(self)
-        return {name: values[name] for name in names if values[name]}
-
 
 def spec_of(cascade: CascadeSource) -> CascadeSpec:
     """Return a cascade, read where it is a path."""
@@ -216,7 +208,7 @@ def _check_confidence(
             f'{where}: params remove logprobs, and confidence = "{node.confidence}" needs '
             'them; set it to "agreement", "verifier", "self-report" or "none"'
         )
-    verify_cost = next(each.verify_cost for each in spec.nodes if each.name == node.name)
+    verify_cost = spec.nodes[spec.index_of(node.name)].verify_cost
     if verify_cost is not None and node.confidence not in ("verifier", "self-report"):
         raise CascadeError(
             f'{where}: has verify_cost, and its confidence = "{node.confidence}" comes with the '
@@ -233,20 +225,10 @@ def comparison_of(spec: CascadeSpec) -> Comparison:
     """
     rule = spec.serve.get("compare", "normalised")
     table = {"kind": rule} if isinstance(rule, str) else rule
-    if not isinstance(table, Mapping):
-        raise CascadeError(f"[serve]: compare is {rule!r}; it must be a kind or a table with one")
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
-    }
-    try:
-        return Comparison(**values)
-    except ArgumentError as error:
-        raise CascadeError(f"[serve]: compare: {error}") from None
-    except TypeError:
-        raise CascadeError(
-            "[serve]: compare: a table of it has kind, tolerance, fields, pattern and threshold, "
-            f"not {', '.join(values)}"
-        ) from None
+    where = "[serve]: compare"
+    if isinstance(table, Mapping) and table.get("kind") == "judge":
+        raise CascadeError(f"{where} is 'judge'; for a judge use ttamer collect --judge NODE")
+    return checked(Comparison, table, where)
 
 
 def embeddings_of(spec: CascadeSpec) -> EmbeddingSettings | None:
@@ -263,7 +245,7 @@ def checked(
     """Return a table of settings as a struct; ``removed`` says where the keys of old went."""
     if not isinstance(table, Mapping):
         raise CascadeError(f"{where}: must be a table, not {table!r}")
-    names = kind.__struct_fields__
+    names = [field.name for field in msgspec.inspect.type_info(kind).fields]  # type: ignore[attr-defined]
     for key in table:
         if key in names:
             continue
@@ -278,7 +260,7 @@ def checked(
         raise CascadeError(f"{where}: {_in_words(str(error), kind, table)}") from None
 
 
-def _in_words(error: str, kind: type[msgspec.Struct], table: Mapping[str, Any]) -> str:
+def _in_words(error: str, kind: type[Any], table: Mapping[str, Any]) -> str:
     """Return a message of msgspec with the key, what was received, and what is allowed."""
     reason, _, path = error.partition(" - at `$.")
     key = re.split(r"[.\[`]", path)[0]
