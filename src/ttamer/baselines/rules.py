@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from ttamer.cascade import CascadeSpec, answer_rules
 from ttamer.errors import TTamerError
-from ttamer.fitting.belief import GRID, HEAD, MAX_ODDS, PEER, Belief, Floats, Step
-from ttamer.fitting.fitted import FitRecord, Fitted, first_parents
+from ttamer.fitting.fitted import FitRecord, Fitted
 from ttamer.fitting.ladder import FittedPolicy
-from ttamer.fitting.policy import StepTables
 from ttamer.fitting.replay import Played, Rule, Setting, asked_up_to, full_cost, paid
+from ttamer.fitting.threshold import stop_tables
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.checks import require_rows
 from ttamer.trace.losses import Losses, complete_losses
@@ -150,7 +149,7 @@ def as_policies(trace: Trace, settings: list[Setting]) -> list[Setting]:
     if not cuts or len(cuts) < len(settings):
         return settings
     spec, count = trace.spec, len(settings)
-    tables = _stop_tables(trace, [rule.walk.tolist() for rule in rules], cuts)
+    tables = stop_tables(trace, [rule.walk.tolist() for rule in rules], cuts)
     record = FitRecord(
         belief="threshold", rows=len(trace), complete=len(trace), trace_digest=trace.digest
     )
@@ -163,69 +162,6 @@ def as_policies(trace: Trace, settings: list[Setting]) -> list[Setting]:
         Setting(setting.knob, FittedPolicy(fitted, fitted.rule(number), number))
         for number, setting in enumerate(settings)
     ]
-
-
-def _set(nodes: list[int]) -> Step:
-    return tuple(sorted(nodes))
-
-
-def _stop_tables(trace: Trace, walks: list[list[int]], cuts: list[list[float]]) -> StepTables:
-    """Return the tables of walks that stop from some confidences on.
-
-    The log-odds of an answer is minus the number of its node's cuts that its confidence reaches,
-    and only the last answer counts: asking on gains the number of the cut, plus these log-odds.
-    """
-    nodes, count = len(trace.spec), len(walks)
-    of_node: list[list[float]] = [[] for _ in range(nodes)]
-    for walk, cut in zip(walks, cuts, strict=True):
-        for node, least in zip(walk, cut, strict=False):
-            of_node[node].append(least)
-    finite = [np.array(cuts, np.float64)[np.isfinite(cuts)] for cuts in of_node]
-    bounds = tuple(map(np.unique, finite))
-    spacing = min(64, 8 * GRID // (1 + max(map(len, bounds)))) / GRID  # log-odds are at most 8
-    ways, weights = [], dict[tuple[Step, int], Floats]()
-    for number, (walk, cut) in enumerate(zip(walks, cuts, strict=True)):
-        for size, node in enumerate(walk):
-            last, least = (walk[size - 1], cut[size - 1]) if size else (0, 0.0)
-            stops = np.searchsorted(bounds[last], least, "left") + (least > -np.inf)
-            gain = spacing * stops if size else 1.0
-            ways.append((count - 1 - number, _set(walk[:size]), node, gain, float(size > 0)))
-            asked = _set(walk[: size + 1])
-            for answer in asked:
-                own = np.zeros(HEAD + PEER * size)
-                own[0], own[1] = (0.0, 1.0) if answer == node else (MAX_ODDS, 0.0)
-                weights[asked, answer] = own
-    point, sources, node_of, base, slope = zip(*ways, strict=True)
-    steps = tuple(sorted({*sources}, key=lambda step: (len(step), step)))
-    masked = np.zeros((nodes, HEAD + PEER * nodes))
-    masked[:, 1] = 1.0  # where a node failed, its own log-odds say how sure an answer is
-    belief = Belief(
-        classes=(),
-        bounds=bounds,
-        levels=tuple(-spacing * np.arange(len(bound) + 1) for bound in bounds),
-        offsets=(np.empty(0),) * nodes,
-        pairs={},
-        weights=weights,
-        masked=masked,
-        agree=False,
-    )
-    return StepTables(
-        names=trace.names,
-        belief=belief,
-        costs=trace.costs.mean(axis=0),
-        prices=np.zeros(count),
-        steps=steps,
-        knots=np.empty((len(steps), 0)),
-        point=np.array(point),
-        source=np.array([steps.index(step) for step in sources]),
-        node=np.array(node_of),
-        base=np.array(base)[:, None],
-        slope=np.array(slope)[:, None],
-        columns=np.zeros((len(ways), 2)),
-        wait=np.zeros(nodes),
-        kind=trace.spec.kind,
-        parents=first_parents(trace.spec),
-    )
 
 
 def pareto_settings(trace: Trace, settings: Iterable[Setting]) -> list[Setting]:

@@ -4,16 +4,19 @@ A policy asks the nodes in order, and stops at the first whose confidence reache
 with the answer of that node; where none does, the last node answers. The thresholds are fixed
 before any row is seen, so promises about them may be tested on all rows: none need be held out.
 
-They are tables like all others: the log-odds of an answer is minus the number of thresholds that
-its confidence reaches, only the last answer counts, and asking on gains that number's distance.
+They are tables like all others (:func:`stop_tables`), as are those of any rule that stops at the
+first confidence that is high enough.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ttamer.errors import ArgumentError
-from ttamer.fitting.belief import GRID, HEAD, PEER, Belief, Floats, Step
+from ttamer.fitting.belief import GRID, HEAD, MAX_ODDS, PEER, Belief, Floats, Step
+from ttamer.fitting.fitted import first_parents
 from ttamer.fitting.policy import StepTables
 from ttamer.trace.trace import Trace
 
@@ -51,43 +54,80 @@ def threshold_tables(trace: Trace, thresholds: Floats) -> StepTables:
             "another belief",
             param="belief",
         )
-    edges = thresholds[(thresholds > 0) & (thresholds < 1)]
-    if len(edges) >= 4096:  # log-odds on the grid have room for no more
+    edges = np.where(thresholds > 0, np.where(thresholds < 1, thresholds, np.inf), -np.inf)
+    if np.isfinite(edges).sum() >= 4096:  # log-odds on the grid have room for no more
         raise ArgumentError("at most 4096 thresholds can be set", param="tradeoffs")
-    nodes, count = len(spec), len(thresholds)
-    spacing = min(64 / GRID, 8 / (len(edges) + 1))  # of log-odds
-    spacing = np.floor(spacing * GRID) / GRID
-    levels = -spacing * np.arange(len(edges) + 1)
+    every = list(range(len(spec)))
+    return stop_tables(trace, [every] * len(edges), [[edge] * len(spec) for edge in edges.tolist()])
+
+
+def stop_tables(
+    trace: Trace, walks: Sequence[Sequence[int]], cuts: Sequence[Sequence[float]]
+) -> StepTables:
+    """Return the policies of walks that stop from some confidences on.
+
+    The log-odds of an answer is minus the number of its node's cuts that its confidence reaches,
+    and only the last answer counts: asking on gains the number of the cut, plus these log-odds.
+
+    Args:
+        trace: The rows: only their nodes and costs count.
+        walks: By policy, the cheapest first, the nodes to ask in order. All walks have a node
+            before the same others.
+        cuts: By policy and step, the least confidence that stops there; the last always does.
+    """
+    nodes, count = len(trace.spec), len(walks)
+    of_node: list[set[float]] = [set() for _ in range(nodes)]
+    for walk, cut in zip(walks, cuts, strict=True):
+        for node, least in zip(walk, cut, strict=False):
+            of_node[node].add(least)
+    bounds = tuple(np.array(sorted(cut for cut in of if np.isfinite(cut))) for of in of_node)
+    spacing = min(64, 8 * GRID // (1 + max(map(len, bounds)))) / GRID  # log-odds are at most 8
+    in_order = all(list(walk) == sorted(walk) for walk in walks)
+    ways, weights = [], dict[tuple[Step, int], Floats]()
+    for point in range(count):  # prices rise as policies get cheaper
+        walk, cut = walks[count - 1 - point], cuts[count - 1 - point]
+        for size, node in enumerate(walk):
+            gain, slope = 1.0, 0.0
+            if size:
+                last, least = walk[size - 1], cut[size - 1]
+                gain = spacing * (np.searchsorted(bounds[last], least) + (least > -np.inf))
+                slope = 1.0
+            ways.append((point, tuple(sorted(walk[:size])), node, gain, slope))
+            asked = tuple(sorted(walk[: size + 1]))
+            for answer in asked if not in_order else ():
+                own = np.zeros(HEAD + PEER * size)
+                own[0], own[1] = (0.0, 1.0) if answer == node else (MAX_ODDS, 0.0)
+                weights[asked, answer] = own
+    points, sources, asks, base, slopes = zip(*ways, strict=True)
+    steps = tuple(sorted({*sources}, key=lambda step: (len(step), step)))
+    masked = np.zeros((nodes, HEAD + PEER * nodes))
+    if not in_order:
+        masked[:, 1] = 1.0  # where a node failed, its own log-odds say how sure an answer is
     belief = Belief(
         classes=(),
-        bounds=(edges,) * nodes,
-        levels=(levels,) * nodes,
+        bounds=bounds,
+        levels=tuple(-spacing * np.arange(len(bound) + 1.0) for bound in bounds),
         offsets=(np.empty(0),) * nodes,
         pairs={},
-        weights={},
-        masked=np.zeros((nodes, HEAD + PEER * nodes)),
-        memory=1,
+        weights=weights,
+        masked=masked,
+        memory=1 if in_order else Belief.memory,
+        agree=in_order,
     )
-    steps: tuple[Step, ...] = tuple(tuple(range(size)) for size in range(nodes))
-    # Prices rise as thresholds fall: the first policy has the highest one.
-    cuts = np.searchsorted(edges, thresholds[::-1], side="left") + (thresholds[::-1] > 0)
-    ways = count * nodes
-    source = np.tile(np.arange(nodes), count)
-    base = np.where(source > 0, spacing * np.repeat(cuts, nodes), 1.0)
-    slope = np.where(source > 0, 1.0, 0.0)
     return StepTables(
-        names=spec.names,
+        names=trace.names,
         belief=belief,
-        costs=np.asarray(mean, float),
+        costs=np.asarray(np.nanmean(trace.costs, axis=0), float),
         prices=np.zeros(count),
         steps=steps,
-        knots=np.empty((nodes, 0)),
-        point=np.repeat(np.arange(count), nodes),
-        source=source,
-        node=source.copy(),
-        base=base[:, None],
-        slope=slope[:, None],
-        columns=np.zeros((ways, 2)),
+        knots=np.empty((len(steps), 0)),
+        point=np.array(points),
+        source=np.array([steps.index(step) for step in sources]),
+        node=np.array(asks),
+        base=np.array(base)[:, None],
+        slope=np.array(slopes)[:, None],
+        columns=np.zeros((len(ways), 2)),
         wait=np.zeros(nodes),
-        kind=spec.kind,
+        kind=trace.spec.kind,
+        parents=first_parents(trace.spec),
     )
