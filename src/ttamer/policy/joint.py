@@ -15,13 +15,13 @@ from functools import cached_property
 from typing import NoReturn
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
 from ttamer.policy.base import Policy
 from ttamer.policy.future import Future, Means, cost_keys
 from ttamer.policy.session import Batch, Explanation, StateSession
-from ttamer.policy.walk import WalkBatch, WalkPolicy, WalkSession
+from ttamer.policy.walk import WalkPolicy, WalkSession
 from ttamer.problem.graph import STOP
 
 
@@ -227,10 +227,12 @@ class JointSession(StateSession):
             if self._policy.cap is not None:
                 cost = edge.cost_table[(*sources, state)]
                 self._spent += float(self._policy.cap.counted(cost))
-            spent = _spent_at(step, np.array([self._spent]))
-            self._spent = step.spent[spent[0]]
+            # A state of chance 0 may have cost what is not among the sums.
+            spent = int(np.searchsorted(step.spent, cost_keys(np.array(self._spent))))
+            spent = min(spent, len(step.spent) - 1)
+            self._spent = step.spent[spent]
             states = {**dict(self._path), step.node: state}
-            joint = [*(states[node] for node in step.relevant), int(spent[0])]
+            joint = [*(states[node] for node in step.relevant), spent]
             self._inner.observe(int(np.ravel_multi_index(joint, step.sizes)))
         else:
             observed = np.indices(step.sizes)[step.relevant.index(step.node)].ravel()
@@ -263,57 +265,29 @@ class JointSession(StateSession):
 
 
 class JointBatch(Batch):
-    """A batch where more than the last node matters."""
+    """A batch where more than the last node matters: inputs of one course share a session."""
 
     _policy: JointPolicy
 
     def __init__(self, policy: JointPolicy, size: int) -> None:
         super().__init__(policy, size)
-        self._inner = WalkBatch(policy.walk, size)
-        # The start, -1, has one state.
-        self._observed = np.zeros((size, len(policy.problem.nodes) + 1), np.intp)
-        self._spent = np.zeros(size)
-        self._nodes = np.array([*(step.node for step in policy.steps), STOP], np.int32)
-        self.next = self._nodes[self._inner.next]
-
-    def observe(self, states: ArrayLike) -> None:
-        """Give the state in which each input's ``next`` is observed, and move all of them on.
-
-        Args:
-            states: Shape (inputs,), integers; entries of inputs that stopped are ignored.
-
-        Raises:
-            ObservationError: If there are too many or too few, or a node has no such state.
-        """
-        observed = self._as_states(states)
-        asked = self._inner.next.copy()
-        steps = np.unique(asked[asked != STOP]).tolist()
-        groups = [(step, np.flatnonzero(asked == step)) for step in steps]
-        for number, rows in groups:
-            self._check(self._policy.steps[number].node, rows, observed[rows])
-        joint = np.zeros(len(self), np.intp)
-        for number, rows in groups:
-            step, cap = self._policy.steps[number], self._policy.cap
-            prices = self._pay(step.node, rows, observed[rows])
-            if cap is not None:
-                self._spent[rows] += cap.counted(prices)
-            spent = _spent_at(step, self._spent[rows])
-            self._spent[rows] = np.array(step.spent)[spent]
-            states = [self._observed[rows, node] for node in step.relevant]
-            joint[rows] = np.ravel_multi_index((*states, spent), step.sizes)
-        self._inner.observe(joint)
-        self.next = self._nodes[self._inner.next]
-        self.answer = self._nodes[self._inner.answer]
-        self._last = np.where(asked == STOP, self._last, self._nodes[asked])
+        self._courses: list[tuple[int, ...]] = [()]  # the states observed, in order
+        self._course = np.zeros(size, np.intp)
+        self.next[:] = policy.session().number
 
     def _step(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
-        """Do nothing: the walk behind it moves the inputs on."""
-
-
-def _spent_at(step: Step, spent: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the place of each sum among those that may have been spent."""
-    # A state of chance 0 may have cost what is not among them.
-    return np.minimum(np.searchsorted(step.spent, cost_keys(spent)), len(step.spent) - 1)
+        del node  # it follows from the course
+        pairs = np.stack([self._course[rows], states])
+        pairs, members = np.unique(pairs, axis=1, return_inverse=True)
+        for number, (course, state) in enumerate(pairs.T.tolist()):
+            states_seen = (*self._courses[course], state)
+            turn = self._policy.session()
+            for observed in states_seen:
+                turn.observe(observed)
+            inputs = rows[members.ravel() == number]
+            self._course[inputs] = len(self._courses)
+            self._courses.append(states_seen)
+            self.next[inputs], self.answer[inputs] = turn.number, turn._answer
 
 
 def _most_spent(step: Step, chances: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -439,10 +439,8 @@ class Batch(ABC):
                 f"to {count - 1}, not {states[wrong[0]]}"
             )
 
-    def _pay(
-        self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]
-    ) -> NDArray[np.float64]:
-        """Add what asking a node costs, seen in these states, and return it."""
+    def _pay(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
+        """Add what asking a node costs, seen in these states."""
         problem, prices = self._policy.problem, np.zeros(len(rows))
         for entering in problem.incoming[node]:
             edge, sources = problem.edges[entering], problem.sources[entering]
@@ -457,4 +455,3 @@ class Batch(ABC):
         if self._observed.shape[1]:
             self._observed[rows, node] = states
         self.steps[rows] += 1
-        return prices

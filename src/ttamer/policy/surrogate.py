@@ -62,8 +62,9 @@ class Surrogate:
     def at(self, points: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the chances of being at most, and above, each of some other points."""
         columns = np.searchsorted(self.points, points, side="right")
-        below = np.pad(self.below, ((0, 0), (1, 0)))
-        above = np.pad(self.above, ((0, 0), (1, 0)), constant_values=1.0)
+        before = np.zeros((len(self.below), 1))  # below the first point; np.pad is slower
+        below = np.concatenate([before, self.below], axis=1)
+        above = np.concatenate([before + 1, self.above], axis=1)
         return below[:, columns], above[:, columns]
 
     def minimum_with(self, sibling: Surrogate) -> Surrogate:

@@ -179,9 +179,9 @@ def _check_cost(edge: Edge, sources: tuple[int, ...], targets: int) -> None:
             f"(one per state of the source), or a table of {rows} row(s) of {targets} (one per "
             "state of the target)"
         )
-    wrong = np.argwhere(~(np.isfinite(costs) & (costs >= 0)))
-    if len(wrong):
-        entry = wrong[0].tolist()
+    valid = np.isfinite(costs) & (costs >= 0)
+    if not valid.all():
+        entry = np.argwhere(~valid)[0].tolist()
         where = ("", ", state {0}")[len(entry)] if len(entry) < 2 else ", row {0}, column {1}"
         raise ProblemError(
             f"{edge}{where.format(*entry[:1], *entry[-1:])}: the cost is {costs[tuple(entry)]}; "
@@ -199,15 +199,16 @@ def _check_rows(edge: Edge, sources: tuple[int, ...], targets: int) -> None:
         )
     rows = rows.reshape(-1, targets)
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = rows.sum(axis=1)
-    if not (rows >= 0).all():  # also NaN
+        sums = rows.dot(np.ones(targets))
+    if not rows.min() >= 0:  # also NaN
         row, column = np.argwhere(~(rows >= 0))[0]
         raise ProblemError(
             f"{edge}, row {row}, column {column}: the probability is {rows[row, column]}; "
             "it must be a number from 0 to 1"
         )
-    row = int(np.argmax(np.abs(sums - 1)))
-    if abs(sums[row] - 1) > 1e-9:
+    excess = np.abs(sums - 1)
+    if excess.max() > 1e-9:
+        row = int(excess.argmax())
         raise ProblemError(
             f"{edge}, row {row}: probabilities sum to {sums[row]:.12g}, not 1; normalise the row"
         )

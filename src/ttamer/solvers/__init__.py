@@ -25,7 +25,14 @@ def _blas() -> ThreadpoolController:
 
 
 def one_thread() -> AbstractContextManager[object]:
-    """Return a context in which BLAS uses one thread: on small matrices two wait for each other."""
+    """Return a context in which BLAS uses one thread: on small matrices two wait for each other.
+
+    Returns:
+        The context.
+
+    >>> with one_thread():
+    ...     products = np.eye(2) @ np.eye(2)
+    """
     return _blas().limit(limits=1, user_api="blas")  # type: ignore[no-any-return]
 
 
