@@ -12,7 +12,7 @@ import pytest
 
 from support.faulty_upstream import FaultyUpstream
 from ttamer.cascade import toml_text
-from ttamer.llm.client import CHAT, NEVER, Client, Response, UpstreamFailed
+from ttamer.llm.client import NEVER, Client, Response, UpstreamFailed
 
 COSTS = {"small": 1.0, "large": 12.5}
 SKILLS = {"small": 0.6, "large": 0.95}
@@ -24,7 +24,7 @@ class Direct:
     def __init__(self, settings, model):
         self.settings, self.model, self.client = settings, model, Client(settings, None)
 
-    async def complete(self, body, deadline=NEVER, *, path=CHAT, headers=None):
+    async def complete(self, body, deadline=NEVER, *, headers=None):
         del deadline, headers
         await asyncio.sleep(0)
         model, sent = self.model, self.client.adapted(body)
@@ -38,7 +38,7 @@ class Direct:
             raise UpstreamFailed(self.settings.name, "garbage", "returned no JSON object")
         if model.raw is not None:
             return Response(json.loads(model.raw))
-        response = model._completion("/v1" + path, sent)
+        response = model._completion("/v1/chat/completions", sent)
         if not model.states_usage:
             del response["usage"]
         return Response(response)

@@ -30,8 +30,8 @@ class Fake:
     def __init__(self, *responses):
         self.responses, self.bodies = list(responses), []
 
-    async def complete(self, body, deadline=None, *, path="", headers=None):
-        del deadline, path, headers
+    async def complete(self, body, deadline=None, *, headers=None):
+        del deadline, headers
         self.bodies.append(dict(body))
         response = self.responses.pop(0)
         if isinstance(response, Exception):
@@ -282,7 +282,7 @@ def test_a_setting_that_is_wrong_is_named_with_what_is_allowed(more, message):
     [
         ("'judge'", "for a judge use ttamer collect --judge"),
         ("'vibes'", "kind is 'vibes'; it must be 'choice' or"),
-        ("3", "must be a table, not 3"),
+        ("3", "is 3; it must be a kind or a table"),
         ("{kind = 'regex', patern = 'x'}", "unknown key 'patern'; did you mean 'pattern'"),
         ("{kind = 'json', fields = 'a'}", "fields is 'a'; it must be a list"),
         ("{kind = 'numeric', tolerance = -1}", "tolerance is -1.0; it must be finite"),

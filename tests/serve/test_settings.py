@@ -6,8 +6,6 @@ from support.served import write_cascade
 from ttamer.cascade import CascadeSpec, from_tables
 from ttamer.errors import ArgumentError, ArtefactError, CascadeError
 from ttamer.llm.settings import (
-    EMBEDDING_KEYS_GONE,
-    NODE_KEYS_GONE,
     EmbeddingSettings,
     NodeSettings,
 )
@@ -53,13 +51,13 @@ def test_a_setting_of_audits_that_is_gone_says_where_it_went(key):
         read(more=f"[serve.audit]\nshare = 0.1\n{key} = 1")
 
 
-@pytest.mark.parametrize("key", sorted(NODE_KEYS_GONE))
+@pytest.mark.parametrize("key", sorted(NodeSettings.gone))
 def test_a_setting_of_nodes_that_is_gone_says_where_it_went(key):
     with pytest.raises(CascadeError, match=rf"\('a'\): {key} is no setting any more: .{{12}}"):
         read(node=f"{key} = 1")
 
 
-@pytest.mark.parametrize("key", sorted(EMBEDDING_KEYS_GONE))
+@pytest.mark.parametrize("key", sorted(EmbeddingSettings.gone))
 def test_a_setting_of_embeddings_that_is_gone_says_where_it_went(key):
     with pytest.raises(CascadeError, match=rf"embeddings\]: {key} is no setting any more: .{{9}}"):
         read(more=f"[serve.embeddings]\nupstream = 'http://h/v1'\n{key} = 1")
@@ -73,8 +71,8 @@ def test_a_confidence_that_is_gone_says_what_to_write():
 def test_no_setting_is_gone_and_there():
     assert not set(GONE) & set(ServeSettings.__struct_fields__)
     assert not set(AUDIT_GONE) & set(AuditSettings.__struct_fields__)
-    assert not set(NODE_KEYS_GONE) & set(NodeSettings.__struct_fields__)
-    assert not set(EMBEDDING_KEYS_GONE) & set(EmbeddingSettings.__struct_fields__)
+    assert not set(NodeSettings.gone) & set(NodeSettings.__struct_fields__)
+    assert not set(EmbeddingSettings.gone) & set(EmbeddingSettings.__struct_fields__)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +84,9 @@ def test_no_setting_is_gone_and_there():
         ("allow = ['speed']", "", "allow is .*; it must be 'budget' or"),
         ("timeouts = 3", "", "unknown key 'timeouts'; did you mean 'timeout'"),
         ("max_concurrent = 0", "", "max_concurrent is 0; it must be a whole number at least 1"),
-        ("compare = 'like'", "", "compare: compare is 'like'"),
+        ("compare = 'like'", "", "compare: kind is 'like'"),
         ("compare = 3", "", "compare is 3; it must be a kind"),
-        ("compare = {kind = 'numeric', x = 1}", "", "has kind, tolerance, fields"),
+        ("compare = {kind = 'numeric', x = 1}", "", "unknown key 'x'; allowed are kind, tolerance"),
         ("compare = {kind = 'embedding', threshold = 0.5}", "", "needs .serve.embeddings."),
         ("", "[serve.embeddings]\nmodel = 'm'", r"\[serve.embeddings\]: lacks upstream"),
         ("mode = 'shadow'", "", 'mode = "shadow" needs log, and .serve.audit.'),

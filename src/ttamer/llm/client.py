@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import aiohttp
 import msgspec
@@ -31,21 +31,6 @@ Kind = Literal[
     "queue", "ineligible",
 ]  # fmt: skip
 CHAT = "/chat/completions"
-KNOWN_CODES = {  # the error codes of upstreams that clients receive, in words of our own
-    "context_length_exceeded": "the prompt and the answer are longer than the model's context",
-    "content_policy_violation": "the model's provider refused the content of the request",
-    "content_filter": "the model's provider refused the content of the request",
-    "invalid_image_url": "an image of the request could not be read",
-    "unsupported_parameter": "the model does not take a parameter of the request",
-    "unsupported_value": "the model does not take a value of the request",
-}
-REMEDIES = {
-    "logprobs": 'set its confidence to "none", "self-report", "verifier" or "agreement", '
-    "without extras",
-    "max_tokens": 'set its rename = {max_tokens = "max_completion_tokens"}',
-    "temperature": "set its params = {temperature = false}",
-}
-_NOT_TAKEN = re.compile(r"support|unknown|unrecogni|unexpected|not permitted|not allowed|deprecat")
 
 
 class Deadline(NamedTuple):
@@ -85,6 +70,22 @@ class UpstreamFailed(TTamerError):
 
     retry = False  # the client did, as far as it is of use
     unpaid = frozenset({"connect", "refused", "busy", "error", "open", "queue", "ineligible"})
+    known_codes: ClassVar = {  # that clients receive, in words of our own
+        "context_length_exceeded": "the prompt and the answer are longer than the model's context",
+        "content_policy_violation": "the model's provider refused the content of the request",
+        "content_filter": "the model's provider refused the content of the request",
+        "invalid_image_url": "an image of the request could not be read",
+        "unsupported_parameter": "the model does not take a parameter of the request",
+        "unsupported_value": "the model does not take a value of the request",
+    }
+    remedies: ClassVar = {
+        "logprobs": 'set its confidence to "none", "self-report", "verifier" or "agreement"',
+        "max_tokens": 'set its rename = {max_tokens = "max_completion_tokens"}',
+        "temperature": "set its params = {temperature = false}",
+    }
+    not_taken: ClassVar = re.compile(  # what servers say of a field, each in its own words
+        r"support|unknown|unrecogni|unexpected|not permitted|not allowed|deprecat"
+    )
 
     def __init__(
         self, node: str, kind: Kind, detail: str, *, status: int = 0, retry_after: float = 0.0,
@@ -107,8 +108,8 @@ class UpstreamFailed(TTamerError):
 
     @property
     def code(self) -> str:
-        """The server's error code, where it is one of ``KNOWN_CODES``."""
-        return next((code for code in KNOWN_CODES if code in self.upstream_text), "")
+        """The server's error code, where it is known."""
+        return next((code for code in self.known_codes if code in self.upstream_text), "")
 
     @property
     def remedy(self) -> str:
@@ -118,9 +119,9 @@ class UpstreamFailed(TTamerError):
             return "set its model to one that the server has"
         if self.status == 404:
             return "check its upstream: most base URLs end in /v1"
-        if self.status not in (400, 422) or not _NOT_TAKEN.search(text):
+        if self.status not in (400, 422) or not self.not_taken.search(text):
             return ""
-        return next((remedy for name, remedy in REMEDIES.items() if name in text), "")
+        return next((remedy for name, remedy in self.remedies.items() if name in text), "")
 
 
 class TimeLimit:

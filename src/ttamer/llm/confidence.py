@@ -15,7 +15,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -127,13 +127,6 @@ def probability_of_answer(response: Mapping[str, Any]) -> float:
 def product_of_tokens(response: Mapping[str, Any]) -> float:
     """Return the probability of all tokens together, which is lower for longer answers."""
     return math.exp(math.fsum(_logprobs(response) or [MIN_LOGPROB]))
-
-
-LIKELIHOODS: dict[str, Callable[[Mapping[str, Any]], float]] = {
-    "logprobs": probability_of_answer,
-    "product": product_of_tokens,
-}
-"""The sources of confidence that need no more than the probabilities of an answer's tokens."""
 
 
 def _listed(entry: Mapping[str, Any]) -> list[dict[str, Any]]:

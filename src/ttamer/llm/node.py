@@ -19,15 +19,16 @@ from ttamer.cascade import SUFFIX, CascadeSpec
 from ttamer.llm.client import NEVER, Body, Deadline, Response, UpstreamFailed
 from ttamer.llm.compare import Comparer, Comparison
 from ttamer.llm.confidence import (
-    LIKELIHOODS,
     Unreadable,
     agreement,
     answer_text,
     field_value,
     is_plain_text,
     message_text,
+    probability_of_answer,
     probability_of_choice,
     probability_of_yes,
+    product_of_tokens,
     question_text,
     report_request,
     reported_confidence,
@@ -43,9 +44,8 @@ class Upstream(Protocol):
     """What a node asks."""
 
     async def complete(
-        self, body: Body, deadline: Deadline = ..., *, path: str = ...,
-        headers: Mapping[str, str] | None = ...,
-    ) -> Response:  # fmt: skip
+        self, body: Body, deadline: Deadline = ..., *, headers: Mapping[str, str] | None = ...
+    ) -> Response:
         """Return the response to a request; a failure is an :class:`UpstreamFailed`."""
         ...
 
@@ -295,11 +295,12 @@ class ModelNode:
 
         Upstreams send none with tool calls, refusals and empty answers, which get the lowest.
         """
-        source = self.settings.confidence
         try:
-            if source == "logprobs" and self.compare.kind == "choice" and prediction is not None:
+            if self.settings.confidence == "product":
+                return product_of_tokens(response)
+            if self.compare.kind == "choice" and prediction is not None:
                 return probability_of_choice(response, prediction)
-            return LIKELIHOODS[source](response)
+            return probability_of_answer(response)
         except Unreadable:
             if is_plain_text(response):
                 raise

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 import aiohttp
 
 from ttamer._files import database_errors, open_database
-from ttamer.llm.client import CHAT, NEVER, Body, Client, Deadline, Response, UpstreamFailed
+from ttamer.llm.client import NEVER, Body, Client, Deadline, Response, UpstreamFailed
 from ttamer.llm.confidence import Unreadable
 from ttamer.llm.node import BYTES_PER_TOKEN, Upstream, Usage, call_cost
 from ttamer.llm.settings import NodeSettings
@@ -118,16 +118,11 @@ class PaidUpstream:
         """The requests that are not kept, where nothing is asked."""
 
     async def complete(
-        self,
-        body: Body,
-        deadline: Deadline = NEVER,
-        *,
-        path: str = CHAT,
-        headers: Mapping[str, str] | None = None,
+        self, body: Body, deadline: Deadline = NEVER, *, headers: Mapping[str, str] | None = None
     ) -> Response:
         """Return the kept response, or that of a call."""
         node = self._settings
-        call = key_of([node.upstream, node.model, node.params, node.rename], path, body)
+        call = key_of([node.upstream, node.model, node.params, node.rename], body)
         self._samples[call] += 1
         key = key_of(call, self._samples[call])
         content = self._paid.get(key)
@@ -137,7 +132,7 @@ class PaidUpstream:
         if self._upstream is None:
             self.missing.append(body)
             raise UpstreamFailed(node.name, "ineligible", "is not asked")
-        reply = await self._upstream.complete(body, deadline, path=path, headers=headers)
+        reply = await self._upstream.complete(body, deadline, headers=headers)
         self._new[key] = json.dumps({"body": reply.body, "cost": reply.cost}).encode()
         return reply
 

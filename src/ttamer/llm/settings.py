@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -28,36 +28,6 @@ Capability = Literal["images", "tools", "json_schema"]
 CascadeSource = CascadeSpec | str | os.PathLike[str]
 """A cascade, or the path of its ``cascade.toml``."""
 T = TypeVar("T")
-
-CLUSTER_KEYS = ("replicas", "cpus", "gpus")  # of a [[node]]; only ttamer.ray reads them
-NODE_KEYS_GONE = {
-    "api": "nodes speak OpenAI's format; put LiteLLM in front of other formats, and name its URL",
-    "key_header": 'write headers = {"api-key" = {env = "NAME"}}',
-    "query": "write the query into upstream",
-    "proxy": "set HTTPS_PROXY in the environment of the server",
-    "proxy_auth_env": "write it into HTTPS_PROXY in the environment of the server",
-    "ca_file": "set SSL_CERT_FILE in the environment of the server",
-    "tokens": "a confidence is of all tokens of an answer",
-    "temperature": "write params = {temperature = 0.7}",
-    "answer": "nodes return OpenAI's format; for others use ttamer.Cascade with your function",
-    "fallback": "put a load balancer in front of the servers, such as LiteLLM or nginx",
-    "breaker": "it opens by itself, where half of the recent calls fail",
-    "concurrency": "write max_concurrent",
-    "max_rate": "limits of a provider belong to the proxy in front of it, such as LiteLLM",
-    "max_wait": "a request waits for max_concurrent until its own deadline",
-    "max_response": "responses have at most 8 MiB",
-    "extras": "fits read one confidence of a node",
-    "prefix": "streams of a node are relayed where its answer is returned in any case",
-}
-
-
-EMBEDDING_KEYS_GONE = {
-    "cost": "embeddings are no part of the cost of a request",
-    "cost_per_token": "embeddings are no part of the cost of a request",
-    "timeout": "a request waits 2 seconds for its embedding, and a comparison 5",
-    "max_response": "responses have at most 8 MiB",
-    "signals": "name the embedder in the fit: tt.fit(trace, embedders={...})",
-}
 
 
 class TokenCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -91,6 +61,13 @@ class EmbeddingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     model: str = "embeddings"
     key_env: str = ""
     """The environment variable with the upstream's key."""
+    gone: ClassVar = {
+        "cost": "embeddings are no part of the cost of a request",
+        "cost_per_token": "embeddings are no part of the cost of a request",
+        "timeout": "a request waits 2 seconds for its embedding, and a comparison 5",
+        "max_response": "responses have at most 8 MiB",
+        "signals": "name the embedder in the fit: tt.fit(trace, embedders={...})",
+    }
 
 
 class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -133,6 +110,25 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The tokens of the model's context; a request that is longer is not sent to it."""
     accepts: tuple[Capability, ...] = ("images", "tools", "json_schema")
     """What a request may have for this node; the policy goes on without it for others."""
+    gone: ClassVar = {
+        "api": "nodes speak OpenAI's format; for others put LiteLLM in front, and name its URL",
+        "key_header": 'write headers = {"api-key" = {env = "NAME"}}',
+        "query": "write the query into upstream",
+        "proxy": "set HTTPS_PROXY in the environment of the server",
+        "proxy_auth_env": "write it into HTTPS_PROXY in the environment of the server",
+        "ca_file": "set SSL_CERT_FILE in the environment of the server",
+        "tokens": "a confidence is of all tokens of an answer",
+        "temperature": "write params = {temperature = 0.7}",
+        "answer": "nodes return OpenAI's format; for others use ttamer.Cascade with your function",
+        "fallback": "put a load balancer in front of the servers, such as LiteLLM or nginx",
+        "breaker": "it opens by itself, where half of the recent calls fail",
+        "concurrency": "write max_concurrent",
+        "max_rate": "limits of a provider belong to the proxy in front of it, such as LiteLLM",
+        "max_wait": "a request waits for max_concurrent until its own deadline",
+        "max_response": "responses have at most 8 MiB",
+        "extras": "fits read one confidence of a node",
+        "prefix": "streams of a node are relayed where its answer is returned in any case",
+    }
 
     @property
     def needs_logprobs(self) -> bool:
@@ -168,7 +164,8 @@ def read_nodes(spec: CascadeSpec) -> dict[str, NodeSettings]:
 
 
 def _node(node: CascadeNode, spec: CascadeSpec, where: str) -> NodeSettings:
-    table = {key: value for key, value in node.options.items() if key not in CLUSTER_KEYS}
+    of_ray = ("replicas", "cpus", "gpus")  # only ttamer.ray reads them
+    table = {key: value for key, value in node.options.items() if key not in of_ray}
     if "upstream" not in table:
         raise CascadeError(
             f"{where}: lacks upstream, the base URL of an OpenAI-compatible server; "
@@ -180,7 +177,7 @@ def _node(node: CascadeNode, spec: CascadeSpec, where: str) -> NodeSettings:
             '"product", from which a fit computes the chance of an error'
         )
     table = {"model": node.name, **table, "name": node.name, "cost": node.cost}
-    settings = checked(NodeSettings, table, where, removed=NODE_KEYS_GONE)
+    settings = checked(NodeSettings, table, where)
     settings = msgspec.structs.replace(settings, upstream=settings.upstream.rstrip("/"))
     _check_confidence(settings, table, spec, where)
     return settings
@@ -226,7 +223,9 @@ def comparison_of(spec: CascadeSpec) -> Comparison:
     rule = spec.serve.get("compare", "normalised")
     table = {"kind": rule} if isinstance(rule, str) else rule
     where = "[serve]: compare"
-    if isinstance(table, Mapping) and table.get("kind") == "judge":
+    if not isinstance(table, Mapping):
+        raise CascadeError(f"{where} is {rule!r}; it must be a kind or a table with one")
+    if table.get("kind") == "judge":
         raise CascadeError(f"{where} is 'judge'; for a judge use ttamer collect --judge NODE")
     return checked(Comparison, table, where)
 
@@ -236,21 +235,25 @@ def embeddings_of(spec: CascadeSpec) -> EmbeddingSettings | None:
     table = spec.serve.get("embeddings")
     if table is None:
         return None
-    return checked(EmbeddingSettings, table, "[serve.embeddings]", removed=EMBEDDING_KEYS_GONE)
+    return checked(EmbeddingSettings, table, "[serve.embeddings]")
 
 
 def checked(
     kind: type[T], table: Any, where: str, *, removed: Mapping[str, str] | None = None
 ) -> T:
-    """Return a table of settings as a struct; ``removed`` says where the keys of old went."""
+    """Return a table of settings as a struct; ``removed`` says where the keys of old went.
+
+    By default it is the ``gone`` of the struct.
+    """
     if not isinstance(table, Mapping):
         raise CascadeError(f"{where}: must be a table, not {table!r}")
+    gone = removed or getattr(kind, "gone", {})
     names = [field.name for field in msgspec.inspect.type_info(kind).fields]  # type: ignore[attr-defined]
     for key in table:
         if key in names:
             continue
-        if removed and key in removed:
-            raise CascadeError(f"{where}: {key} is no setting any more: {removed[key]}")
+        if key in gone:
+            raise CascadeError(f"{where}: {key} is no setting any more: {gone[key]}")
         alike = get_close_matches(key, names, n=1, cutoff=0.75)
         advice = f"did you mean {alike[0]!r}?" if alike else f"allowed are {', '.join(names)}"
         raise CascadeError(f"{where}: has an unknown key {key!r}; {advice}")

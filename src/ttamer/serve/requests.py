@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from ttamer.llm.client import KNOWN_CODES, UpstreamFailed
+from ttamer.llm.client import UpstreamFailed
 from ttamer.llm.node import Work
 from ttamer.runtime.cascade import Cascade
 from ttamer.runtime.reply import CascadeFailed
@@ -60,7 +60,8 @@ class Refused(Exception):
             return cls(504, "timeout", "no answer within the time limit")
         if causes and all(cause.refuses_request for cause in causes):
             code = next((cause.code for cause in causes if cause.code), "")
-            text = KNOWN_CODES.get(code, "every model refused the request as invalid")
+            invalid = "every model refused the request as invalid"
+            text = UpstreamFailed.known_codes.get(code, invalid)
             return cls(400, code or "refused", text)
         wait = max((cause.retry_after for cause in causes), default=0.0)
         if causes and all(cause.kind in ("busy", "open", "queue") for cause in causes):
