@@ -28,11 +28,10 @@ from ttamer.cli.options import (
     to_json,
 )
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.frontiers import MORE_ERROR, OURS, Frontier, family_names, frontier
+from ttamer.evaluation.frontiers import OURS, Frontier, family_names, frontier
 from ttamer.reporting.page import require_page, write_report
-from ttamer.reporting.recommendation import budget_of, points_in_words, recommend
+from ttamer.reporting.recommendation import budget_of, recommend
 from ttamer.reporting.savings import Savings, savings
-from ttamer.show.tables import paint
 from ttamer.trace.decisions import read_decisions
 from ttamer.trace.trace import Trace
 
@@ -156,23 +155,17 @@ def _savings(rows: Rows, against: str, **options: Any) -> Savings:
     return savings(log.trace, against, spent=float(log.audit_cost.sum()), **options)
 
 
-def advice_text(result: Frontier, trace_words: str | None = None) -> str:
-    """Return the recommendation, and for a command what comes next.
-
-    ``trace_words`` are the words of a command that fits the same rows.
-    """
+def advice_text(result: Frontier, trace_words: str) -> str:
+    """Return the recommendation, and what comes next, from the words that name the rows."""
     if "ttamer" not in result.families:
         return ""
     advice = recommend(result)
     text = "\n\n" + textwrap.fill(f"What to use: {advice}", 80, break_on_hyphens=False)
     fits = {"paper": "--belief markov", "threshold": "--belief threshold",
             "router": "--max-nodes 1"}  # fmt: skip
-    if trace_words is None or advice.outcome == "nothing":
-        return text
-    if advice.outcome == "loses":
-        words = fits.get(advice.family)
-        return f"{text}\n\nNext: ttamer fit {trace_words} {words}" if words else text
-    if result.ladder is None:
+    if advice.outcome == "loses" and advice.family in fits:
+        return f"{text}\n\nNext: ttamer fit {trace_words} {fits[advice.family]}"
+    if advice.outcome in ("loses", "nothing") or result.ladder is None:
         return text
     budget = budget_of(result.ladder, *advice.settings)
     return (
@@ -213,16 +206,11 @@ def demo_command(trace: str, output: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     page = write_report(result, file, png=False, progress=progress)[0]
     progress("")
-    # The recommendation may name another family: these three numbers are always ttamer's.
-    first, *further = three_numbers(result)
-    print(paint(f"With ttamer: {first}", "bold"))
-    for line in further:
-        print(f"  and {line}")
+    print(textwrap.fill(str(recommend(result)), 80, break_on_hyphens=False))
     facts = datasets.about(trace)
     print(f"\n{trace}: {facts['title']}")
     print(", ".join(fit_trace.names))
-    print(f"cost: {facts['cost'].partition(';')[0]}")
-    print(f"\n{result}{advice_text(result)}")
+    print(f"cost: {facts['cost'].partition(';')[0]}\n\n{result}")
     print("\nThe same for a log of yours: ttamer report LOG --cascade cascade.toml")
     print(f"The report, to open in a browser: {page}")
 
@@ -238,32 +226,3 @@ def measure_others(name: str) -> Frontier:
     """Return the frontier of all families but ttamer."""
     names = [family for family in (*OURS, *FAMILIES) if family != "ttamer"]
     return frontier(*_parts(name), families=names, resamples=0)
-
-
-def three_numbers(result: Frontier) -> list[str]:
-    """Return what ttamer reaches, in two or three lines.
-
-    Separate models together may be more accurate than the best of them: the lines say by how much.
-    The exits of one network rarely are: there the lines say what giving up some accuracy saves.
-    """
-    best = result.reference
-    highest = 1 - min(point.result.error for point in result.of("ttamer"))
-    shares = {
-        more: cost / best.cost
-        for more in MORE_ERROR
-        if best.cost and (cost := result.cost_at("ttamer", more)) is not None
-    }
-    same = f"at {shares[0.0]:.1%} of its cost" if 0.0 in shares else "is not reached"
-    first = f"the accuracy of {result.alone} ({1 - best.error:.1%}) {same}"
-    if result.alone != "the full network":
-        error = result.error_at("ttamer", best.cost)
-        at_price = "" if error is None else f"{1 - error:.1%}"
-        if at_price == f"{highest:.1%}":
-            return [first, f"{at_price} accuracy at most, at no more than its cost"]
-        priced = [f"{at_price} accuracy at its cost"] if at_price else []
-        return [first, *priced, f"{highest:.1%} at most, whatever it costs"]
-    if 0.0 not in shares:
-        first = f"{first}: {highest:.1%} at most"
-    near = [f"within {points_in_words(more)} of it at {shares[more]:.1%} of its cost"
-            for more in MORE_ERROR if more and more in shares][:2]  # fmt: skip
-    return [first, *near]

@@ -288,15 +288,15 @@ def label_command(
     target = Path(output or beside(source, f".labelled{suffix_of(source)}"))
     if target.resolve() == source.resolve():
         raise ArgumentError(f"--output is {output!r}, the trace itself; choose another file")
-    kept = beside(source, ".toml") if _cascade_words(source) else None
-    if kept is not None and source.exists() and not kept.exists():
+    beside_it = beside(source, ".toml") if _cascade_words(source) else None
+    if beside_it is not None and source.exists() and not beside_it.exists():
         raise ArgumentError(
-            f"{source}: keeps no cascade, and {kept}, which ttamer collect writes beside it, is "
-            "missing; run ttamer collect again, which asks no model again"
+            f"{source}: keeps no cascade, and {beside_it}, which ttamer collect writes beside it, "
+            "is missing; run ttamer collect again, which asks no model again"
         )
     if (judge is None) != (cascade is None) or (graded and judge is None):
         raise ArgumentError("--judge NODE and --cascade FILE go together, and --graded with them")
-    log = Trace.read(source, kept)
+    log = Trace.read(source, beside_it)
     if judge is None:
         labelled, facts, lines = _by_hand(log, source, quiet=as_json, **options)
     else:

@@ -48,9 +48,9 @@ def drift_command(
         raise ArgumentError("a promise is needed: give --error or --drop")
     at_most, kind = (error, "error") if drop is None else (drop, "drop")
     settings = LoopSettings(at_most, kind=kind, against=against, **options)  # type: ignore[arg-type]
-    found = watch(log, policy, settings, reference=reference, replace=replace)
-    print(to_json(asdict(found)) if as_json else found)
-    return 0 if found.is_current else 1
+    outcome = watch(log, policy, settings, reference=reference, replace=replace)
+    print(to_json(asdict(outcome)) if as_json else outcome)
+    return 0 if outcome.is_current else 1
 
 
 @command("forget")

@@ -91,7 +91,7 @@ def evaluate_command(
         progress(f"measuring {len(policies)} policies")
         believed = loaded.fitted.read(rows)  # once for all of them
         played = (believed.play(choice.rule) for choice in shown)
-        results = [measure(one, rows, target=target) for one in played]
+        results = [measure(play, rows, target=target) for play in played]
         progress("")
     costs = rows.spec.answer_costs(rows.costs.mean(axis=0)).tolist()
     errors = known_losses(rows, target).mean(axis=0).tolist()

@@ -51,8 +51,7 @@ def inspect_command(file: str, as_json: bool) -> None:
         print(f"\nExpected on new rows:\n\n{policy.table()}")
     elif isinstance(policy, Ladder):
         rows = [
-            [f"{one.tradeoff:.4g}", number(one.expected_cost), number(one.expected_loss)]
-            for one in policy
+            [f"{p.tradeoff:.4g}", number(p.expected_cost), number(p.expected_loss)] for p in policy
         ]
         print(f"\n{table(['tradeoff', 'expected cost', 'expected loss'], rows)}")
 

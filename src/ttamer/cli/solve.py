@@ -163,15 +163,15 @@ def _text(policy: Policy, best: Optima) -> str:
 def _against(policy: Policy, best: Optima) -> list[tuple[str, float | None]]:
     """Return what the policy is measured against, in words, and its value."""
     is_capped, at_most = isinstance(policy, JointPolicy) and policy.cap is not None, ""
-    this = "" if policy.ratio > 1 or is_capped else " (this one)"
-    online = [("the best policy with recall" + this * policy.recall, best.online)]
+    mark = "" if policy.ratio > 1 or is_capped else " (this one)"
+    online = [("the best policy with recall" + mark * policy.recall, best.online)]
     if policy.ratio > 1:
         at_most = f"at most {policy.ratio:.4g} times "
     if best.online_bound is not None and not is_capped:
         online = [("no policy with recall is below", best.online_bound),
                   (f"this policy, {at_most}the best", best.online)]  # fmt: skip
     capped = [(f"this policy, {at_most}the best under the cap", policy.value)] if is_capped else []
-    without = "the best policy without" + this * (not policy.recall)
+    without = "the best policy without" + mark * (not policy.recall)
     prophet = "a prophet that sees every loss"
     return [(prophet, best.offline), *online, (without, best.no_recall), *capped]
 
