@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import warnings
 
 import numpy as np
 import pytest
 
 from ttamer import CascadeSpec, Trace, TraceError, TraceWarning, collect, fit
+from ttamer.cascade import CascadeNode
 from ttamer.evaluation import frontier
 from ttamer.trace import read_batches
+from ttamer.trace.checks import check_for_fit
 
 SPEC = CascadeSpec.of({"a": 1.0, "b": 2.0})
 
@@ -77,6 +81,54 @@ def test_whole_numbers_with_a_point_in_some_columns_are_warned_of(tmp_path):
     message = "log.csv: the classes '3.0' and '3' are the same number, and count as two"
     with pytest.warns(TraceWarning, match=message):
         Trace.read(path, {"a": 1.0, "b": 2.0})
+
+
+def logged(rows=200, *, confidence=None, cost=None, spec=SPEC, other="ham"):
+    confidence = np.linspace(0.2, 1, rows) if confidence is None else confidence
+    return Trace.from_arrays(
+        spec,
+        np.column_stack([confidence, confidence]),
+        prediction=[["spam", "ham"], ["ham", other]] * (rows // 2),
+        label=["spam", "ham"] * (rows // 2),
+        cost=None if cost is None else np.tile(cost, (rows, 1)),
+    )
+
+
+TWO_SCALES = np.concatenate([np.linspace(0.1, 0.9, 100), np.linspace(20, 95, 100)])
+TOKENS = CascadeSpec((CascadeNode("a", 1.0, options={"cost_per_token": 1.0}), SPEC.nodes[1]))
+
+
+@pytest.mark.parametrize(
+    ("trace", "says"),
+    [
+        (lambda: logged(other="Ham"), "the classes 'Ham' and 'ham' differ only in capitals"),
+        (
+            lambda: logged(cost=[1.0, 6.5]),
+            "'b' have mean 6.5, .* is 2; correct the one that is out",
+        ),
+        (lambda: logged(cost=[1.0, 80.0]), "'b' have mean 80, .* is 2; write both in one unit"),
+        (lambda: logged(cost=[1.0, 5.5]), None),
+        (lambda: logged(40, cost=[1.0, 6.5]), "the trace has 40 rows; below 100"),
+        (lambda: logged(cost=[9.0, 2.0], spec=TOKENS), None),
+        (
+            lambda: logged(confidence=TWO_SCALES),
+            "'a' are on two scales: 100 from 0 to 1, and 100 a",
+        ),
+        (lambda: logged(confidence=np.linspace(1, 100, 200)), None),
+        (lambda: logged(confidence=np.linspace(0.1, 9, 200)), None),
+        (
+            lambda: logged(spec=dataclasses.replace(SPEC, mistakes={"Spam": {"*": 2.0}})),
+            "table of mistakes has 'Spam', which no row has",
+        ),
+    ],
+)
+def test_what_a_fit_warns_of(trace, says):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_for_fit(trace())
+    texts = [str(warning.message) for warning in caught]
+    assert bool(texts) == bool(says)
+    assert says is None or re.search(says, texts[0])
 
 
 def test_a_fit_to_few_rows_warns():

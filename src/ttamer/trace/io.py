@@ -164,18 +164,31 @@ def read_batches(
     return _traces(source, _layout_of(source, cascade, on_bad), rows, on_bad)
 
 
-def _traces(source: Source, layout: Layout, rows: int, on_bad: OnBad) -> Iterator[Trace]:
-    codes, match = _Codes(), ClassMatch()
+def _traces(source: Source, layout: Layout, rows: int | None, on_bad: OnBad) -> Iterator[Trace]:
+    """Yield traces of at most ``rows`` rows, or one of all; then check what they are together."""
+    codes, match, where = _Codes(), ClassMatch(), layout.where
     start = count = 0
-    for cells in source.batches(layout.kinds, rows):
-        columns = _parsed(layout, cells, codes, start)
-        size = _rows_in(columns)
-        trace = _assembled(layout, [columns], start, codes, on_bad)
+
+    def parsed() -> Iterator[dict[str, NDArray[Any]]]:
+        row = 0
+        for chunks in source.batches(layout.kinds, rows):
+            yield _parsed(layout, chunks, codes, row)
+            row += len(next(iter(chunks.values())).values)
+
+    for parts in ([part] for part in parsed()) if rows else filter(None, [list(parsed())]):
+        read = sum(map(_rows_in, parts))
+        trace = _assembled(layout, parts, start, codes, on_bad)
         match.add(trace)
-        start += size
-        count += len(trace)
+        start, count = start + read, count + len(trace)
         yield trace
-    _check_whole(layout, start, count, match, codes)
+    if not start:
+        raise TraceError(f"{where}: has columns and no rows; bring a log with at least one input")
+    if not count:
+        raise TraceError(f"{where}: every row was left out ({start} in all); fix the log")
+    classes = codes["classes"].classes
+    if layout.compares_classes:
+        match.check(classes, where)
+    warn_of_variants(classes, where)
 
 
 def read_all(source: Source, cascade: Cascade, on_bad: OnBad) -> Trace:
@@ -184,15 +197,7 @@ def read_all(source: Source, cascade: Cascade, on_bad: OnBad) -> Trace:
         return read_decisions(source.where, _spec_of(source, cascade, on_bad)).trace
     if is_long(source.columns):
         source = _by_input(source)
-    layout, codes, start = _layout_of(source, cascade, on_bad), _Codes(), 0
-    parts: list[dict[str, NDArray[Any]]] = []
-    for cells in source.batches(layout.kinds, None):
-        parts.append(_parsed(layout, cells, codes, start))
-        start += _rows_in(parts[-1])
-    _check_whole(layout, start, start)
-    trace, match = _assembled(layout, parts, 0, codes, on_bad), ClassMatch()
-    match.add(trace)
-    _check_whole(layout, start, len(trace), match, codes)
+    (trace,) = _traces(source, _layout_of(source, cascade, on_bad), None, on_bad)
     return trace
 
 
@@ -206,26 +211,6 @@ class _Codes(dict[str, ClassCodes]):
 
 def _rows_in(columns: Mapping[str, NDArray[Any]]) -> int:
     return len(next(iter(columns.values())))
-
-
-def _check_whole(
-    layout: Layout,
-    read: int,
-    used: int,
-    match: ClassMatch | None = None,
-    codes: _Codes | None = None,
-) -> None:
-    """Refuse a log without rows, or whose labels are never predicted."""
-    where = layout.where
-    if not read:
-        raise TraceError(f"{where}: has columns and no rows; bring a log with at least one input")
-    if not used:
-        raise TraceError(f"{where}: every row was left out ({read} in all); fix the log")
-    if match is not None and codes is not None:
-        classes = codes["classes"].classes
-        if layout.compares_classes:
-            match.check(classes, where)
-        warn_of_variants(classes, where)
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
@@ -732,19 +717,15 @@ class _JsonLines(Source):
 
 def read_frame(frame: Any, cascade: Cascade, on_bad: OnBad) -> Trace:
     """Build a trace from a data frame; see :meth:`ttamer.Trace.from_frame`."""
-    if hasattr(frame, "to_frame"):  # as a column of pandas and polars has, which exports a stream
-        raise ArgumentError(
-            f"from_frame needs a data frame, and a {type(frame).__name__} is one column: give the "
-            "frame with a column <node>.confidence for each node",
-            param="frame",
-        )
-    if not hasattr(frame, "__arrow_c_stream__"):
-        remedy = "read a file with Trace.read, build from arrays with Trace.from_arrays"
-        if hasattr(frame, "collect"):  # polars computes it only then
+    # A column of pandas and polars exports a stream too.
+    if hasattr(frame, "to_frame") or not hasattr(frame, "__arrow_c_stream__"):
+        name, remedy = type(frame).__name__, "read a file with Trace.read, arrays with from_arrays"
+        if hasattr(frame, "to_frame"):
+            remedy = f"a {name} is one column: give the frame with a column <node>.confidence"
+        elif hasattr(frame, "collect"):  # polars computes it only then
             remedy = "give frame.collect()"
         raise ArgumentError(
-            f"from_frame needs a data frame (pandas, polars, Arrow), not {type(frame).__name__}; "
-            f"{remedy}",
+            f"from_frame needs a data frame (pandas, polars, Arrow), not {name}; {remedy}",
             param="frame",
         )
     where, columns = "the frame", getattr(frame, "columns", ())
