@@ -122,10 +122,10 @@ class Outside:
         """
         met = np.maximum(levels, index[:, np.newaxis])
         columns = np.searchsorted(self.points, met)
-        padded_points = np.append(self.points, -1)
-        padded = np.pad(self.chances, ((0, 0), (0, 1), (0, 0)))
-        columns = np.where(padded_points[columns] == met, columns, len(self.points))
-        return padded[np.arange(len(index))[:, np.newaxis], columns]
+        columns[np.append(self.points, -1)[columns] != met] = len(self.points)
+        table = np.zeros((len(index), len(self.points) + 1, len(self.costs)))
+        table[:, :-1] = self.chances
+        return table[np.arange(len(index))[:, np.newaxis], columns]
 
 
 def forest_outcome(
@@ -180,14 +180,13 @@ def forest_outcome(
         reached = around.at(indices[node], np.concatenate([losses[node], onward]))
         # From here on, per state of the node itself.
         costs, reached = _moved(edge, around.costs, reached, by_cost=by_cost, forward=True)
+        late = None if ahead is None else ahead.at(losses[node])
         for observed, loss in enumerate(problem.nodes[node].losses.tolist()):
             paid, chance = costs, reached[observed, observed]
             if loss == np.inf or not chance.any():
                 continue
-            if ahead is not None:
-                late = ahead.at(losses[node][[observed]])[observed]
-                paid, table = _convolved(costs, chance[np.newaxis], ahead.costs, late)
-                chance = table[0]
+            if ahead is not None and late is not None:
+                paid, chance = _convolved(costs, chance, ahead.costs, late[observed, observed])
             answers.append((loss, paid, chance))
         if ahead is not None:
             going = losses[node][:, np.newaxis] > onward
