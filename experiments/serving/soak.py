@@ -25,6 +25,7 @@ import aiohttp
 from attacks import COSTS, HOST, Model, fitted, memory, started, write
 
 import ttamer as tt
+from ttamer.trace.decisions import read_decisions
 
 WORKERS = 24
 FAULTS = ("ok", "loss 500 0.2", "loss reset 0.1", "loss cut 0.1", "loss 503 0.3", "loss hang 0.02")
@@ -156,10 +157,7 @@ async def main() -> None:
         disturbing.cancel()
         await asyncio.sleep(0.5)  # the log is written
         after = [memory(replica.process) for replica in replicas]
-        rows = Counter[str]()
-        for file in Path(folder).glob("decisions.jsonl*"):
-            if file.suffix != ".key":
-                rows.update(json.loads(line)["request"] for line in file.read_bytes().splitlines())
+        rows = Counter(read_decisions(Path(folder, "decisions.jsonl")).requests)
         report(client, models, counts, rows, time.monotonic() - start)
         print(f"memory, MB: {before} at the start, {after} at the end")
 
