@@ -47,7 +47,27 @@ from ttamer.serve.sinks import Metrics
 from ttamer.serve.stream import streamed
 
 log = logging.getLogger("ttamer")
-Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Received(Request):
+    """A request, and what it holds while it is answered."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request.scope, request.receive)
+        self.held, self.is_read = AsyncExitStack(), False
+        # Starlette goes through the list of headers at each access.
+        self._texts: dict[bytes, bytes] = dict(request.scope["headers"])
+        stated = self.text("x-request-id")
+        is_good = re.fullmatch(REQUEST_ID, stated) is not None
+        self.id = stated if is_good else f"{random.getrandbits(128):032x}"
+        """The client's, where it can be used, else a new one."""
+
+    def text(self, header: str) -> str:
+        """Return a header; nothing where there is none."""
+        return self._texts.get(header.encode(), b"").decode("latin-1")
+
+
+Handler = Callable[[Received], Awaitable[Response]]
 
 
 class Gate:
@@ -65,7 +85,7 @@ class Gate:
         self.inside = self.running = self.bytes = 0
 
     @asynccontextmanager
-    async def admitted(self, request: Request) -> AsyncIterator[bytes]:
+    async def admitted(self, request: Received) -> AsyncIterator[bytes]:
         """Count a request as one inside, and give its body."""
         if self.inside >= self._max_inside:
             raise self._busy()
@@ -74,7 +94,7 @@ class Gate:
         size = 0
         try:
             parts: list[bytes] = []
-            stated = request.headers.get("content-length", "")
+            stated = request.text("content-length")
             # What it states is refused before a byte is read; what comes is counted in any case.
             if stated.isdecimal() and int(stated[:20]) > self._max_body:
                 raise self._too_large()
@@ -90,7 +110,7 @@ class Gate:
                         parts.append(part)
             except TimeoutError:
                 raise Refused(408, "slow_body", "the body did not come in time") from None
-            request.state.is_read = True
+            request.is_read = True
             parts[:] = [b"".join(parts)]
             yield parts.pop()  # which is not held here: a body is not in memory twice
         finally:
@@ -228,7 +248,7 @@ class Service:
 
     # Requests
 
-    async def completions(self, request: Request) -> Response:
+    async def completions(self, request: Received) -> Response:
         """``POST /v1/chat/completions``."""
         content = await self._body(request)
         # The time that a request waits for its turn is a part of its own.
@@ -236,21 +256,22 @@ class Service:
         del content  # what is read of it is enough
         return await _unless_gone(request, work)
 
-    async def _completed(self, request: Request, content: bytes, deadline: Deadline) -> Response:
-        stack: AsyncExitStack = request.state.held
-        await stack.enter_async_context(self.gate.slot(deadline.left))
+    async def _completed(self, request: Received, content: bytes, deadline: Deadline) -> Response:
+        await request.held.enter_async_context(self.gate.slot(deadline.left))
         tracing = ("traceparent", "tracestate")
-        passed = {name: value for name in tracing if (value := request.headers.get(name))}
-        job = await self.chat.read(content, _id_of(request), passed, deadline)
+        passed = {name: value for name in tracing if (value := request.text(name))}
+        job = await self.chat.read(content, request.id, passed, deadline)
         del content
-        return await (streamed(self.chat, job, stack) if job.chat.stream else self.chat.answer(job))
+        if job.chat.stream:
+            return await streamed(self.chat, job, request.held)
+        return await self.chat.answer(job)
 
-    async def decide(self, request: Request) -> Response:
+    async def decide(self, request: Received) -> Response:
         """``POST /v1/decide``."""
         content = await self._body(request)
         return json_response(decide(content, self.policies.active, self.settings.serve.allow))
 
-    async def feedback(self, request: Request) -> Response:
+    async def feedback(self, request: Received) -> Response:
         """``POST /v1/feedback``."""
         content = await self._body(request)
         feedback = decoded(content, Feedback)
@@ -263,12 +284,11 @@ class Service:
             label = self.settings.compare.label(label) or label
         return json_response({"known": await self.audits.say(feedback.request, label, score)})
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Received) -> bytes:
         self._check(request)
-        held: AsyncExitStack = request.state.held
-        return await held.enter_async_context(self.gate.admitted(request))
+        return await request.held.enter_async_context(self.gate.admitted(request))
 
-    async def models(self, request: Request) -> Response:
+    async def models(self, request: Received) -> Response:
         """``GET /v1/models``."""
         self._check(request)
         entries = [
@@ -277,28 +297,27 @@ class Service:
         ]
         return json_response({"object": "list", "data": entries})
 
-    async def health(self, request: Request) -> Response:
+    async def health(self, request: Received) -> Response:
         """``GET /health``: whether the process runs."""
         del request
         return json_response({"status": "ok"})
 
-    async def ready(self, request: Request) -> Response:
+    async def ready(self, request: Received) -> Response:
         """``GET /ready``: whether requests should be sent here."""
         del request
         active = self.policies.active
         body = {"ready": self.is_ready, "policy": active.version}
         return json_response(body, 200 if self.is_ready else 503)
 
-    async def scrape(self, request: Request) -> Response:
+    async def scrape(self, request: Received) -> Response:
         """``GET /metrics``."""
         self._check(request)
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: Received) -> None:
         """Refuse who has not the token; without one, other machines and what pages could send."""
-        headers = request.headers
         if self.token:
-            stated = headers.get("authorization", "").encode("latin-1", "replace")
+            stated = request.text("authorization").encode("latin-1")
             # In constant time: how long a comparison takes says nothing about the token.
             if not hmac.compare_digest(stated, b"Bearer " + self.token):
                 raise Refused(401, "invalid_api_key", "the bearer token is missing or wrong")
@@ -306,47 +325,37 @@ class Service:
             raise Refused(
                 403, "no_token", "without a token only this machine is served: set token_env"
             )
-        elif not _is_local_name(headers.get("host", "")):
+        elif not _is_local_name(request.text("host")):
             raise Refused(403, "host", "without a token, ask by an address or a local name")
-        if "transfer-encoding" in headers and "content-length" in headers:
+        if request.text("transfer-encoding") and request.text("content-length"):
             raise Refused(400, "two_lengths", "the body has two lengths")  # proxies read either
         # Pages may send text/plain to any address, with parameters that they choose.
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = request.text("content-type").partition(";")[0].strip().lower()
         if request.method == "POST" and not kind.endswith("json"):
             raise Refused(415, "content_type", "the content-type must be application/json")
 
-    def endpoint(self, handler: Handler) -> Handler:
+    def endpoint(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """Return a handler whose refusals are responses, counted and with the id of the request."""
 
-        async def handle(request: Request) -> Response:
-            start = time.perf_counter()
+        async def handle(incoming: Request) -> Response:
+            start, request = time.perf_counter(), Received(incoming)
             try:
-                async with AsyncExitStack() as request.state.held:
+                async with request.held:
                     response = await handler(request)
             except Refused as error:
                 response = error.response()
-                if request.method == "POST" and not getattr(request.state, "is_read", False):
+                if request.method == "POST" and not request.is_read:
                     response.headers["connection"] = "close"  # what is left of the body is not read
             except ClientDisconnect:
                 response = Response(status_code=499)
             except Exception:
-                log.exception("request %s", _id_of(request))
+                log.exception("request %s", request.id)
                 response = Refused(500, "internal_error", "an error of the server").response()
             self.metrics.finished(response.status_code, time.perf_counter() - start)
-            response.headers["x-request-id"] = _id_of(request)
+            response.headers["x-request-id"] = request.id
             return response
 
         return handle
-
-
-def _id_of(request: Request) -> str:
-    """Return the id of a request: the client's where it can be used, else a new one."""
-    if not hasattr(request.state, "id"):
-        stated = request.headers.get("x-request-id", "")
-        is_good = re.fullmatch(REQUEST_ID, stated) is not None
-        request.state.id = stated if is_good else f"{random.getrandbits(128):032x}"
-    identity: str = request.state.id
-    return identity
 
 
 @lru_cache(256)
@@ -378,7 +387,7 @@ def _is_local_name(host: str) -> bool:
     return True
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+async def _unless_gone(request: Received, work: Coroutine[Any, Any, Response]) -> Response:
     """Run a handler; where the client leaves, cancel it and its calls."""
     task, watcher, has_left = asyncio.current_task(), None, False
     assert task is not None  # noqa: S101 - this is a coroutine
