@@ -18,7 +18,7 @@ test: lint types layers unit
 # What needs no server, browser, cluster or language model, with fewer examples per property: it
 # installs neither PyTorch nor Ray; where they are installed, their tests run too.
 quick: $(VENV)/.quick
-	HYPOTHESIS_PROFILE=quick $(PYTEST) -m 'not (server or browser or ray or llm or slow)'
+	HYPOTHESIS_PROFILE=quick $(PYTEST) -m 'not (server or browser or ray or slow)'
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -37,7 +37,7 @@ unit: $(VENV)/.dev programs
 
 # Looks for new examples in every property; those that fail are kept in tests/found.
 explore: $(VENV)/.dev
-	HYPOTHESIS_PROFILE=explore $(PYTEST) --hypothesis-seed=$$(date +%s) -m 'not (browser or ray or llm)'
+	HYPOTHESIS_PROFILE=explore $(PYTEST) --hypothesis-seed=$$(date +%s) -m 'not (browser or ray)'
 
 # The exact core under 30 seeds of Hypothesis; make test keeps its pinned one.
 .PHONY: seeds

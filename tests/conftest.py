@@ -24,7 +24,6 @@ TIERS = {
     "server": {"start_upstream", "run_gateway", "prometheus", "start"},
     "browser": {"chromium"},
     "ray": {"cluster"},
-    "llm": {"real_llms"},
 }
 """The fixtures that put a test into a tier."""
 

@@ -38,7 +38,7 @@ class Direct:
             raise UpstreamFailed(self.settings.name, "garbage", "returned no JSON object")
         if model.raw is not None:
             return Response(json.loads(model.raw))
-        response = model._completion("/v1/chat/completions", sent)
+        response = model._completion(sent)
         if not model.states_usage:
             del response["usage"]
         return Response(response)

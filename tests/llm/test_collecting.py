@@ -372,10 +372,10 @@ def judging(upstream, verdict):
     real = upstream._completion
     judged = []
 
-    def completion(path, body):
+    def completion(body):
         text = body["messages"][-1]["content"]
         if "is the answer" not in text.lower():
-            return real(path, body)
+            return real(body)
         judged.append(body)
         return {"choices": [{"message": {"content": verdict(text)}}]}
 

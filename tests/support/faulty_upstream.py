@@ -23,10 +23,9 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from support.quick_server import QuickServer
 from support.waiting import LONGEST_WAIT
 
-MODES = ("ok", "slow", "stall", "error", "garbage", "truncated", "reset", "refuse", "loss", "hang")
+MODES = ("ok", "slow", "error", "garbage", "reset", "loss", "hang")
 LOSS = 0.3
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -64,38 +63,27 @@ class FaultyUpstream:
         """Modes of the next requests, one each; then ``mode`` again."""
         self.status = 500
         """What mode "error" answers with."""
-        self.code: str | None = None
-        """The error code that mode "error" answers with."""
         self.headers: dict[str, str] = {}
         """Sent with every answer."""
-        self.hold_after: int | None = None
-        """A stream waits for ``release`` after this many pieces of its text."""
         self.raw: bytes | None = None
         """Sent instead of an answer."""
-        self.raw_type = "application/json"
         self.requests: list[dict[str, Any]] = []
         """The bodies that came, in order."""
-        self.request_headers: list[dict[str, str]] = []
-        self.queries: list[str] = []
         self.calls: list[Call] = []
         """What the upstream would bill, in the order in which requests came."""
         self.states_usage = True
         """Whether responses have a usage."""
         self.answered = 0
         """How many answers were whole."""
-        self.open = self.most_open = 0
-        """Requests in progress, and the most of them at once."""
         self.yes = lambda prompt: uniform("yes", prompt)
         """The probability of "yes", where a prompt asks for yes or no."""
-        self.next_best = lambda _: None
-        """From a prompt to the probability of the second likeliest token; ``None``: not listed."""
         self.answer = self._answer
         """From (prompt, sample) to (text, probability of each token)."""
-        self._mode = "ok"
+        self.mode = "ok"
         self._random = random.Random(seed)  # noqa: S311 - loss, not secrets
         self._samples: Counter[str] = Counter()
         self._lock = threading.Condition()
-        self._server: QuickServer | None = None
+        self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self._release: asyncio.Event | None = None
         self.port = 0
@@ -111,20 +99,6 @@ class FaultyUpstream:
     def count(self) -> int:
         """How many requests came."""
         return len(self.requests)
-
-    @property
-    def mode(self) -> str:
-        return self._mode
-
-    @mode.setter
-    def mode(self, mode: str) -> None:
-        if mode not in MODES:
-            raise ValueError(f"{mode!r} is not one of {MODES}")
-        was, self._mode = self._mode, mode
-        if mode == "refuse":
-            self.stop()
-        elif was == "refuse":
-            self.start()
 
     def release(self) -> None:
         """Let the requests of mode "slow" that wait now be answered."""
@@ -160,7 +134,7 @@ class FaultyUpstream:
         config = uvicorn.Config(
             self._app(), log_config=None, lifespan="off", timeout_graceful_shutdown=1, ws="none"
         )
-        self._server = QuickServer(config)
+        self._server = uvicorn.Server(config)
         self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(listener, started), daemon=True)
@@ -173,8 +147,7 @@ class FaultyUpstream:
         if self._server is None or self._thread is None:
             return
         self.release()
-        self._server.force_exit = True
-        self._server.end()
+        self._server.should_exit = self._server.force_exit = True
         self._thread.join(10)
         self._server = self._thread = None
 
@@ -200,64 +173,45 @@ class FaultyUpstream:
         async def models(_: Any) -> Response:
             return JSONResponse({"object": "list", "data": [{"id": self.name, "object": "model"}]})
 
-        paths = ("/v1/chat/completions", "/v1/completions", "/v1/classify", "/v1/embeddings",
-                 "/v1/messages")  # fmt: skip
+        paths = ("/v1/chat/completions", "/v1/embeddings")
         posts = [Route(path, self._post, methods=["POST"]) for path in paths]
         return Starlette(routes=[Route("/health", health), Route("/v1/models", models), *posts])
 
     async def _post(self, request: Any) -> Response:
         content = await request.body()
         with self._lock:
-            mode = self.plan.pop(0) if self.plan else self._mode
+            mode = self.plan.pop(0) if self.plan else self.mode
             lost = mode == "loss" and self._random.random() < LOSS
             body = json.loads(content)
             self.requests.append(body)
             call = Call(len(content), body)
             self.calls.append(call)
             self._lock.notify_all()
-            self.request_headers.append(dict(request.headers))
-            self.queries.append(request.url.query)
-            self.open += 1
-            self.most_open = max(self.most_open, self.open)
-        try:
-            if mode == "reset" or lost:
-                return _reset(request)
-            if mode == "slow":
-                await self._wait()
-            if mode == "hang":
-                assert self._release is not None
-                await self._release.wait()
-            is_refused = mode == "error" and (400 <= self.status < 500 or self.status == 503)
-            call.result = "refused" if is_refused and self.status != 408 else "lost"
-            return self._response(request.url.path, body, mode, call)
-        finally:
-            with self._lock:
-                self.open -= 1
-
-    async def _wait(self) -> None:
-        assert self._release is not None
-        await asyncio.wait_for(self._release.wait(), LONGEST_WAIT)
+        if mode == "reset" or lost:
+            return _reset(request)
+        if mode in ("slow", "hang"):
+            assert self._release is not None
+            await asyncio.wait_for(self._release.wait(), LONGEST_WAIT)
+        is_refused = mode == "error" and (400 <= self.status < 500 or self.status == 503)
+        call.result = "refused" if is_refused and self.status != 408 else "lost"
+        return self._response(request.url.path, body, mode, call)
 
     def _response(self, path: str, body: dict[str, Any], mode: str, call: Call) -> Response:
         if mode == "error":
             said = {"error": {"message": "out of order, sk-secret", "type": "server_error"}}
-            if self.code is not None:
-                said["error"]["code"] = self.code
             return JSONResponse(said, self.status, self.headers)
         if mode == "garbage":
             return Response(b'{"choices": [', media_type="application/json")
         if self.raw is not None:
-            return Response(self.raw, media_type=self.raw_type, headers=self.headers)
+            return Response(self.raw, media_type="application/json", headers=self.headers)
         if path.endswith("/embeddings"):
             return JSONResponse(_embeddings(body), headers=self.headers)
-        answer = self._completion(path, body)
+        answer = self._completion(body)
         call.usage = answer.get("usage")
         if not self.states_usage:
             answer.pop("usage", None)
         if body.get("stream"):
             return self._stream(answer, call, mode)
-        if mode == "truncated":
-            return _truncated(json.dumps(answer).encode())
         if mode in ("ok", "loss"):
             call.result = "delivered" if self.states_usage else "lost"
         with self._lock:
@@ -272,8 +226,8 @@ class FaultyUpstream:
         wrong = "ABCD".replace(right, "")[int(luck * 1e6) % 3]
         return wrong, 0.25 + 0.5 * uniform("unsure", self.name, prompt)
 
-    def _completion(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        prompt = _prompt(body)
+    def _completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        prompt = str(body["messages"][-1].get("content") if "messages" in body else body["prompt"])
         sample = 0
         if body.get("temperature"):
             with self._lock:
@@ -288,76 +242,44 @@ class FaultyUpstream:
             words = text.split(" ")
             tokens = [(word if i == 0 else f" {word}", sure) for i, word in enumerate(words)]
             others = {}
-            second = self.next_best(prompt) if body.get("top_logprobs") else None
-            if second is not None:
-                others = {text: sure, "another": second}
-        if path.endswith("/classify"):
-            return {"label": text, "score": sure}
         usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(tokens)}
         usage["total_tokens"] = sum(usage.values())
         choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
         whole = {"id": "x-1", "created": 1, "model": body.get("model"), "usage": usage}
-        if path.endswith("/chat/completions"):
-            choice["message"] = {"role": "assistant", "content": text}
-            if body.get("logprobs"):
-                alone = bool(body.get("top_logprobs")) and not others
-                content = [_token(t, p, {t: p} if alone else others) for t, p in tokens]
-                choice["logprobs"] = {"content": content}
-            return {**whole, "object": "chat.completion", "choices": [choice]}
-        choice["text"] = text
-        if body.get("logprobs") is not None:
-            logs = [math.log(p) for _, p in tokens]
-            texts = [t for t, _ in tokens]
-            likely = [{t: log} for t, log in zip(texts, logs, strict=True)]
-            choice["logprobs"] = {"tokens": texts, "token_logprobs": logs, "top_logprobs": likely}
-        return {**whole, "object": "text_completion", "choices": [choice]}
-
-    def _event(
-        self, answer: dict[str, Any], part: dict[str, Any], finish: str | None = None
-    ) -> bytes:
-        whole = {key: value for key, value in answer.items() if key != "usage"}
-        return _event({**whole, "choices": [{"index": 0, **part, "finish_reason": finish}]})
+        choice["message"] = {"role": "assistant", "content": text}
+        if body.get("logprobs"):
+            alone = bool(body.get("top_logprobs")) and not others
+            content = [_token(t, p, {t: p} if alone else others) for t, p in tokens]
+            choice["logprobs"] = {"content": content}
+        return {**whole, "object": "chat.completion", "choices": [choice]}
 
     def _stream(self, answer: dict[str, Any], call: Call, mode: str) -> Response:
         choice = answer["choices"][0]
-        wants_usage = bool((call.body.get("stream_options") or {}).get("include_usage"))
-        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        text = choice["message"]["content"]
+        whole = {key: value for key, value in answer.items() if key != "usage"}
+
+        def event(delta: dict[str, Any], logs: Any = None, finish: str | None = None) -> bytes:
+            part = {"index": 0, "delta": delta, "finish_reason": finish}
+            if logs:
+                part["logprobs"] = {"content": logs}
+            return _event({**whole, "choices": [part]})
 
         async def events() -> Any:
-            is_chat = "message" in choice
-            if is_chat:
-                yield self._event(answer, {"delta": {"role": "assistant", "content": ""}})
-            logs = ((choice.get("logprobs") or {}).get("content") or []) if is_chat else []
-            pieces = [text[i : i + 4] for i in range(0, len(text), 4)]
-            for number, piece in enumerate([log["token"] for log in logs] or pieces):
-                if number == self.hold_after:
-                    await self._wait()
-                part = {"delta": {"content": piece}} if is_chat else {"text": piece}
-                if logs:
-                    part["logprobs"] = {"content": [logs[number]]}
-                yield self._event(answer, part)
-                if mode == "truncated":
-                    raise ConnectionAbortedError
-                if mode == "stall":
-                    await self._wait()
-            yield self._event(answer, {"delta": {}} if is_chat else {"text": ""}, "stop")
-            if wants_usage and "usage" in answer:
-                yield _event({**answer, "choices": [], "usage": answer["usage"]})
+            yield event({"role": "assistant", "content": ""})
+            logs = (choice.get("logprobs") or {}).get("content") or []
+            for log in logs:
+                yield event({"content": log["token"]}, [log])
+            for start in range(0, 0 if logs else len(text), 4):
+                yield event({"content": text[start : start + 4]})
+            yield event({}, finish="stop")
+            if (call.body.get("stream_options") or {}).get("include_usage") and "usage" in answer:
+                yield _event({**answer, "choices": []})
                 call.result = "delivered" if mode == "ok" else "lost"
             yield b"data: [DONE]\n\n"
             with self._lock:
                 self.answered += 1
 
         return StreamingResponse(events(), media_type="text/event-stream", headers=self.headers)
-
-
-def tool_response() -> bytes:
-    """Return an upstream's response that calls one function."""
-    function = {"name": "add", "arguments": '{"a": 1}'}
-    call = {"id": "c1", "type": "function", "function": function}
-    message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
-    return json.dumps({"choices": [choice]}).encode()
 
 
 def _embeddings(body: dict[str, Any]) -> dict[str, Any]:
@@ -370,12 +292,6 @@ def _embeddings(body: dict[str, Any]) -> dict[str, Any]:
     return {"object": "list", "data": data, "model": body.get("model"), "usage": usage}
 
 
-def _prompt(body: dict[str, Any]) -> str:
-    if "messages" in body:
-        return str(body["messages"][-1].get("content"))
-    return str(body.get("prompt", body.get("input", "")))
-
-
 def _token(text: str, probability: float, others: dict[str, float]) -> dict[str, Any]:
     top = [{"token": t, "logprob": math.log(max(p, 1e-9))} for t, p in others.items()]
     return {"token": text, "logprob": math.log(probability), "top_logprobs": top}
@@ -383,15 +299,6 @@ def _token(text: str, probability: float, others: dict[str, float]) -> dict[str,
 
 def _event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data).encode() + b"\n\n"
-
-
-def _truncated(content: bytes) -> Response:
-    async def half() -> Any:
-        yield content[: len(content) // 2]
-        raise ConnectionAbortedError
-
-    headers = {"content-length": str(len(content)), "content-type": "application/json"}
-    return StreamingResponse(half(), headers=headers)
 
 
 def _reset(request: Any) -> Response:

@@ -20,12 +20,3 @@ def until(condition: Callable[[], bool]) -> None:
         if time.monotonic() > end:
             raise TimeoutError("it did not happen")
         time.sleep(0.01)
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
