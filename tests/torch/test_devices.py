@@ -11,7 +11,6 @@ from ttamer.torch.devices import (
     check_current,
     device_of,
     inputs_and_labels,
-    rows_of,
     take,
     to_device,
 )
@@ -37,15 +36,6 @@ def test_rows_are_taken_in_the_order_given_and_stay_laid_out_as_they_are(shape, 
     assert torch.equal(taken, value[ROWS])
     if len(shape) == 4:
         assert taken.is_contiguous(memory_format=layout)
-
-
-def test_rows_of_tuples_are_taken_together():
-    value = (torch.arange(6), torch.arange(12).reshape(6, 2))
-    first, second = take(value, ROWS)
-    assert first.tolist() == [4, 0, 2]
-    assert second.tolist() == [[8, 9], [0, 1], [4, 5]]
-    assert rows_of(value) == rows_of(value[0]) == 6
-    assert rows_of(take(value, ROWS[:0])) == 0
 
 
 def test_values_are_tensors_or_tuples_of_them():

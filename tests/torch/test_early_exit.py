@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from support.exit_networks import adding_network, evidence, pair_network, pair_of
 from ttamer.errors import ArgumentError
 from ttamer.torch import Recipe, Runner, profile, threshold_tables, trace_of, train
 from ttamer.torch.early_exit import EarlyExit
@@ -61,23 +60,11 @@ def test_backbone_and_ramps_are_all_of_it_and_share_nothing():
     assert len(ramps) == 4
 
 
-def test_blocks_may_hand_on_tuples():
-    inputs, _ = evidence(20, seed=0)
-    pairs, plain = pair_network()(pair_of(inputs)), adding_network()(inputs)
-    for found, wanted in zip(pairs, plain, strict=True):
-        assert torch.equal(found, wanted)
-
-
 def test_a_network_of_one_block_has_one_exit():
     network = EarlyExit(layers(1), [], nn.Linear(4, 2))
     assert network.names == ("full",)
     assert list(network.ramps()) == []
     assert [tuple(logits.shape) for logits in network(torch.zeros(3, 4))] == [(3, 2)]
-
-
-def test_names_are_kept():
-    network = EarlyExit(layers(2), layers(1), nn.Linear(4, 2), names=["early", "late"])
-    assert network.names == ("early", "late")
 
 
 @pytest.mark.parametrize(

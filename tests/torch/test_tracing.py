@@ -6,19 +6,16 @@ import torch
 from torch import nn
 
 from support.exit_networks import (
-    CLASSES,
     EXITS,
     Calls,
     adding_network,
     batches,
     echo_network,
     evidence,
-    pair_network,
-    pair_of,
 )
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.torch.profiling import Costs, count_flops
+from ttamer.torch.profiling import count_flops
 from ttamer.torch.tracing import trace_of
 
 NAN = float("nan")
@@ -46,9 +43,10 @@ def test_every_part_runs_once_per_batch():
     network = adding_network()
     inputs, labels = evidence(40, seed=0)
     spec = CascadeSpec.of(dict.fromkeys(network.names, 1.0), kind="exits")
-    calls = Calls.of(network)
-    trace_of(network, batches(inputs, labels, 16), spec=spec)
+    calls, done = Calls.of(network), []
+    trace = trace_of(network, batches(inputs, labels, 16), spec=spec, progress=done.append)
     assert calls.segments == calls.ramps == {k: [16, 16, 8] for k in range(EXITS)}
+    assert (trace.spec, done) == (spec, [16, 32, 40])
 
 
 def test_costs_are_operations_ramps_included_as_shares_of_the_network_without():
@@ -62,13 +60,6 @@ def test_costs_are_operations_ramps_included_as_shares_of_the_network_without():
     assert trace.spec.kind == "exits"
     np.testing.assert_allclose(trace.spec.costs, [(segment + ramp) / full] * 3)
     assert trace.spec == count_flops(network, inputs).spec()
-
-
-def test_a_cascade_that_is_given_is_kept():
-    spec = Costs(adding_network().names, (1.0,) * EXITS, (0.5,) * EXITS, "s").spec()
-    inputs, labels = evidence(10, seed=0)
-    trace = trace_of(adding_network(), batches(inputs, labels), spec=spec)
-    assert trace.spec is spec
 
 
 def test_the_network_is_traced_as_it_evaluates():
@@ -95,12 +86,6 @@ def test_rows_with_nan_logits_are_left_out_and_counted():
     assert np.array_equal(trace.prediction, want.prediction)
 
 
-def test_where_all_rows_have_nan_logits_there_is_no_trace():
-    inputs, labels = evidence(3, seed=0)
-    with pytest.raises(TraceError, match="NaN logits for each of the 3 inputs"):
-        trace_of(adding_network(), [(inputs * float("nan"), labels)])
-
-
 def test_classes_are_named():
     inputs, labels = evidence(10, seed=0)
     names = ["ant", "bee", "cat", "dog"]
@@ -124,15 +109,17 @@ def two_exits():
     return CascadeSpec.of({"exit1": 1.0, "full": 1.0}, kind="exits")
 
 
-@pytest.mark.parametrize("spec", [None, two_exits()])
 @pytest.mark.parametrize(
-    "loader",
-    [[], [(torch.zeros(0, 2, 3), torch.zeros(0, dtype=torch.int64))]],
-    ids=["no batch", "an empty batch"],
+    ("loader", "text"),
+    [
+        ([], "the loader has no inputs; give at least one"),
+        ([(torch.zeros(0, 2, 3), torch.zeros(0).long())], "the loader has no inputs; give at leas"),
+        ([(torch.full((3, 2, 3), NAN), torch.zeros(3).long())], "NaN logits for each of the 3 inp"),
+    ],
 )
-def test_without_inputs_there_is_no_trace(loader, spec):
-    with pytest.raises(TraceError, match="the loader has no inputs; give at least one"):
-        trace_of(echo_network(2), loader, spec=spec)
+def test_without_answers_there_is_no_trace(loader, text):
+    with pytest.raises(TraceError, match=text):
+        trace_of(echo_network(2), loader, spec=two_exits())
 
 
 def test_an_empty_batch_among_others_changes_nothing():
@@ -142,24 +129,6 @@ def test_an_empty_batch_among_others_changes_nothing():
         adding_network(), [empty, (inputs[:5], labels[:5]), empty, (inputs[5:], labels[5:])]
     )
     assert found.digest == trace_of(adding_network(), [(inputs, labels)]).digest
-
-
-def test_tuples_and_lists_of_tensors_are_inputs():
-    inputs, labels = evidence(20, seed=0)
-    spec = CascadeSpec.of(dict.fromkeys(adding_network().names, 1.0), kind="exits")
-    want = trace_of(adding_network(), [(inputs, labels)], spec=spec)
-    for kind in (tuple, list):
-        found = trace_of(pair_network(), [(kind(pair_of(inputs)), labels)], spec=spec)
-        assert found.digest == want.digest
-    with pytest.raises(ArgumentError, match="a tensor, or a tuple of tensors, not dict"):
-        trace_of(adding_network(), [({"inputs": inputs}, labels)])
-
-
-def test_progress_is_reported_in_rows():
-    done = []
-    inputs, labels = evidence(40, seed=0)
-    trace_of(adding_network(), batches(inputs, labels, 16), progress=done.append)
-    assert done == [16, 32, 40]
 
 
 def test_half_precision():
@@ -175,12 +144,3 @@ def test_half_precision():
         assert trace.confidence.dtype == np.float64
     with pytest.raises(ArgumentError, match='"fp32" or "bf16", not \'fp16\''):
         trace_of(adding_network(), batches(inputs, labels), precision="fp16")
-
-
-def test_a_trace_can_be_written_and_read(tmp_path):
-    inputs, labels = evidence(30, seed=0)
-    trace = trace_of(adding_network(), batches(inputs, labels))
-    trace.write(tmp_path / "trace.npz")
-    assert type(trace).read(tmp_path / "trace.npz").digest == trace.digest
-    assert trace.confidence.shape == (30, EXITS)
-    assert len(trace.classes) == CLASSES
