@@ -30,12 +30,7 @@ from ttamer.torch.early_exit import POOLS, EarlyExit, Pool, Ramp, pooled_ramp
 
 # What a block may get besides tensors.
 CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.Size)
-# The names of inputs that mark tokens, true or 1, and padding, false or 0.
-MASK_NAMES = ("attention_mask", "mask")
-# The largest relative difference of the full output that rounding may cause.
-TOLERANCE = 1e-4
-# Held while forwards are replaced.
-REPLACING = Lock()
+_replacing = Lock()  # held while forwards are replaced
 
 
 def attach(
@@ -511,7 +506,7 @@ def _thread() -> int:
 
 def _alone() -> contextlib.AbstractContextManager[object]:
     """Return the context in which no other thread replaces a forward."""
-    return contextlib.nullcontext() if torch.compiler.is_compiling() else REPLACING
+    return contextlib.nullcontext() if torch.compiler.is_compiling() else _replacing
 
 
 @contextlib.contextmanager
@@ -545,7 +540,9 @@ def _chain(
     """Record how the blocks are called on the example, and check that they form a chain."""
     modules = dict(model.named_modules())
     blocks = tuple(modules[name] for name in names)
-    compiled = [part for part in modules.values() if _is_compiled(part)]
+    compiled = [
+        part for part in modules.values() if part._compiled_call_impl or hasattr(part, "_orig_mod")
+    ]
     if any(block in part.modules() for part in compiled for block in blocks):
         raise ArgumentError(
             f"{type(model).__name__} is compiled, and its blocks cannot be run apart: attach to "
@@ -620,7 +617,9 @@ def _chain(
         tuple((kind, what is None if kind == "constant" else what) for kind, what in call.sources)
         for call in described
     ]
-    masks = [k for k, key in enumerate(keys or ()) if key in MASK_NAMES and inputs[k].ndim == 2]
+    # Inputs of these names mark tokens, true or 1, and padding, false or 0.
+    marking = [k for k, key in enumerate(keys or ()) if key in ("attention_mask", "mask")]
+    masks = [k for k in marking if inputs[k].ndim == 2]
     chain = _Chain(
         keys=keys,
         count=len(inputs),
@@ -720,11 +719,6 @@ def _constant(part: Any) -> Any:
     return part if all(isinstance(leaf, CONSTANTS) for leaf in leaves) else None
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    """Return whether a module runs as ``torch.compile`` or ``module.compile`` has made it."""
-    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
-
-
 class _Recorded(NamedTuple):
     """One call of a block."""
 
@@ -791,7 +785,7 @@ def _check(
                 f"{type(model).__name__} cannot run with its blocks apart: {type(error).__name__}: "
                 f"{error}; choose other points, or build EarlyExit(blocks, ramps, head)"
             ) from error
-        limit = TOLERANCE * (1 + float(expected.abs().max()))
+        limit = 1e-4 * (1 + float(expected.abs().max()))  # what rounding may cause
         difference = float((logits - expected).abs().max())
         if logits.shape != expected.shape or not difference <= limit:
             raise ArgumentError(

@@ -31,7 +31,7 @@ def replayed(monkeypatch):
     """Let capturing run the work, replaying run it again, and Python run the branches."""
     monkeypatch.setattr(running, "decider_for", KernelDecider)
 
-    def capture(work, pool=None, *, warm_up=None):  # noqa: ARG001
+    def capture(work, pool=None):  # noqa: ARG001
         work()
         return graph_of(work)
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -29,67 +30,10 @@ from torch import Tensor
 from ttamer._extras import is_installed
 from ttamer.errors import ArgumentError
 
-# The first version of CUDA whose driver launches graphs from the device beside others.
-MIN_DRIVER = 12010
 # The threads of a block that fills or copies memory.
 THREADS = 256
 # The most blocks that fill or copy memory; each goes on where the others end.
 MAX_BLOCKS = 1024
-
-# The kernels that launch the next graph beside this one, which the kernel ends (the stream that
-# stands for that is a constant of CUDA), that fill memory with elements of 1, 2 or 4 bytes, and
-# that copy up to four tensors in words of 16 bytes.
-KERNELS = b"""
-extern "C" __global__ void follow(
-    const long long *result, const int *cases, unsigned int unit, unsigned int width,
-    const unsigned long long *graphs)
-{
-    unsigned int word = *result;
-    int next = cases[(word / unit) * width + word % unit];
-    if (next >= 0)
-        asm volatile(
-            "{ .param .b64 graph; .param .b64 stream; .param .b32 error;"
-            " st.param.b64 [graph], %0; st.param.b64 [stream], %1;"
-            " call.uni (error), cudaGraphLaunch, (graph, stream); }"
-            :: "l"(graphs[next]), "l"(0x0300000000000000ull) : "memory");
-}
-
-extern "C" __global__ void fill(
-    unsigned char *target, unsigned int value, unsigned int element, unsigned long long width,
-    unsigned long long height, unsigned long long pitch)
-{
-    unsigned long long at = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
-    for (; at < width * height; at += gridDim.x * (unsigned long long)blockDim.x)
-        target[(at / width) * pitch + at % width] = value >> (8 * (at % width % element));
-}
-
-__device__ void copy_one(const uint4 *source, uint4 *target, unsigned long long words)
-{
-    unsigned long long at = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
-    for (; at < words; at += gridDim.x * (unsigned long long)blockDim.x)
-        target[at] = source[at];
-}
-
-extern "C" __global__ void copy(
-    const uint4 *source0, uint4 *target0, unsigned long long words0,
-    const uint4 *source1, uint4 *target1, unsigned long long words1,
-    const uint4 *source2, uint4 *target2, unsigned long long words2,
-    const uint4 *source3, uint4 *target3, unsigned long long words3)
-{
-    copy_one(source0, target0, words0);
-    copy_one(source1, target1, words1);
-    copy_one(source2, target2, words2);
-    copy_one(source3, target3, words3);
-}
-"""
-# The line of an assembly after which functions are declared.
-SIZE_LINE = b".address_size 64"
-# The driver's function that launches a graph from the device.
-LAUNCH = (
-    b".extern .func (.param .b32 error) cudaGraphLaunch (.param .b64 graph, .param .b64 stream);"
-)
-# The kernels.
-NAMES = ("follow", "fill", "copy")
 
 
 @cache
@@ -108,7 +52,7 @@ def driver() -> Any:
 def check_version() -> None:
     """Refuse drivers that cannot launch graphs from the device."""
     version = done(driver().cuDriverGetVersion())
-    if version < MIN_DRIVER:
+    if version < 12010:  # the first that launches graphs from the device beside others
         raise ArgumentError(
             f"CUDA graphs need a driver of CUDA 12.1 or later, and this one is of "
             f"{version // 1000}.{version % 1000 // 10}: update it, or use Runner"
@@ -121,14 +65,19 @@ def kernels(device: int) -> dict[str, Any]:
     from cuda.bindings import nvrtc
 
     major, minor = torch.cuda.get_device_capability(device)
-    program = done(nvrtc.nvrtcCreateProgram(KERNELS, b"kernels.cu", 0, [], []))
+    source = Path(__file__).with_name("kernels.cu").read_bytes()
+    program = done(nvrtc.nvrtcCreateProgram(source, b"kernels.cu", 0, [], []))
     options = [f"--gpu-architecture=compute_{major}{minor}".encode()]
     done(nvrtc.nvrtcCompileProgram(program, len(options), options))
     code = b" " * done(nvrtc.nvrtcGetPTXSize(program))
     done(nvrtc.nvrtcGetPTX(program, code))
+    # The driver's function that launches a graph is declared after the line with the size.
+    size = b".address_size 64"
+    launch = b"(.param .b32 error) cudaGraphLaunch (.param .b64 graph, .param .b64 stream);"
     cuda = driver()
-    module = done(cuda.cuModuleLoadData(code.replace(SIZE_LINE, SIZE_LINE + b"\n" + LAUNCH)))
-    return {name: done(cuda.cuModuleGetFunction(module, name.encode())) for name in NAMES}
+    module = done(cuda.cuModuleLoadData(code.replace(size, size + b"\n.extern .func " + launch)))
+    names = ("follow", "fill", "copy")
+    return {name: done(cuda.cuModuleGetFunction(module, name.encode())) for name in names}
 
 
 def current_stream(device: int) -> int:
@@ -149,8 +98,6 @@ def done(returned: tuple[Any, ...]) -> Any:
 
 # The case in which nothing follows.
 NONE = -1
-# The driver's flag of graphs that are launched from the device.
-FROM_DEVICE = 4
 
 _unused: list[Any] = []
 
@@ -221,7 +168,7 @@ class BranchingGraph:
             follow = kernels(torch.cuda.current_device())["follow"]
             _kernel_node(graph, before, follow, words)
         try:
-            ready = done(cuda.cuGraphInstantiate(graph, FROM_DEVICE))
+            ready = done(cuda.cuGraphInstantiate(graph, 4))  # to be launched from the device
         except RuntimeError as error:
             raise ArgumentError(
                 f"the network cannot be launched from the device ({error}): its graphs may hold "
@@ -303,19 +250,11 @@ def _neighbours(function: str, node: Any) -> list[Any]:
     return list(done(call(node, count))[0]) if count else []
 
 
-# How often work runs before it is captured.
-WARM_UPS = 2
-# The share of a device's memory below which that of graphs that are gone is released.
-MIN_FREE = 0.5
-
-
-def capture(
-    work: Callable[[], object], pool: Any = None, *, warm_up: Callable[[], object] | None = None
-) -> torch.cuda.CUDAGraph:
+def capture(work: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph:
     """Capture work as a CUDA graph that can be replayed, or become a part of another graph.
 
     Graphs that never run at the same time can share a pool of memory. Nothing that work reads may
-    be freed while the graph is in use. ``warm_up`` runs before in place of work that must not.
+    be freed while the graph is in use.
     """
     pool = torch.cuda.graph_pool_handle() if pool is None else pool
     stream = _stream(torch.cuda.current_device())
@@ -323,8 +262,8 @@ def capture(
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     try:
         with torch.cuda.stream(stream), counters_of(pool):
-            for _ in range(WARM_UPS):
-                (warm_up or work)()
+            for _ in range(2):  # libraries choose algorithms and allocate at first
+                work()
             torch.cuda.synchronize()
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
@@ -338,24 +277,23 @@ def capture(
     return graph
 
 
-def captured(
-    work: Callable[[], object], pool: Any = None, *, warm_up: Callable[[], object] | None = None
-) -> Callable[[], None]:
+def captured(work: Callable[[], object], pool: Any = None) -> Callable[[], None]:
     """Capture work as :func:`capture` does, and return a function that replays it."""
-    graph = capture(work, pool, warm_up=warm_up)
+    graph = capture(work, pool)
     graph.instantiate()
     return graph.replay
 
 
-def release_memory() -> None:
+def release_memory(min_free: float = 0.5) -> None:
     """Release the memory of graphs that are gone, which an allocation in a capture cannot do.
 
-    Python's part of that takes time, and is left out while much of the device's memory is free.
+    Python's part of that takes time, and is left out while this share of the device's memory is
+    free.
     """
     destroy_unused()
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
-        if free > MIN_FREE * total:
+        if free > min_free * total:
             return
     gc.collect()
     destroy_unused()
