@@ -65,8 +65,8 @@ def test_the_prediction_of_a_prediction_is_itself(rule, text):
 def test_a_matched_prediction_is_one_that_it_equals(rule, text, earlier):
     found = rule.prediction(text)
     others = [rule.prediction(each) for each in earlier]
-    matched = asyncio.run(Comparer(rule).matched(found, others))
-    equals = [each for each in others if rule.equal(found, each)]
+    *earlier, matched = asyncio.run(Comparer(rule).matched_all([*others, found]))
+    equals = [each for each in earlier if rule.equal(found, each)]
     assert matched == (equals[0] if equals else found)
 
 

@@ -279,8 +279,8 @@ class Client:
         self.breaker, self.limit = Breaker(), TimeLimit(settings.timeout)
         # The first chunk of a stream comes sooner than a whole answer.
         self._first_chunk = TimeLimit(settings.timeout)
-        count = settings.max_concurrent
-        self._slots = None if count is None else asyncio.Semaphore(count)
+        # Without a limit of its own, those of requests and of descriptors come first.
+        self._slots = asyncio.Semaphore(settings.max_concurrent or 2**30)
         self._headers = {"content-type": "application/json"}
         for name, value in settings.headers.items():
             self._headers[name] = value.read() if isinstance(value, EnvName) else value
@@ -415,7 +415,11 @@ class Client:
         if not self.breaker.allows():
             pause = self.breaker.seconds_left
             raise self._failure("open", "fails, and is left alone for now", retry_after=pause)
-        await self._enter(deadline)
+        try:
+            async with asyncio.timeout(deadline.left):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise self._failure("queue", "has too many calls under way") from None
         try:
             async with (
                 asyncio.timeout(min(time_limit.seconds, deadline.left)) as limit,
@@ -440,27 +444,15 @@ class Client:
             if self.breaker.is_open:
                 time_limit.grow()
             raise self._failure("timeout", "did not answer in time") from None
-        except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError) as error:
-            self.breaker.record(failed=True)
-            raise self._failure("connect", type(error).__name__) from None
         except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
             self.breaker.record(failed=True)
-            raise self._failure("cut", type(error).__name__) from None
+            never_began = aiohttp.ClientConnectorError | aiohttp.ServerDisconnectedError
+            kind: Kind = "connect" if isinstance(error, never_began) else "cut"
+            raise self._failure(kind, type(error).__name__) from None
         else:
             self.breaker.record(failed=False)
         finally:
-            if self._slots is not None:
-                self._slots.release()
-
-    async def _enter(self, deadline: Deadline) -> None:
-        """Wait for a slot, where the node has a limit of concurrent calls."""
-        if self._slots is None:
-            return
-        try:
-            async with asyncio.timeout(None if deadline.end == math.inf else deadline.left):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise self._failure("queue", "has too many calls under way") from None
+            self._slots.release()
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         parts, size = [], response.content_length or 0

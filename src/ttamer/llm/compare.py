@@ -20,7 +20,7 @@ wait for what a pair needs, such as the embeddings of its texts.
 
 With a tolerance, with ``contains`` and with ``embedding``, equality is not transitive. Within one
 request a prediction is therefore replaced by the first earlier one that it equals
-(:meth:`Comparer.matched`), and labels are compared one by one (:meth:`Comparer.right`).
+(:meth:`Comparer.matched_all`), and labels are compared one by one (:meth:`Comparer.right`).
 """
 
 from __future__ import annotations
@@ -324,25 +324,6 @@ class Comparer:
         asked = [(a, b) for a, b in dict.fromkeys(pairs) if a and b and a != b]
         scores = dict(zip(asked, await self.score(asked), strict=True)) if asked else {}
         return lambda a, b: bool(a and b and (a == b or scores[a, b] >= threshold))
-
-    async def matched(self, prediction: str | None, earlier: Sequence[str | None]) -> str | None:
-        """Return the first earlier prediction that this one equals, or else itself.
-
-        >>> import asyncio
-        >>> comparer = Comparer(Comparison("numeric", tolerance=0.5))
-        >>> asyncio.run(comparer.matched("1.2", ["7", "1.6"]))
-        '1.6'
-
-        Args:
-            prediction: A prediction.
-            earlier: The predictions of other nodes for the same request.
-
-        Returns:
-            The earlier prediction, or ``prediction`` where it equals none of them.
-        """
-        equal = await self.equal([(prediction, candidate) for candidate in earlier])
-        candidates = zip(earlier, equal, strict=True)
-        return next((candidate for candidate, is_equal in candidates if is_equal), prediction)
 
     async def matched_all(self, predictions: Sequence[str | None]) -> list[str | None]:
         """Return predictions for one request, each replaced by the first one that it equals.

@@ -207,9 +207,9 @@ class ModelNode:
 
     async def _reply(self, answer: ModelAnswer, confidence: float, work: Work) -> Reply:
         if self._comparer is not None:
-            earlier = [previous.prediction for previous in work.answers.values()]
+            forms = [*(other.prediction for other in work.answers.values()), answer.prediction]
             with suppress(UpstreamFailed):  # without embeddings, texts that differ are not equal
-                answer.prediction = await self._comparer.matched(answer.prediction, earlier)
+                answer.prediction = (await self._comparer.matched_all(forms))[-1]
         work.answers[self.name] = answer
         return Reply(answer.prediction, confidence, answer, answer.cost)
 
