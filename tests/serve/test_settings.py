@@ -51,13 +51,13 @@ def test_a_setting_of_audits_that_is_gone_says_where_it_went(key):
         read(more=f"[serve.audit]\nshare = 0.1\n{key} = 1")
 
 
-@pytest.mark.parametrize("key", sorted(NodeSettings.gone))
+@pytest.mark.parametrize("key", sorted(NodeSettings.removed))
 def test_a_setting_of_nodes_that_is_gone_says_where_it_went(key):
     with pytest.raises(CascadeError, match=rf"\('a'\): {key} is no setting any more: .{{12}}"):
         read(node=f"{key} = 1")
 
 
-@pytest.mark.parametrize("key", sorted(EmbeddingSettings.gone))
+@pytest.mark.parametrize("key", sorted(EmbeddingSettings.removed))
 def test_a_setting_of_embeddings_that_is_gone_says_where_it_went(key):
     with pytest.raises(CascadeError, match=rf"embeddings\]: {key} is no setting any more: .{{9}}"):
         read(more=f"[serve.embeddings]\nupstream = 'http://h/v1'\n{key} = 1")
@@ -71,8 +71,8 @@ def test_a_confidence_that_is_gone_says_what_to_write():
 def test_no_setting_is_gone_and_there():
     assert not set(GONE) & set(ServeSettings.__struct_fields__)
     assert not set(AUDIT_GONE) & set(AuditSettings.__struct_fields__)
-    assert not set(NodeSettings.gone) & set(NodeSettings.__struct_fields__)
-    assert not set(EmbeddingSettings.gone) & set(EmbeddingSettings.__struct_fields__)
+    assert not set(NodeSettings.removed) & set(NodeSettings.__struct_fields__)
+    assert not set(EmbeddingSettings.removed) & set(EmbeddingSettings.__struct_fields__)
 
 
 @pytest.mark.parametrize(

@@ -39,25 +39,16 @@ async def trace_of(
     left_out: Mapping[str, int],
     notes: Sequence[str] = (),
 ) -> Trace:
-    """Return the trace of some answers.
+    """Return the trace of some answers, with a cost per row where calls differ in cost.
 
-    What is said of an answer (:attr:`Answer.right`) counts more than its label.
+    What is said of an answer (:attr:`Answer.right`) counts more than its label. Further notes are
+    on answers without content.
 
     >>> import asyncio
     >>> spec = CascadeSpec.of({"small": 1.0, "large": 9.0})
     >>> row = Answered("Yes or no?", "yes", [Answer("Yes.", 0.7, 1.0), None])
     >>> asyncio.run(trace_of(spec, Comparer(Comparison()), [row], left_out={})).loss.tolist()
     [[0.0, nan]]
-
-    Args:
-        spec: The cascade.
-        comparer: How answers are compared with one another and with labels.
-        rows: The prompts with their answers.
-        left_out: How many rows are left out, by reason.
-        notes: Notes of the trace, before those on answers without content.
-
-    Returns:
-        The trace, with a cost per row where calls differ in cost.
 
     Raises:
         TraceError: If no answer equals any label.

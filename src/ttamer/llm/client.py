@@ -306,19 +306,12 @@ class Client:
         path: str = CHAT,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """Post a JSON object and return the one in the response.
+        """Post a request, with the node's model and parameters set in it, and return the response.
 
-        Args:
-            body: The request; the node's model and parameters are set in it.
-            deadline: When all attempts must have ended; each has a time limit of its own besides.
-            path: What follows the base URL.
-            headers: Sent too, such as the id of the request.
-
-        Returns:
-            The response, and what it cost where the server says so.
+        Each attempt has a time limit of its own besides the deadline of all.
 
         Raises:
-            UpstreamFailed: If there is no such response in time.
+            UpstreamFailed: If there is no JSON object in time.
         """
         content = msgspec.json.encode(self.adapted(body))
         for attempt in range(1 + self.settings.retries):

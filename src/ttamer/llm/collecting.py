@@ -155,11 +155,7 @@ def collect_more(
 
 
 def prompts_of(log: Trace, request: Mapping[str, Any] | None = None) -> list[Prompt]:
-    """Return the prompts of a log, with its labels.
-
-    Args:
-        log: The rows.
-        request: Fields sent with every prompt.
+    """Return the prompts of a log, with its labels; ``request`` is sent with each.
 
     Raises:
         ArgumentError: If the log has no prompts as text.
@@ -202,17 +198,17 @@ def _joined(spec: CascadeSpec, log: Trace, new: Trace) -> Trace:
         losses = unknown if new.raw_loss is None else new.raw_loss
         facts["raw_loss"] = table(log.raw_loss, losses, np.nan)
     if log.correct is not None:
-        known, verdicts = (
+        verdicts, new_verdicts = (
             unknown if trace.correct is None else np.where(trace.correct < 0, np.nan, trace.correct)
             for trace in (log, new)
         )
-        correct = table(known, verdicts, np.nan)
+        correct = table(verdicts, new_verdicts, np.nan)
         is_new = np.array([name in new.names for name in spec.names])
-        for node, other in product(np.flatnonzero(is_new), np.flatnonzero(~is_new)):
+        for node, former in product(np.flatnonzero(is_new), np.flatnonzero(~is_new)):
             answers = prediction[:, node]  # one that is the same is as right
-            is_same = (answers == prediction[:, other]) & answers.astype(bool)
-            is_known = is_same & ~np.isnan(correct[:, other]) & np.isnan(correct[:, node])
-            correct[is_known, node] = correct[is_known, other]
+            is_same = (answers == prediction[:, former]) & answers.astype(bool)
+            is_known = is_same & ~np.isnan(correct[:, former]) & np.isnan(correct[:, node])
+            correct[is_known, node] = correct[is_known, former]
         facts["correct"] = correct
     return Trace.from_arrays(
         spec,

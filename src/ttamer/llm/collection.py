@@ -154,8 +154,8 @@ class Collection:
             for asked in dict.fromkeys((name, settings.verifier or name))
         }
         verifier = None
-        if other := settings.verifier:
-            verifier = ModelNode(self.nodes[other], upstreams[other], self.rule)
+        if judge := settings.verifier:
+            verifier = ModelNode(self.nodes[judge], upstreams[judge], self.rule)
         comparer = None
         if self.score is not None and self.rule.threshold is not None:
             comparer = Comparer(self.rule, self.score)

@@ -86,12 +86,12 @@ class Comparison:
         """Return what is wrong with the rule; nothing where it can be used."""
         kinds = {"tolerance": "numeric", "fields": "json", "pattern": "regex",
                  "threshold": "embedding"}  # fmt: skip
-        others = [option for option in self.options if kinds[option] != self.kind]
+        unfit = [option for option in self.options if kinds[option] != self.kind]
         if self.kind not in get_args(ComparisonKind):
             names = ", ".join(f'"{name}"' for name in get_args(ComparisonKind))
             return f"compare is {self.kind!r}; it must be one of {names}"
-        if others:
-            applies = f'{others[0]} applies to compare = "{kinds[others[0]]}" only'
+        if unfit:
+            applies = f'{unfit[0]} applies to compare = "{kinds[unfit[0]]}" only'
             return f'{applies}, not "{self.kind}"; remove it'
         if self.threshold is not None and not -1 <= self.threshold <= 1:
             return f"threshold is {self.threshold!r}; it is a cosine, from -1 to 1"

@@ -259,9 +259,9 @@ def has_words(text: str, part: str) -> bool:
     """Return whether a normalised text contains another one as whole words and numbers."""
     numbers = [*_Number.in_text.finditer(text)] if re.search(r"\d", part) else []
 
-    def is_in_number(place: int) -> bool:
-        number = bisect_left(numbers, place, key=re.Match.start) - 1
-        return number >= 0 and place < numbers[number].end()
+    def is_in_number(index: int) -> bool:
+        number = bisect_left(numbers, index, key=re.Match.start) - 1
+        return number >= 0 and index < numbers[number].end()
 
     start = text.find(part)
     while start >= 0:

@@ -271,11 +271,11 @@ def _rows(file: Path, spec: CascadeSpec) -> tuple[list[tuple[str, Row]], list[st
     prompts = {str(row["custom_id"]): json.dumps(row["body"].get("messages"), sort_keys=True)
                for row in requests}  # fmt: skip
     wide: dict[str, tuple[str, dict[str, Any]]] = {}
-    others = Counter[str]()
+    unread = Counter[str]()
     for where, row in rows:
         key, models, facts, reply = _call(row)
         if not key:
-            others["a prompt that the log does not have"] += 1
+            unread["a prompt that the log does not have"] += 1
             continue
         _, cells = wide.setdefault(prompts.get(key, key), (where, {}))
         cells |= {name: value for name, value in facts.items() if value is not None}
@@ -283,7 +283,7 @@ def _rows(file: Path, spec: CascadeSpec) -> tuple[list[tuple[str, Row]], list[st
         if name is not None:
             cells |= {f"{name}.{field}": value for field, value in reply.items()}
         elif models:
-            others[models[0]] += 1
+            unread[models[0]] += 1
     if not wide:
         raise TraceError(
             f"{file}: no call has its messages, which a LiteLLM proxy keeps with "
@@ -293,9 +293,9 @@ def _rows(file: Path, spec: CascadeSpec) -> tuple[list[tuple[str, Row]], list[st
     if lacking := [name for name in spec.names if f"{name}.answer" not in columns]:
         raise TraceError(
             f"{file}: no call of {shown(lacking)} has an answer; the other models are "
-            f"{shown([*others]) or 'none'}: write one as model of the node"
+            f"{shown([*unread]) or 'none'}: write one as model of the node"
         )
-    notes = [f"not read: {counted(n, 'call')} of {model}" for model, n in others.items()]
+    notes = [f"not read: {counted(n, 'call')} of {model}" for model, n in unread.items()]
     return [*wide.values()], notes
 
 

@@ -111,14 +111,8 @@ class Judge:
 class Verdicts:
     """What a judge says of answers; each different answer to a prompt is judged once.
 
-    Args:
-        judge: The judge.
-        nodes: The nodes, of which it must be one.
-        prompts: The prompts, with their labels.
-        paid: The responses that are kept.
-
     Raises:
-        ArgumentError: If there is no such node.
+        ArgumentError: If the judge is none of the nodes.
     """
 
     def __init__(

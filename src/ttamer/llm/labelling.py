@@ -60,11 +60,6 @@ class Labelling:
         with Labelling(plan, rows, "trace.parquet.labels") as labelling:
             labelling.add(labelling.next(), right=["large"])
 
-    Args:
-        plan: The trace, and the order of its rows.
-        rows: The prompts and answers, one for each row.
-        path: The file of the labels.
-
     Raises:
         TraceError: If there are not as many prompts as rows, or the file cannot be used.
     """
@@ -108,13 +103,9 @@ class Labelling:
                 self.right[row] = tuple(name in right for name in self.plan.trace.names)
 
     def add(self, row: int, right: Sequence[str] | None) -> None:
-        """Keep a label; a second label for a row replaces the first.
+        """Keep which nodes are right on a row and on those with the same prompt and answers.
 
-        Rows with the same prompt and answers have the same label.
-
-        Args:
-            row: The row.
-            right: The nodes whose answers are right, possibly none; ``None`` skips the row.
+        A second label replaces the first; ``None`` skips the row.
 
         Raises:
             ArgumentError: If there is no such row or node.

@@ -226,12 +226,8 @@ async def threshold_of(
 ) -> tuple[float, tuple[str, ...]]:
     """Return the threshold of a rule, fitted where it has none, and notes on its agreement.
 
-    Args:
-        rule: The rule, which compares by embeddings.
-        rows: The prompts, their labels and answers.
-        score: How alike pairs of texts are.
-        pairs: A file of labelled pairs, as JSON lines; by default an answer and a label are one,
-            and equal where the answer contains the label.
+    Without a file of labelled pairs, an answer and its label are one, and equal where the answer
+    contains the label.
 
     Raises:
         TraceError: If there are too few labelled pairs.
@@ -243,10 +239,10 @@ async def threshold_of(
     alike = dict(zip(texts, await score(texts), strict=True))
     values = [max(alike[pair] for pair in entry.pairs) for entry in labelled]
     equal = [entry.equal for entry in labelled]
-    said = f"{sum(equal)} of them are equal"
+    count = f"{sum(equal)} of them are equal"
     if (threshold := rule.threshold) is not None:
         agreement = LabelAgreement.of([v >= threshold for v in values], equal, "pairs")
-        note = f"the threshold {threshold:g} of embeddings {agreement}, as it is written; {said}"
+        note = f"the threshold {threshold:g} of embeddings {agreement}, as it is written; {count}"
         return threshold, (note,)
     try:
         fitted = fit_threshold(values, equal, groups=[entry.number for entry in labelled])
@@ -255,7 +251,7 @@ async def threshold_of(
     threshold = fitted.threshold
     return threshold, (
         f"the threshold {threshold:g} of embeddings {fitted.agreement}, on pairs that it was not "
-        f"fitted to; {said}",
+        f"fitted to; {count}",
         f'to serve it, write compare = {{kind = "embedding", threshold = {threshold:g}}} under '
         "[serve]",
     )

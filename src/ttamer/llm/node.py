@@ -147,15 +147,7 @@ class ModelAnswer:
 
 
 class ModelNode:
-    """A model with a source of confidence.
-
-    Args:
-        settings: What the ``[[node]]`` says.
-        upstream: What is asked.
-        compare: How answers are compared.
-        comparer: For a rule that compares embeddings: what applies it.
-        verifier: The node that judges the answers, with confidence "verifier".
-    """
+    """A model with a source of confidence; ``verifier`` judges its answers, where it has one."""
 
     def __init__(
         self, settings: NodeSettings, upstream: Upstream, compare: Comparison | None = None, *,
@@ -207,7 +199,7 @@ class ModelNode:
 
     async def _reply(self, answer: ModelAnswer, confidence: float, work: Work) -> Reply:
         if self._comparer is not None:
-            forms = [*(other.prediction for other in work.answers.values()), answer.prediction]
+            forms = [*(earlier.prediction for earlier in work.answers.values()), answer.prediction]
             with suppress(UpstreamFailed):  # without embeddings, texts that differ are not equal
                 answer.prediction = (await self._comparer.matched_all(forms))[-1]
         work.answers[self.name] = answer
@@ -333,18 +325,7 @@ def open_nodes(
     compare: Comparison,
     comparer: Comparer | None = None,
 ) -> dict[str, ModelNode | Verification]:
-    """Return the nodes of a cascade by name, those that ``verify_cost`` adds included.
-
-    Args:
-        spec: The cascade.
-        settings: The settings of its nodes, as :func:`~ttamer.llm.settings.read_nodes` reads them.
-        upstream: From a node's settings to what is asked, such as a client.
-        compare: How answers are compared.
-        comparer: What compares them, where that needs embeddings.
-
-    Returns:
-        The nodes, in the order of ``split_nodes(spec)``.
-    """
+    """Return the nodes of a cascade by name, in the order of ``split_nodes(spec)``."""
     upstreams = {name: upstream(node) for name, node in settings.items()}
     judges = {name: ModelNode(node, upstreams[name], compare) for name, node in settings.items()}
     nodes: dict[str, ModelNode | Verification] = {}

@@ -55,9 +55,6 @@ class Store:
     ...     paid.get("key"), paid.get("another")
     (b'response', None)
 
-    Args:
-        path: The file; it is created where there is none.
-
     Raises:
         TraceError: If the file cannot be opened or written, or is on a disk of the network.
     """
@@ -102,12 +99,8 @@ def key_of(*parts: object) -> str:
 class PaidUpstream:
     """Asks an upstream only what is not kept; the same call again is another sample.
 
-    It is for one prompt. Responses are kept when :meth:`keep` says that they can be used.
-
-    Args:
-        settings: The node that is asked.
-        upstream: What is asked; ``None`` asks nothing, and counts what would be.
-        paid: The responses.
+    It is for one prompt. Responses are kept when :meth:`keep` says that they can be used. Without
+    an upstream nothing is asked, and what would be is listed.
     """
 
     def __init__(self, settings: NodeSettings, upstream: Upstream | None, paid: Store) -> None:

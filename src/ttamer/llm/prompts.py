@@ -83,13 +83,6 @@ def read_answers(path: str | os.PathLike[str], names: Sequence[str]) -> list[Ans
 
     Raises:
         TraceError: If the file cannot be read, or lacks a prompt or a node.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "trace.parquet.answers.jsonl")
-    ...     _ = path.write_text('{"request": {"prompt": "2 + 2?"}, "answers": {"small": "4"}}')
-    ...     read_answers(path, ["small"])[0].prompt
-    '2 + 2?'
     """
     file, rows = Path(path), []
     if not file.exists():

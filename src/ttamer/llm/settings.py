@@ -61,7 +61,7 @@ class EmbeddingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     model: str = "embeddings"
     key_env: str = ""
     """The environment variable with the upstream's key."""
-    gone: ClassVar = {
+    removed: ClassVar = {
         "cost": "embeddings are no part of the cost of a request",
         "cost_per_token": "embeddings are no part of the cost of a request",
         "timeout": "a request waits 2 seconds for its embedding, and a comparison 5",
@@ -110,7 +110,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The tokens of the model's context; a request that is longer is not sent to it."""
     accepts: tuple[Capability, ...] = ("images", "tools", "json_schema")
     """What a request may have for this node; the policy goes on without it for others."""
-    gone: ClassVar = {
+    removed: ClassVar = {
         "api": "nodes speak OpenAI's format; for others put LiteLLM in front, and name its URL",
         "key_header": 'write headers = {"api-key" = {env = "NAME"}}',
         "query": "write the query into upstream",
@@ -142,20 +142,14 @@ def spec_of(cascade: CascadeSource) -> CascadeSpec:
 
 
 def read_nodes(spec: CascadeSpec) -> dict[str, NodeSettings]:
-    """Return the settings of each node by name, checked.
-
-    Args:
-        spec: The cascade, each of whose nodes has an upstream.
-
-    Returns:
-        The settings, in the cascade's order.
-
-    Raises:
-        CascadeError: If a key or value is not allowed, or a node lacks its upstream.
+    """Return the settings of each node by name, checked, in the cascade's order.
 
     >>> spec = CascadeSpec.from_toml("node = [{name = 'a', cost = 1, upstream = 'http://h/v1/'}]")
     >>> read_nodes(spec)["a"].upstream
     'http://h/v1'
+
+    Raises:
+        CascadeError: If a key or value is not allowed, or a node lacks its upstream.
     """
     return {
         node.name: _node(node, spec, f"[[node]] {number} ({node.name!r})")
@@ -243,17 +237,17 @@ def checked(
 ) -> T:
     """Return a table of settings as a struct; ``removed`` says where the keys of old went.
 
-    By default it is the ``gone`` of the struct.
+    By default it is the ``removed`` of the struct.
     """
     if not isinstance(table, Mapping):
         raise CascadeError(f"{where}: must be a table, not {table!r}")
-    gone = removed or getattr(kind, "gone", {})
+    removed = removed or getattr(kind, "removed", {})
     names = [field.name for field in msgspec.inspect.type_info(kind).fields]  # type: ignore[attr-defined]
     for key in table:
         if key in names:
             continue
-        if key in gone:
-            raise CascadeError(f"{where}: {key} is no setting any more: {gone[key]}")
+        if key in removed:
+            raise CascadeError(f"{where}: {key} is no setting any more: {removed[key]}")
         alike = get_close_matches(key, names, n=1, cutoff=0.75)
         advice = f"did you mean {alike[0]!r}?" if alike else f"allowed are {', '.join(names)}"
         raise CascadeError(f"{where}: has an unknown key {key!r}; {advice}")
