@@ -82,8 +82,12 @@ EXITS = "[cascade]\nkind = 'exits'\n"
         ("[cascade]\nname = 3\n" + NODE, "name must be text"),
         ("[cascade]\nmistakes = 3\n" + NODE, "mistakes must be a table by label, not 3"),
         ("[cascade]\nmistakes = {x = 3}\n" + NODE, "mistakes.x: must be a table of costs"),
-        ("[cascade]\nmistakes = {x = {y = -1}}\n" + NODE, "mistakes.x.y: -1 must be a finite"),
+        (
+            "[cascade]\nmistakes = {x = {y = -1}}\n" + NODE,
+            "mistakes.x.y is -1.0; it must be finite",
+        ),
         ("[cascade]\nmistakes = {x = {x = 1}}\n" + NODE, "mistakes.x.x: a right answer costs 0"),
+        ("[cascade]\nmistakes = {x = {y = 1" + "0" * 400 + "}}\n" + NODE, "y must be a finite"),
         ("[cascade]\nmax_loss = 0\n" + NODE, "max_loss is 0; it must be above 0"),
         ("[cascade]\nmax_loss = nan\n" + NODE, "max_loss is nan"),
         ("[cascade]\nmax_loss = 2\nmistakes = {x = {y = 1}}\n" + NODE, "remove max_loss"),
@@ -145,6 +149,8 @@ def test_files_that_cannot_be_read(tmp_path):
         CascadeSpec.from_file(tmp_path / "latin.toml")
     with pytest.raises(CascadeError, match="must be a table"):
         from_tables([1])
+    with pytest.raises(CascadeError, match="cost must be a number, not None"):
+        from_tables({"node": [{"name": "a", "cost": None}]})
 
 
 def test_a_byte_order_mark_is_skipped(tmp_path):

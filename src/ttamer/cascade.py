@@ -626,9 +626,7 @@ def _checked_mistakes(table: object) -> dict[str, dict[str, float]]:
                 raise CascadeError(f"{where}: {prediction!r} must be text, such as '{prediction}'")
             if prediction == label != ANY_CLASS:
                 raise CascadeError(f"{where}: a right answer costs 0; remove it")
-            if not is_number(cost) or not math.isfinite(cost) or cost < 0:
-                raise CascadeError(f"{where}: {cost!r} must be a finite number, not negative")
-            checked[label][prediction] = float(cost)
+            checked[label][prediction] = _price(cost, where)
     return checked
 
 
@@ -723,10 +721,10 @@ def _checked_node(node: CascadeNode, where: str, kind: Kind) -> CascadeNode:
     for key in node.options:
         if key in _node_keys():
             raise CascadeError(f"{where}: {key!r} cannot stand among the options as well")
-    prices: dict[str, Any] = {
-        key: None if (value := getattr(node, key)) is None else _price(value, f"{where}: {key}")
-        for key in ("cost", "reach", "verify_cost", "cost_per_call")
-    }
+    prices: dict[str, Any] = {"cost": _price(node.cost, f"{where}: cost")}
+    for key in ("reach", "verify_cost", "cost_per_call"):
+        if (value := getattr(node, key)) is not None:
+            prices[key] = _price(value, f"{where}: {key}")
     if node.reach is not None and kind == "models":
         raise CascadeError(
             f"{where}: has reach = {prices['reach']}, and only exits are passed without being "

@@ -61,6 +61,7 @@ def test_calls_become_rows_with_gaps(tmp_path, name):
         ([*LINES[:2], {"node": "a", "confidence": 0.5}], "column 'id': row 2 .* is empty"),
         ([LINES[0], LINES[1] | {"label": "dog"}], "column 'label': id 'x' has two values"),
         ([{"id": 1, "node": "a"}], "the column 'confidence' is missing"),
+        ([LINES[0] | {"id": [1]}, LINES[1] | {"id": [2]}], "column 'id': holds list"),
         ([LINES[0], LINES[1] | {"cost": -1}], "'a.cost': row 0 .* is negative"),
         ([LINES[0], LINES[1] | {"confidence": "high"}], "'confidence': holds values of several"),
     ],

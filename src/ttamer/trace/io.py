@@ -391,15 +391,18 @@ def _by_input(source: Source) -> Source:
         table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
     codes = {}
     for key in ("id", "node"):
-        column = table.column(key).combine_chunks()
-        cells, coder = _arrow_cells(pa, column, "class", where), ClassCodes()
-        numbers = _coded(cells, coder)
+        chunk = _arrow_cells(pa, table.column(key).combine_chunks(), "class", where)
+        coder = _Codes()
+        try:
+            numbers = _values(chunk, Use(BY_NAME["label"]), coder, 0)
+        except TraceError as error:
+            raise TraceError(f"{where}: column {key!r}: {error}") from None
         if (numbers < 0).any():
             raise TraceError(
                 f"{where}: column {key!r}: row {int((numbers < 0).argmax())} (counting from 0) is "
                 f"empty; each line names its {key}"
             )
-        codes[key] = numbers, coder.classes
+        codes[key] = numbers, coder["classes"].classes
     (row, ids), (node, names) = codes["id"], codes["node"]
     columns: dict[str, Any] = {}
     for number, name in enumerate(names):
