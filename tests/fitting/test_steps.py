@@ -14,6 +14,7 @@ from ttamer.fitting.crossfit import StepFit, fit_steps
 from ttamer.fitting.inputs import FeatureSpec
 from ttamer.fitting.planner import Log, PlanOptions
 from ttamer.fitting.policy import SingleNode, play
+from ttamer.fitting.regression import log_loss, sigmoid
 
 
 def simulated(
@@ -305,3 +306,23 @@ def test_rare_classes_count_as_one_and_free_texts_have_no_names():
     assert belief.classes == ("text 0",)
     assert all(common < 0 < rare for common, rare in belief.offsets)
     assert all(len(cells.keys) <= 4 for cells in belief.pairs.values())
+
+
+def test_rows_without_a_label_teach_how_answers_agree():
+    """Agreement says who is right, so the confidence curve is learnt from all rows."""
+    names, gains = ("a", "b", "c"), []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        confidence = rng.normal(size=(2500, 3))
+        right = rng.random(confidence.shape) < sigmoid(2 * confidence)
+        codes = np.where(right, 0, rng.integers(1, 9, size=right.shape))  # errors rarely agree
+        losses = (~right).astype(float)
+        losses[60:2000] = np.nan
+        alone = []
+        for rows in (slice(60), slice(2000)):
+            parts = (losses[rows], np.ones(right.shape)[rows], confidence[rows], codes[rows])
+            belief = fit_steps(names, Log(*parts), options=QUICK).tables.belief
+            odds = belief.view(Seen(confidence[2000:], codes[2000:])).odds((0,))
+            alone.append(log_loss(odds[:, 0], losses[2000:, 0]).mean())
+        gains.append(alone[0] - alone[1])
+    assert min(gains) > 0.01

@@ -9,6 +9,10 @@ is fitted to the rows outside L::
 
 The policy deployed is planner() with belief(). ``Estimates`` are of planner(k) on the rows of k, by
 belief(k) and prior(k): of rows that nothing was fitted to. So 1 + 5 + 10 beliefs serve all of it.
+
+Where answers have no label a belief is fitted twice: what its largest sets say of them are the
+losses of the second fit. So whether the answers of a row agree teaches what each of them says by
+itself. They are evidence for nothing else: plans and estimates are of complete rows.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ttamer.fitting.belief import Belief, Floats, Ints, Seen, Step, View
+from ttamer.fitting.belief import Belief, Floats, Ints, Seen, Step, View, chance
 from ttamer.fitting.inputs import CrossFittedPrior
 from ttamer.fitting.planner import (
     Board,
@@ -146,14 +150,36 @@ class CrossFit:
         rows = np.flatnonzero(~np.isin(self.fold, [*out]))
         # Of two folds the prior left out the first, and the own one of each row.
         first = frozenset(sorted(out)[:1])
-        return fit_belief(
-            self.answers(first).take(rows),
-            self.log.losses[rows],
-            self.topology.sets,
-            classes=self.log.classes,
-            weight=self.weight[rows] if (self.weight != 1).any() else None,
-            options=self.belief_options,
-        )
+        answers, losses = self.answers(first).take(rows), self.log.losses[rows]
+        weight = self.weight[rows] if (self.weight != 1).any() else None
+
+        def fitted(losses: Floats) -> Belief:
+            return fit_belief(
+                answers,
+                losses,
+                self.topology.sets,
+                classes=self.log.classes,
+                weight=weight,
+                options=self.belief_options,
+            )
+
+        belief, unlabelled = fitted(losses), answers.answered & np.isnan(losses)
+        if unlabelled.any():
+            # What the largest sets say of answers without a label teaches the smaller sets.
+            losses = np.where(unlabelled, self._risks_in_largest(belief, answers), losses)
+            belief = fitted(losses)
+        return belief
+
+    def _risks_in_largest(self, belief: Belief, answers: Seen) -> Floats:
+        """Return the risk of each answer, a mean over the largest sets; NaN where none has it."""
+        contexts = dict.fromkeys(map(belief.context, self.topology.sets))
+        largest, view = max(map(len, contexts)), belief.view(answers)
+        total, count = np.zeros((2, *answers.confidence.shape))
+        for step in (step for step in contexts if len(step) == largest):
+            cells = np.ix_(answers.answered[:, list(step)].all(axis=1), step)
+            total[cells] += chance(view.odds(step))[cells[0].ravel()]
+            count[cells] += 1
+        return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     def _view(self, out: Folds, fold: int) -> tuple[View, Ints]:
         """Return the complete rows of a fold as a belief without it and some folds sees them."""
