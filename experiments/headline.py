@@ -140,7 +140,7 @@ def draw(splits: list[dict[str, Any]], path: Path) -> None:
     star = np.mean([split["default"] for split in splits], axis=0)
     for style, ink, paper, suffix in (
         ("default", "#1c2733", "#ffffff", ""),
-        ("dark_background", "#e6e6e6", "#12181f", "-dark"),
+        ("dark_background", "#e6e6e6", "#1e2129", "-dark"),
     ):
         with plt.style.context(style):
             figure, axes = plt.subplots(figsize=(8, 4.2), facecolor=paper)
