@@ -87,7 +87,7 @@ class Source:
                 part = batch.slice(first, size)
                 where = f"{self.where}: column "
                 yield {
-                    name: _arrow_cells(pa, part.column(name), kind, f"{where}{name!r}")
+                    name: _chunk_of(pa, part.column(name), kind, f"{where}{name!r}")
                     for name, kind in kinds.items()
                 }
             start += batch.num_rows
@@ -272,8 +272,8 @@ def _mean_costs(source: Source) -> dict[str, float]:
     layout = Layout(source.where, spec, {k: u for k, u in uses.items() if u.column is COST})
     total, count = dict.fromkeys(layout.uses, 0.0), dict.fromkeys(layout.uses, 0)
     # Always batches of the same size: the mean must not depend on how the file is read.
-    for cells in source.batches(layout.kinds, 1 << 16) if layout.uses else ():
-        for name, values in _parsed(layout, cells, _Codes(), 0).items():
+    for chunks in source.batches(layout.kinds, 1 << 16) if layout.uses else ():
+        for name, values in _parsed(layout, chunks, _Codes(), 0).items():
             good = np.isfinite(values) & (values >= 0)  # the others are refused by name later
             total[name] += float(values[good].sum())
             count[name] += int(good.sum())
@@ -281,46 +281,47 @@ def _mean_costs(source: Source) -> dict[str, float]:
     return {n.removesuffix(".cost"): total[n] / count[n] if count[n] else 1.0 for n in total}
 
 
-# Parsing: cells to typed arrays.
+# Parsing: chunks to typed arrays.
 
 
 def _parsed(
-    layout: Layout, cells: Mapping[str, Chunk], codes: _Codes, start: int
+    layout: Layout, chunks: Mapping[str, Chunk], codes: _Codes, start: int
 ) -> dict[str, NDArray[Any]]:
     """Return the columns of a batch as arrays of the schema's types."""
     columns = {}
     for name, use in layout.uses.items():
         try:
-            columns[name] = _values(cells[name], use, codes, start)
+            columns[name] = _values(chunks[name], use, codes, start)
         except TraceError as error:
             raise TraceError(f"{layout.where}: column {name!r}: {error}") from None
     return columns
 
 
-def _values(cells: Chunk, use: Use, codes: _Codes, start: int) -> NDArray[Any]:
-    values, texts = cells.values, cells.texts
-    if texts is not None and use.kind in ("number", "flag"):
-        values, texts = _numbers_in(cells, use.kind, start), None
-    is_plain = texts is None and values.ndim == 1 and values.dtype.kind in "biuf"
-    is_number = is_plain and values.dtype.kind != "b" and cells.type != "bool"
-    needed = {"number": is_number, "flag": is_plain, "class": is_plain or texts is not None}
-    if texts is None and use.kind == "text":
-        needed["text"] = is_number and bool(np.isnan(values.astype(np.float64)).all())
-        values, texts = np.full(len(values), -1), ()
-    elif texts is None and use.kind == "input":
-        needed["input"] = values.dtype.kind in "biuf" and values.ndim <= 2
-    if not needed.get(use.kind, True):
-        words = {"number": "numbers", "flag": "truth values, or 0 and 1", "text": "text",
-                 "class": "text, whole numbers or truth values",
-                 "input": "numbers, text or lists of numbers"}  # fmt: skip
-        raise TraceError(
-            f"holds {cells.type}, and {words[use.kind]} are needed; convert the column"
-        )
-    if use.kind == "class":
+def _values(chunk: Chunk, use: Use, codes: _Codes, start: int) -> NDArray[Any]:
+    values, texts, kind = chunk.values, chunk.texts, use.kind
+    if texts is not None and kind in ("number", "flag"):
+        values, texts = _numbers_in(chunk, kind, start), None
+    has_text, is_numeric = texts is not None, values.dtype.kind in "biuf"
+    is_plain = not has_text and is_numeric and values.ndim == 1
+    is_number = is_plain and values.dtype.kind != "b" and chunk.type != "bool"
+    # A column of text that is empty throughout may be of any type.
+    is_empty = is_number and kind == "text" and bool(np.isnan(values.astype(np.float64)).all())
+    fits, needed = {
+        "number": (is_number, "numbers"),
+        "flag": (is_plain, "truth values, or 0 and 1"),
+        "class": (has_text or is_plain, "text, whole numbers or truth values"),
+        "text": (has_text or is_empty, "text"),
+        "input": (has_text or (is_numeric and values.ndim <= 2), "numbers, text or vectors"),
+    }[kind]
+    if not fits:
+        raise TraceError(f"holds {chunk.type}, and {needed} are needed; convert the column")
+    if kind == "class":
         coder = codes[use.column.texts if use.column else ""]
-        return _coded(cells, coder)
-    if use.kind == "flag":
+        return coder.encode(values) if texts is None else coder.recode(values, texts)
+    if kind == "flag":
         return flags_of(values, start=start)
+    if is_empty:
+        return np.full(len(values), None, object)
     if texts is not None:
         table: NDArray[Any] = np.array([*texts, None], object)  # -1 picks the last entry
         return np.asarray(table[values])
@@ -328,16 +329,10 @@ def _values(cells: Chunk, use: Use, codes: _Codes, start: int) -> NDArray[Any]:
     return values if is_single else values.astype(np.float64, copy=False)
 
 
-def _coded(cells: Chunk, coder: ClassCodes) -> NDArray[np.int32]:
-    if cells.texts is None:
-        return coder.encode(cells.values)
-    return coder.recode(cells.values, cells.texts)
-
-
-def _numbers_in(cells: Chunk, kind: str, start: int) -> NDArray[np.float64]:
+def _numbers_in(chunk: Chunk, kind: str, start: int) -> NDArray[np.float64]:
     """Return the numbers or truth values that text stands for; refuse the first other cell."""
     truths = dict.fromkeys(("1", "true", "1.0"), 1.0) | dict.fromkeys(("0", "false", "0.0"), 0.0)
-    texts = [str(text) for text in cells.texts or ()]
+    texts = [str(text) for text in chunk.texts or ()]
     numbers = np.full(len(texts) + 1, math.nan)  # -1 picks the last entry
     for position, text in enumerate(texts):
         try:
@@ -346,14 +341,14 @@ def _numbers_in(cells: Chunk, kind: str, start: int) -> NDArray[np.float64]:
                 continue
         except (KeyError, ValueError):
             pass
-        rows = np.flatnonzero(cells.values == position)
+        rows = np.flatnonzero(chunk.values == position)
         if len(rows):
             what = "truth value" if kind == "flag" else "number"
             raise TraceError(
                 f"row {rows[0] + start} (counting from 0) holds {text[:80]!r}, which is not a "
                 f"{what}; {_remedy(text.strip(), kind)}"
             )
-    return np.asarray(numbers[cells.values])
+    return np.asarray(numbers[chunk.values])
 
 
 def _remedy(cell: str, kind: str) -> str:
@@ -391,7 +386,7 @@ def _by_input(source: Source) -> Source:
         table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
     codes = {}
     for key in ("id", "node"):
-        chunk = _arrow_cells(pa, table.column(key).combine_chunks(), "class", where)
+        chunk = _chunk_of(pa, table.column(key).combine_chunks(), "class", where)
         coder = _Codes()
         try:
             numbers = _values(chunk, Use(BY_NAME["label"]), coder, 0)
@@ -509,8 +504,8 @@ def _assembled(
 # Sources of Arrow.
 
 
-def _arrow_cells(pa: Any, array: Any, use: str, where: str) -> Chunk:
-    """Return an array of Arrow as cells of a kind of use."""
+def _chunk_of(pa: Any, array: Any, use: str, where: str) -> Chunk:
+    """Return an array of Arrow as a chunk for a kind of use."""
     types, name = pa.types, str(array.type)
     if types.is_dictionary(array.type) and not _is_text(array.type.value_type):
         array = array.dictionary_decode()
