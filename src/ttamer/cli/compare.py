@@ -47,7 +47,7 @@ def _resamples(_: click.Context, __: click.Parameter, value: int) -> int:
 
 
 @dataclass(frozen=True)
-class Rows:
+class Split:
     """Rows to fit on and to measure on, as the options name them."""
 
     trace: str | None
@@ -87,14 +87,14 @@ def comparison_options(function: Function) -> Function:
     @json_option
     @functools.wraps(function)
     def compared(*, trace: Any, fit: Any, test: Any, reading: Reading, **options: Any) -> Any:
-        return function(rows=Rows(trace, fit, test, reading), **options)
+        return function(rows=Split(trace, fit, test, reading), **options)
 
     return compared
 
 
 @command("frontier")
 @comparison_options
-def frontier_command(rows: Rows, as_json: bool, **options: Any) -> None:
+def frontier_command(rows: Split, as_json: bool, **options: Any) -> None:
     """Compare ttamer with thresholds, chains and other rules, and recommend one.
 
     Every family is fitted on some rows and measured on others: one TRACE, halved at random, or two
@@ -114,7 +114,7 @@ def frontier_command(rows: Rows, as_json: bool, **options: Any) -> None:
 @option("--against", "NODE", "In place of the page: what a policy would have saved on a server's "
         "decision log, where NODE answers everything.")  # fmt: skip
 def report_command(
-    rows: Rows,
+    rows: Split,
     against: str | None,
     families: list[str] | None,
     resamples: int,
@@ -147,7 +147,7 @@ def report_command(
         print(f"{result}{advice_text(result, rows.words)}\n\n  written to {paths[0]}")
 
 
-def _savings(rows: Rows, against: str, **options: Any) -> Savings:
+def _savings(rows: Split, against: str, **options: Any) -> Savings:
     if rows.trace is None:
         raise ArgumentError("--against takes one LOG, in place of --fit and --test")
     spec = rows.reading.spec

@@ -40,7 +40,7 @@ MAX_NODES = 8
 
 
 @dataclass(frozen=True)
-class Drawing:
+class Chart:
     """A figure, and what each of its marks says when it is pointed at."""
 
     figure: Figure
@@ -48,7 +48,7 @@ class Drawing:
     tips: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, height: float, title: str, x_label: str, *, grid: Any = "both") -> Drawing:
+    def empty(cls, height: float, title: str, x_label: str, *, grid: Any = "both") -> Chart:
         """Return axes to draw in, as wide as a column of the page."""
         figure = new_figure(5.6, height)
         axes = figure.subplots()
@@ -71,7 +71,7 @@ class Drawing:
         artist.set_gid(name)
         self.tips[name] = tip
 
-    def legend(self, columns: int = 3) -> Drawing:
+    def legend(self, columns: int = 3) -> Chart:
         """Draw the legend below the axes, if there is something in them."""
         if self.axes.lines or self.axes.patches:
             self.figure.legend(loc="outside lower center", ncols=columns, frameon=False,
@@ -161,15 +161,15 @@ def draw_frontier(frontier: Frontier) -> Figure:
     """
     require_frontier(frontier, "draw_frontier")
     with style():
-        return frontier_drawing(frontier).figure
+        return frontier_chart(frontier).figure
 
 
-def frontier_drawing(frontier: Frontier) -> Drawing:
+def frontier_chart(frontier: Frontier) -> Chart:
     """Draw the frontier: the best families in colour, others in grey."""
     best, measure = frontier.reference, frontier.measure
     unit = best.cost or frontier.full_cost or 1.0
-    drawing = Drawing.empty(4.6, measure, f"cost per input, of {printable(best.node)}'s")
-    axes = drawing.axes
+    chart = Chart.empty(4.6, measure, f"cost per input, of {printable(best.node)}'s")
+    axes = chart.axes
     ranked = sorted(frontier.deciding, key=frontier.area)
     strong = ranked[:5]
     if "ttamer" in ranked and "ttamer" not in strong:
@@ -186,12 +186,12 @@ def frontier_drawing(frontier: Frontier) -> Drawing:
             continue
         colour, width = (OURS, 2.4) if family == "ttamer" else (next(colours), 1.6)
         tips = [_tip(point, unit, best.node) for point in corners]
-        drawing.line(x, y, tips, colour, family, width=width)
+        chart.line(x, y, tips, colour, family, width=width)
         costs += x
         errors += y
     [ring] = axes.plot([best.cost / unit], [best.error], "o", ms=10, mfc="none", mec=INK, mew=1.8,
                        zorder=7, ls="none", label=printable(frontier.alone, 34))  # fmt: skip
-    drawing.mark(ring, f"{frontier.alone}: {measure} {shown_error(best.error, measure)}")
+    chart.mark(ring, f"{frontier.alone}: {measure} {shown_error(best.error, measure)}")
     top = best.error + 1.5 * max(best.error - min(errors), 0.25 * best.error)
     shown = [cost for cost, error in zip(costs, errors, strict=True) if error <= top]
     widest = 1.06 * max([1.0, *(cost for cost in shown if cost < 2)])
@@ -204,7 +204,7 @@ def frontier_drawing(frontier: Frontier) -> Drawing:
     axes.xaxis.set_major_formatter(as_percent)
     if measure == "error":
         axes.yaxis.set_major_formatter(as_percent)
-    return drawing.legend(2)
+    return chart.legend(2)
 
 
 def _tip(point: Point, unit: float, node: str) -> str:
@@ -228,20 +228,18 @@ def _node_colour(node: int) -> str:
     return (OURS, *PALETTE)[node % (len(PALETTE) + 1)]
 
 
-def answered_drawing(points: Sequence[Point], trace: Trace) -> Drawing:
+def answered_chart(points: Sequence[Point], trace: Trace) -> Chart:
     """Draw which node answers what share of inputs, from the cheapest setting to the dearest."""
-    drawing = Drawing.empty(
-        3.9, "answered by", in_unit("cost per input", trace.spec.unit), grid="y"
-    )
+    chart = Chart.empty(3.9, "answered by", in_unit("cost per input", trace.spec.unit), grid="y")
     places, below = np.arange(len(points)), np.zeros(len(points))
     for node, name in enumerate(trace.names):
         shares = np.array([point.result.answered[name] for point in points])
         if not shares.any():
             continue
-        bars = drawing.axes.bar(places, shares, bottom=below, width=0.86, label=printable(name),
+        bars = chart.axes.bar(places, shares, bottom=below, width=0.86, label=printable(name),
                                 color=_node_colour(node))  # fmt: skip
         for bar, share, point in zip(bars, shares, points, strict=True):
-            drawing.mark(
+            chart.mark(
                 bar,
                 f"{name} answers {percent(share)} of inputs, and is asked on "
                 f"{percent(point.result.asked[name])}, at "
@@ -249,9 +247,9 @@ def answered_drawing(points: Sequence[Point], trace: Trace) -> Drawing:
             )
         below += shares
     labelled = places[:: max(1, -(-len(points) // 6))]
-    drawing.axes.set_xticks(labelled, [number(points[k].result.cost) for k in labelled])
-    drawing.axes.yaxis.set_major_formatter(as_percent)
-    return drawing.legend()
+    chart.axes.set_xticks(labelled, [number(points[k].result.cost) for k in labelled])
+    chart.axes.yaxis.set_major_formatter(as_percent)
+    return chart.legend()
 
 
 def _groups(values: NDArray[np.float64]) -> list[NDArray[np.intp]]:
@@ -261,10 +259,10 @@ def _groups(values: NDArray[np.float64]) -> list[NDArray[np.intp]]:
     return [group for group in np.split(order, np.unique(edges)) if len(group)]
 
 
-def calibration_drawing(trace: Trace) -> Drawing:
+def calibration_chart(trace: Trace) -> Chart:
     """Draw how often each node is right, by its confidence; or what it loses."""
     losses, is_graded = trace.loss * trace.unit, trace.measure != "error"
-    drawing = Drawing.empty(4.2, "mean loss" if is_graded else "right", "confidence")
+    chart = Chart.empty(4.2, "mean loss" if is_graded else "right", "confidence")
     within = not is_graded
     for node in _shown_nodes(trace):
         name, confidence = trace.names[node], trace.confidence[:, node]
@@ -283,17 +281,17 @@ def calibration_drawing(trace: Trace) -> Drawing:
             + f" of {len(group)} rows"
             for across, up, group in zip(x, y, groups, strict=True)
         ]
-        drawing.line(x, y, tips, _node_colour(node), printable(name))
+        chart.line(x, y, tips, _node_colour(node), printable(name))
     if within:
-        drawing.axes.plot([0, 1], [0, 1], color=MUTED, lw=1, ls=(0, (1, 3)), zorder=2)
+        chart.axes.plot([0, 1], [0, 1], color=MUTED, lw=1, ls=(0, (1, 3)), zorder=2)
     if not is_graded:
-        drawing.axes.yaxis.set_major_formatter(as_percent)
-    return drawing.legend()
+        chart.axes.yaxis.set_major_formatter(as_percent)
+    return chart.legend()
 
 
-def stopping_drawing(played: Played, trace: Trace) -> Drawing:
+def stopping_chart(played: Played, trace: Trace) -> Chart:
     """Draw how often a policy stops after each node, by that node's confidence."""
-    drawing = Drawing.empty(4.2, "stops there", "confidence of the node just asked")
+    chart = Chart.empty(4.2, "stops there", "confidence of the node just asked")
     for node in _shown_nodes(trace):
         name, confidence, stop = trace.names[node], trace.confidence[:, node], played.last == node
         asked = np.flatnonzero(played.asked[:, node] & np.isfinite(confidence))
@@ -307,7 +305,7 @@ def stopping_drawing(played: Played, trace: Trace) -> Drawing:
             f"{len(group)} rows"
             for across, up, group in zip(x, y, groups, strict=True)
         ]
-        drawing.line(x, y, tips, _node_colour(node), printable(name))
-    drawing.axes.set_ylim(-0.04, 1.04)
-    drawing.axes.yaxis.set_major_formatter(as_percent)
-    return drawing.legend()
+        chart.line(x, y, tips, _node_colour(node), printable(name))
+    chart.axes.set_ylim(-0.04, 1.04)
+    chart.axes.yaxis.set_major_formatter(as_percent)
+    return chart.legend()

@@ -32,12 +32,12 @@ from ttamer.evaluation.frontiers import (
 from ttamer.evaluation.learning import learning_curve
 from ttamer.fitting.ladder import shown_error
 from ttamer.reporting.figures import (
-    Drawing,
-    answered_drawing,
-    calibration_drawing,
-    frontier_drawing,
+    Chart,
+    answered_chart,
+    calibration_chart,
+    frontier_chart,
     save_figure,
-    stopping_drawing,
+    stopping_chart,
 )
 from ttamer.reporting.recommendation import (
     Recommendation,
@@ -173,8 +173,8 @@ def write_report(
     paths = [target]
     if png:
         folder = target.with_name(f"{target.stem}_figures")
-        for name, (*_, drawing) in pictures.items():
-            paths += save_figure(drawing.figure, folder / name)
+        for name, (*_, chart) in pictures.items():
+            paths += save_figure(chart.figure, folder / name)
     return paths
 
 
@@ -191,7 +191,7 @@ def require_page(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _pictures(frontier: Frontier, advice: Recommendation) -> dict[str, tuple[str, str, Drawing]]:
+def _pictures(frontier: Frontier, advice: Recommendation) -> dict[str, tuple[str, str, Chart]]:
     """Return heading, caption and figure by name."""
     trace, points = frontier.test_trace, frontier.of(advice.family)
     corners = [points[k] for k in lower_envelope(*frontier.curve(advice.family))]
@@ -214,19 +214,19 @@ def _pictures(frontier: Frontier, advice: Recommendation) -> dict[str, tuple[str
             "Error against cost",
             "Each curve is what a family reaches when two of its settings may be mixed; grey: "
             "other families. Point at a mark for its numbers.",
-            frontier_drawing(frontier),
+            frontier_chart(frontier),
         ),
         "answered": (
             f"Who answers: {advice.family}",
             f"Each bar is a setting on the frontier. At {price}, {recall}.",
-            answered_drawing(corners, trace),
+            answered_chart(corners, trace),
         ),
-        "calibration": ("Calibration", groups, calibration_drawing(trace)),
+        "calibration": ("Calibration", groups, calibration_chart(trace)),
         "stopping": (
             f"When to stop: {advice.family}",
             f"At {price}: on what share of the inputs that a node was asked on the search stopped "
             "there, by its confidence.",
-            stopping_drawing(played, trace),
+            stopping_chart(played, trace),
         ),
     }
 
