@@ -21,8 +21,9 @@ from support.commands import parse
 from support.three_models import three_models
 from support.traces import answering_trace
 from ttamer import datasets
-from ttamer.cli import COMMANDS, main
+from ttamer.cli import COMMANDS, compare, main
 from ttamer.fitting.replay import paid
+from ttamer.reporting.recommendation import Share, recommend
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -570,6 +571,43 @@ def test_frontier_writes_the_json_it_promises(trace_files):
         "--cascade", trace_files / "cascade.toml", "--families", "magic", "--json",
     )  # fmt: skip
     assert "no family 'magic'" in refusal
+
+
+def test_the_recommended_policy_is_written_whatever_its_family(fitted, tmp_path, monkeypatch):
+    fit, test = fitted.folder / "fit.npz", fitted.folder / "test.npz"
+    output = tmp_path / "use.ttamer"
+    command = ("frontier", "--fit", fit, "--test", test, "--resamples", "5", "-o", output)
+    said = run(*command, "--families", "ttamer,chain").stdout
+    assert f"written to {output}, fitted to 300 rows" in said
+    priced = re.search(r"use ttamer's \w.* at ([\d.]+) per\s+input", said)
+    assert tt.evaluate(tt.load(output), tt.Trace.read(test)).cost == pytest.approx(
+        float(priced[1]), rel=0.1
+    )
+
+    def rival(result):
+        settings = (Share(result.of("chain")[-1], 1.0),)
+        return dataclasses.replace(
+            recommend(result, resamples=5), outcome="loses", family="chain", settings=settings
+        )
+
+    monkeypatch.setattr(compare, "recommend", rival)
+    said = run(*command, "--families", "ttamer,chain").stdout
+    assert f"Next: ttamer frontier --fit {fit} --test {test} -o policy.ttamer" in said
+    chain = tt.frontier(tt.Trace.read(fit), tt.Trace.read(test), families=["chain"], resamples=0)
+    played = tt.load(output).play(tt.Trace.read(test))
+    assert (played.answer == chain.played["chain"][-1].answer).all()
+    refused = refuse(*command, "--families", "chain", "--json")
+    assert "-o writes what is recommended beside ttamer" in refused
+
+
+def test_a_policy_without_a_node_is_measured_on_logs_that_have_it(fitted, tmp_path):
+    output = tmp_path / "fewer.ttamer"
+    assert run("fit", fitted.folder / "fit.npz", "--without", "small", "-o", output).returncode == 0
+    done = run("evaluate", output, fitted.folder / "test.npz", "--json")
+    assert done.stderr.splitlines()[0] == "test.npz: the policy has no node small: left out"
+    alone = json.loads(done.stdout)["alone"]
+    test = answering_trace(300, seed=1)
+    assert [node["error"] for node in alone.values()] == test.loss.mean(axis=0).tolist()[1:]
 
 
 @pytest.mark.parametrize("command", ["frontier", "report"])

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from ttamer import datasets
-from ttamer._checks import require_whole
+from ttamer._checks import counted, require_whole
+from ttamer.artefact.file import save
 from ttamer.baselines import FAMILIES
 from ttamer.cascade import CascadeSpec
 from ttamer.cli.options import (
@@ -29,6 +30,7 @@ from ttamer.cli.options import (
 )
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import OURS, Frontier, family_names, frontier
+from ttamer.fitting.ladder import FittedPolicy, Mixture
 from ttamer.reporting.page import require_page, write_report
 from ttamer.reporting.recommendation import budget_of, recommend
 from ttamer.reporting.savings import Savings, savings
@@ -69,7 +71,12 @@ class Split:
 
     @property
     def words(self) -> str:
-        """The words of a command that fits the same rows."""
+        """The words of a command that compares on the same rows."""
+        return f"{self.trace or f'--fit {self.fit} --test {self.test}'}{self.reading.words}"
+
+    @property
+    def fit_words(self) -> str:
+        """The words of a command that fits to the same rows."""
         return f"{self.trace or self.fit}{self.reading.words}"
 
 
@@ -94,16 +101,35 @@ def comparison_options(function: Function) -> Function:
 
 @command("frontier")
 @comparison_options
-def frontier_command(rows: Split, as_json: bool, **options: Any) -> None:
+@output_option(text="Write the recommended policy, to evaluate and to serve.")
+def frontier_command(rows: Split, as_json: bool, output: str | None, **options: Any) -> None:
     """Compare ttamer with thresholds, chains and other rules, and recommend one.
 
     Every family is fitted on some rows and measured on others: one TRACE, halved at random, or two
     (--fit and --test).
     """
+    if output and options["families"] is not None and "ttamer" not in options["families"]:
+        raise ArgumentError("-o writes what is recommended beside ttamer: add it to --families")
     progress = progress_line(quiet=as_json)
     result = frontier(*rows.read(), progress=progress, **options)
     progress("")
-    print(to_json(result.to_dict()) if as_json else f"{result}{advice_text(result, rows.words)}")
+    if output:
+        save(_recommended(result), output)
+    print(to_json(result.to_dict()) if as_json else f"{result}{advice_text(result, rows)}")
+    if output and not as_json:
+        print(f"\n  written to {output}, fitted to {counted(result.fit_rows, 'row', ',')}")
+
+
+def _recommended(result: Frontier) -> FittedPolicy | Mixture:
+    """Return the policy that the recommendation names."""
+    advice, ladder = recommend(result), result.ladder
+    if advice.family == "ttamer" and ladder is not None:
+        if advice.outcome == "nothing":
+            return ladder.alone(result.reference.node)
+        return ladder.for_budget(float(budget_of(ladder, *advice.settings)))
+    point = min((part.point for part in advice.settings), key=lambda point: point.result.error)
+    assert isinstance(point.rule, FittedPolicy)  # noqa: S101 - what is recommended can be served
+    return point.rule
 
 
 @command("report")
@@ -144,7 +170,7 @@ def report_command(
     if as_json:
         print(to_json({**result.to_dict(), "written": [str(path) for path in paths]}))
     else:
-        print(f"{result}{advice_text(result, rows.words)}\n\n  written to {paths[0]}")
+        print(f"{result}{advice_text(result, rows)}\n\n  written to {paths[0]}")
 
 
 def _savings(rows: Split, against: str, **options: Any) -> Savings:
@@ -155,21 +181,22 @@ def _savings(rows: Split, against: str, **options: Any) -> Savings:
     return savings(log.trace, against, spent=float(log.audit_cost.sum()), **options)
 
 
-def advice_text(result: Frontier, trace_words: str) -> str:
-    """Return the recommendation, and what comes next, from the words that name the rows."""
+def advice_text(result: Frontier, rows: Split) -> str:
+    """Return the recommendation, and the command that comes next."""
     if "ttamer" not in result.families:
         return ""
     advice = recommend(result)
     text = "\n\n" + textwrap.fill(f"What to use: {advice}", 80, break_on_hyphens=False)
-    fits = {"paper": "--belief markov", "threshold": "--belief threshold",
-            "router": "--max-nodes 1"}  # fmt: skip
+    fits = {"paper": "--belief markov", "router": "--max-nodes 1"}  # to all rows
     if advice.outcome == "loses" and advice.family in fits:
-        return f"{text}\n\nNext: ttamer fit {trace_words} {fits[advice.family]}"
-    if advice.outcome in ("loses", "nothing") or result.ladder is None:
+        return f"{text}\n\nNext: ttamer fit {rows.fit_words} {fits[advice.family]}"
+    if advice.outcome == "loses":
+        return f"{text}\n\nNext: ttamer frontier {rows.words} -o policy.ttamer"
+    if advice.outcome == "nothing" or result.ladder is None:
         return text
     budget = budget_of(result.ladder, *advice.settings)
     return (
-        f"{text}\n\nNext: ttamer fit {trace_words}\n"
+        f"{text}\n\nNext: ttamer fit {rows.fit_words}\n"
         "and choose that policy by its expected cost:\n"
         f"  for_budget({budget}) in Python, budget = {budget} in [serve]"
     )

@@ -156,7 +156,7 @@ class Reading:
 
         ``cascade`` is a policy's own: its log has one column per node.
         """
-        spec = self.spec if cascade is None else join_verified(cascade)
+        spec = self.spec if cascade is None else _with_others(join_verified(cascade), path)
         if spec is None:
             require_costs(path)
             if self.prices:
@@ -167,7 +167,25 @@ class Reading:
             trace = replace(trace, cost=trace.spec.costs)
         elif self.spec is not None:
             _warn_of_prices(trace)
+        if cascade is not None and len(trace.spec) > len(join_verified(cascade)):
+            trace = trace.restrict(join_verified(cascade).names)
         return trace.with_verification()
+
+
+def _with_others(spec: CascadeSpec, path: str) -> CascadeSpec:
+    """Add the nodes of a log that a policy lacks (ttamer fit --without), to be left out."""
+    columns = open_source(path).columns
+    if (
+        spec.kind == "exits"
+        or is_long(columns)
+        or not any(c.endswith(".confidence") for c in columns)
+    ):
+        return spec
+    others = [n for n in infer_spec(columns, {}, path)[0].nodes if n.name not in spec.names]
+    if others:
+        names = ", ".join(node.name for node in others)
+        print(f"{Path(path).name}: the policy has no node {names}: left out", file=sys.stderr)
+    return replace(spec, nodes=(*others, *spec.nodes))  # the last node stays the last
 
 
 def measurable(trace: Trace, reading: Reading) -> Trace:
