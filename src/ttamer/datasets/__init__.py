@@ -11,18 +11,15 @@ exits of a text network. Each has rows to fit on and rows to test on, which shar
 """
 
 import json
-import os
 import reprlib
 from importlib import resources
-from itertools import accumulate
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ttamer.errors import ArgumentError
 from ttamer.trace.trace import Trace
 
 Part = Literal["fit", "test"]
-_DATA = resources.files("ttamer.datasets") / "data"
+_data = resources.files("ttamer.datasets") / "data"
 
 
 def names() -> tuple[str, ...]:
@@ -34,7 +31,7 @@ def names() -> tuple[str, ...]:
     >>> names()[0]
     'langid'
     """
-    files = (file.name for file in _DATA.iterdir())
+    files = (file.name for file in _data.iterdir())
     return tuple(sorted(name.removesuffix(".json") for name in files if name.endswith(".json")))
 
 
@@ -58,7 +55,7 @@ def about(name: str) -> dict[str, Any]:
             f"there is no trace {reprlib.repr(name)}; the traces are {', '.join(names())}",
             param="name",
         )
-    facts: dict[str, Any] = json.loads((_DATA / f"{name}.json").read_text("utf-8"))
+    facts: dict[str, Any] = json.loads((_data / f"{name}.json").read_text("utf-8"))
     return facts
 
 
@@ -86,67 +83,6 @@ def load(name: str, part: Part | None = None) -> Trace:
     traces = []
     for suffix in parts if part is None else (part,):
         # A package may be imported from a zip file: the trace is read from a real one.
-        with resources.as_file(_DATA / f"{name}-{suffix}.npz") as path:
+        with resources.as_file(_data / f"{name}-{suffix}.npz") as path:
             traces.append(Trace.read(path))
     return traces[0] if part else Trace.concat(traces)
-
-
-def describe(name: str) -> str:
-    """Return :func:`about` as readable text.
-
-    Args:
-        name: The name of a trace, one of :func:`names`.
-
-    Returns:
-        Several lines: the title, the rows, the source, the licence, and one line per node.
-
-    Raises:
-        ArgumentError: If there is no trace of that name.
-
-    >>> print(describe("minilm-imdb").splitlines()[0])
-    minilm-imdb: MiniLM on IMDB reviews: 6 exits of one network
-    """
-    facts = about(name)
-    lines = [
-        f"{name}: {facts['title']}",
-        "rows: {fit} to fit on, {test} to test on".format_map(facts["rows"]),
-    ]
-    keys = ("source", "network", "made", "label", "inputs", "confidence", "cost", "licence")
-    lines += [f"{key}: {facts[key]}" for key in keys if key in facts]
-    nodes = facts["nodes"]
-    spent = list(accumulate(node.get("cost", 0.0) for node in nodes.values()))
-    for (node, fact), cost in zip(nodes.items(), spent, strict=True):
-        words = [f"{fact['package']} ({fact['licence']})"] if "package" in fact else []
-        words += [f"right on {fact['accuracy']:.1%}"] if "accuracy" in fact else []
-        words += [f"at a cost of {cost:.3f} from the start"] if "cost" in fact else []
-        words += [f"confidence is {fact['confidence']}"] if "confidence" in fact else []
-        lines.append(f"  {node}: {', '.join(words)}")
-    return "\n".join(lines)
-
-
-def export(name: str, folder: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
-    """Write the fit part, the test part and the ``cascade.toml`` into a folder, for the commands.
-
-    Args:
-        name: The name of a trace, one of :func:`names`.
-        folder: The folder to write to; created if it does not exist.
-
-    Returns:
-        The paths of ``fit.npz``, ``test.npz`` and ``cascade.toml``.
-
-    Raises:
-        ArgumentError: If there is no trace of that name.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [path.name for path in export("langid", folder)]
-    ['fit.npz', 'test.npz', 'cascade.toml']
-    """
-    fit, test = load(name, "fit"), load(name, "test")
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    paths = (target / "fit.npz", target / "test.npz", target / "cascade.toml")
-    fit.write(paths[0])
-    test.write(paths[1])
-    fit.spec.to_file(paths[2])
-    return paths
