@@ -22,7 +22,6 @@ from ttamer.policy.session import INFINITY, Batch, Explanation, StateSession
 from ttamer.policy.surrogate import index_unsure, surrogate_below
 from ttamer.problem.checks import weigh_losses
 from ttamer.problem.graph import START, STOP
-from ttamer.problem.problem import Problem
 
 
 class Queue(NamedTuple):
@@ -33,31 +32,27 @@ class Queue(NamedTuple):
     """A queue ends with -1."""
 
 
-class Queues(NamedTuple):
+class IndexTables(NamedTuple):
     """The children of each node and state as queues one after another, the least index first."""
 
     nodes: NDArray[np.int32]
-    """The node at each place; -1 after the last one of a queue."""
+    """The node at each position; -1 after the last one of a queue."""
     indices: NDArray[np.float64]
     rank: NDArray[np.intp]
-    """The place in the order of asking; of equal indices the node given first."""
+    """The position in the order of asking; of equal indices the node given first."""
     starts: dict[int, NDArray[np.intp]]
     """Where the queue of each state of a node with children begins; -1 has the roots."""
     column: dict[int, int]
     """The column of each of them in a batch."""
     group_of: NDArray[np.intp]
     """The column in which each node waits."""
-
-
-class IndexTables(NamedTuple):
-    """The table of indices as plain sequences; the last entry, without states, is "stopped"."""
-
-    names: tuple[str | None, ...]
-    losses: tuple[tuple[float, ...], ...]
-    """Per node, the weighed loss of each state."""
+    queue: Queue
+    """The queues again, for sessions: single numbers are read faster so."""
     opens: tuple[tuple[int, ...], ...]
     """Per node, where the queue of its children begins for each state; none for a leaf."""
-    queue: Queue
+    losses: tuple[tuple[float, ...], ...]
+    """Per node, the weighed loss of each state; the last entry is "stopped"."""
+    names: tuple[str | None, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -72,35 +67,11 @@ class IndexPolicy(Policy):
 
     sigma: tuple[NDArray[np.float64], ...]
     """Per node, its index for each state of its parent; weighed."""
-    original: Problem | None = None
-    """Where answers may be returned unseen, the problem that was committed to look or not."""
 
     def index(self, node: str) -> NDArray[np.float64]:
-        """Return the dynamic index of a node for each state of its parent, weighed.
-
-        Args:
-            node: The name of the node.
-
-        Returns:
-            Shape (states of the parent,); one entry for a root.
-
-        Raises:
-            ArgumentError: If there is no such node.
-        """
         return self.sigma[self.problem.index_of(node)]
 
     def choice(self, after: str | None = None) -> NDArray[np.int32]:
-        """Return the child of least index, or -1 where no child is worth asking.
-
-        Args:
-            after: The name of the node asked last; ``None`` for the start.
-
-        Returns:
-            Shape (states of ``after``, columns): numbers of nodes.
-
-        Raises:
-            ArgumentError: If there is no such node.
-        """
         children = sorted(self.problem.targets(number_of(self.problem, after)))
         states = (
             1 if after is None else len(self.problem.nodes[self.problem.index_of(after)].losses)
@@ -113,36 +84,11 @@ class IndexPolicy(Policy):
         return np.where(goes_on, least[:, np.newaxis], np.int32(STOP))
 
     def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
-        """Return Phi for what lies below a node: ``E[min(x, kappa)]``, weighed.
-
-        Args:
-            after: The name of the node asked last; ``None`` for the start.
-
-        Returns:
-            Shape (states of ``after``, columns), as :meth:`choice`.
-
-        Raises:
-            ArgumentError: If there is no such node.
-        """
         node = number_of(self.problem, after)
         below = surrogate_below(self.problem, self.tradeoff, self.sigma, node)
         return below.expected_minimum(self.fallbacks)
 
     def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
-        """Return the joint law of the best loss and the cost below a node.
-
-        Args:
-            after: The name of the node asked last; ``None`` for the start.
-            state: The number of the state in which that node was observed.
-            best: The best loss so far, in the problem's units; ``inf`` for none yet.
-
-        Returns:
-            The law, in the problem's units.
-
-        Raises:
-            ArgumentError: If there is no such node or state, the loss is negative or not a
-                number, or the cost takes too many distinct values.
-        """
         node = number_of(self.problem, after)
         state = check_state(self.problem, node, state)
         if not best >= 0:  # also NaN
@@ -154,25 +100,9 @@ class IndexPolicy(Policy):
         return joint_law(answers)
 
     def session(self) -> IndexSession:
-        """Start deciding for one input.
-
-        Returns:
-            A session at the start.
-        """
         return IndexSession(self)
 
     def batch(self, size: int) -> IndexBatch:
-        """Start deciding for many inputs at once.
-
-        Args:
-            size: The number of inputs.
-
-        Returns:
-            A batch at the start.
-
-        Raises:
-            ArgumentError: If the size is negative.
-        """
         return IndexBatch(self, size)
 
     @cached_property
@@ -181,8 +111,8 @@ class IndexPolicy(Policy):
         return tuple(weigh_losses(node.losses, self.tradeoff) for node in self.problem.nodes)
 
     @cached_property
-    def queues(self) -> Queues:
-        """The same as arrays, for batches."""
+    def tables(self) -> IndexTables:
+        """The indices as sessions and batches read them."""
         groups = [START, *(v for v in range(len(self.sigma)) if self.problem.outgoing[v])]
         parts: list[tuple[NDArray[np.intp], NDArray[np.float64]]] = []
         starts: dict[int, NDArray[np.intp]] = {}
@@ -201,19 +131,17 @@ class IndexPolicy(Policy):
         rank = np.empty(size, np.intp)
         rank[np.lexsort((node, node == STOP, index))] = np.arange(size)
         column = {group: number for number, group in enumerate(groups)}
-        group_of = np.array([column[parent] for parent in self.problem.parents])
-        return Queues(node.astype(np.int32), index, rank, starts, column, group_of)
-
-    @cached_property
-    def tables(self) -> IndexTables:
-        """The queues as a session reads them."""
-        queues, nodes = self.queues, range(len(self.sigma))
-        opens = [tuple(queues.starts[v].tolist()) if v in queues.starts else () for v in nodes]
         return IndexTables(
-            (*self.problem.names, None),
-            (*(tuple(losses.tolist()) for losses in self.weighed_losses), ()),
-            tuple(opens),
-            Queue(array("d", queues.indices.tobytes()), array("i", queues.nodes.tobytes())),
+            nodes=node.astype(np.int32),
+            indices=index,
+            rank=rank,
+            starts=starts,
+            column=column,
+            group_of=np.array([column[parent] for parent in self.problem.parents]),
+            queue=Queue(array("d", index.tobytes()), array("i", node.astype(np.int32).tobytes())),
+            opens=tuple(tuple(starts.get(v, np.empty(0)).tolist()) for v in range(len(self.sigma))),
+            losses=(*(tuple(losses.tolist()) for losses in self.weighed_losses), ()),
+            names=(*self.problem.names, None),
         )
 
     @cached_property
@@ -235,7 +163,7 @@ class IndexSession(StateSession):
 
     def __init__(self, policy: IndexPolicy) -> None:
         super().__init__(policy)
-        self._names, _, _, queue = policy.tables
+        self._names, queue = policy.tables.names, policy.tables.queue
         # A heap with the first of every queue: (index, node, its place, the queue).
         self._open = [(queue.indices[0], queue.nodes[0], 0, queue)]
         self._best = INFINITY
@@ -243,21 +171,20 @@ class IndexSession(StateSession):
         self.next = self._names[self._node]
 
     def observe(self, state: int) -> None:
-        """Give the state in which ``next`` is observed, and move on."""
-        node = self._node
-        _, losses, opens, queue = self._policy.tables
+        node, tables = self._node, self._policy.tables
         try:
             if state < 0:
                 raise self._refuse(state)
-            loss = losses[node][state]
+            loss = tables.losses[node][state]
         except (IndexError, TypeError):
             raise self._refuse(state) from None
         if loss < self._best:
             self._best = loss
             self._answer = node
         self._path.append((node, state))
-        if opens[node]:
-            self._go_on(opens[node][state], queue)
+        opens = tables.opens[node]
+        if opens:
+            self._go_on(opens[state], tables.queue)
         else:
             self._go_on()
 
@@ -289,7 +216,6 @@ class IndexSession(StateSession):
         self.next = self._names[self._node]
 
     def explain(self) -> Explanation:
-        """Return the reasons for the current decision."""
         return self._explained(self._best, self._open[0][0] if self._open else INFINITY)
 
 
@@ -303,7 +229,7 @@ class IndexBatch(Batch):
 
     def __init__(self, policy: IndexPolicy, size: int) -> None:
         super().__init__(policy, size)
-        queues = policy.queues
+        queues = policy.tables
         self._best = np.full(size, np.inf)
         # The place of the next node of each queue; queues that have not opened stand at the end.
         self._heads = np.full(
@@ -313,7 +239,7 @@ class IndexBatch(Batch):
         self.next[:] = queues.nodes[queues.starts[START][0]]
 
     def _step(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
-        queues = self._policy.queues
+        queues = self._policy.tables
         losses, best = self._policy.weighed_losses[node][states], self._best[rows]
         self.answer[rows[losses < best]] = node
         best = np.minimum(best, losses)

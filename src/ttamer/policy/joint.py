@@ -72,6 +72,9 @@ class Step:
 class JointPolicy(Policy):
     """A policy for nodes with several parents, or under a cap. Made by :func:`ttamer.solve`.
 
+    Choices, equivalent losses and futures are those at the start: later ones depend on all that was
+    asked, and ``walk`` has their tables. No node has an index of its own.
+
     >>> from ttamer import Edge, Node, Problem, solve
     >>> half = [0.5, 0.5]
     >>> judge = Edge(("a", "b"), "judge", cost=0.1, probabilities=[[[1, 0], half], [half, half]])
@@ -90,91 +93,28 @@ class JointPolicy(Policy):
     """The most that one input may cost, failures included; ``None`` for no cap."""
 
     def index(self, node: str) -> NDArray[np.float64]:
-        """Raise an error: with several parents or a cap no node has an index of its own.
-
-        Args:
-            node: The name of the node.
-
-        Returns:
-            Nothing; it always raises.
-
-        Raises:
-            ArgumentError: Always.
-        """
         self._refuse(node)
 
     def choice(self, after: str | None = None) -> NDArray[np.int32]:
-        """Return the node to ask first; later choices depend on all that was asked.
-
-        Args:
-            after: ``None``, the start; tables after a node are those of ``walk``.
-
-        Returns:
-            Shape (1, columns): numbers of nodes, or -1 to stop.
-
-        Raises:
-            ArgumentError: If a node is given.
-        """
         if after is not None:
             self._refuse(after)
         nodes = np.array([*(step.node for step in self.steps), STOP], np.int32)
         return nodes[self.walk.choice(None)]
 
     def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
-        """Return Phi at the start; later values depend on all that was asked.
-
-        Args:
-            after: ``None``, the start; tables after a node are those of ``walk``.
-
-        Returns:
-            Shape (1, columns), weighed.
-
-        Raises:
-            ArgumentError: If a node is given.
-        """
         if after is not None:
             self._refuse(after)
         return self.walk.equivalent_loss(None)
 
     def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
-        """Return the joint law of the best loss and the cost, from the start.
-
-        Args:
-            after: ``None``, the start; tables after a node are those of ``walk``.
-            state: 0, the only state of the start.
-            best: The best loss so far, in the problem's units; ``inf`` for none yet.
-
-        Returns:
-            The law, in the problem's units.
-
-        Raises:
-            ArgumentError: If a node is given, there is no such state or loss, or the cost
-                takes too many distinct values.
-        """
         if after is not None:
             self._refuse(after)
         return self.walk.future(None, state, best)
 
     def session(self) -> JointSession:
-        """Start deciding for one input.
-
-        Returns:
-            A session at the start.
-        """
         return JointSession(self)
 
     def batch(self, size: int) -> JointBatch:
-        """Start deciding for many inputs at once.
-
-        Args:
-            size: The number of inputs.
-
-        Returns:
-            A batch at the start.
-
-        Raises:
-            ArgumentError: If the size is negative.
-        """
         return JointBatch(self, size)
 
     @cached_property
@@ -213,7 +153,6 @@ class JointSession(StateSession):
         self._follow()
 
     def observe(self, state: int) -> None:
-        """Give the state in which ``next`` is observed, and move on."""
         if (
             self.next is None
             or not isinstance(state, int | np.integer)
@@ -252,7 +191,6 @@ class JointSession(StateSession):
         self._follow()
 
     def explain(self) -> Explanation:
-        """Return the reasons for the current decision."""
         return self._explained(*self._inner.compared())
 
     def _follow(self) -> None:

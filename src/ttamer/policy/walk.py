@@ -85,49 +85,12 @@ class WalkPolicy(Policy):
         return self._indices[number]
 
     def choice(self, after: str | None = None) -> NDArray[np.int32]:
-        """Return the routing table: the number of the node to ask next, or -1 to stop.
-
-        Args:
-            after: The name of the node asked last; ``None`` for the start.
-
-        Returns:
-            Shape (states of ``after``, columns); one column without recall.
-
-        Raises:
-            ArgumentError: If there is no such node.
-        """
         return self.choices[number_of(self.problem, after)]
 
     def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
-        """Return Phi: the expected loss and further cost from there, weighed.
-
-        Args:
-            after: The name of the node asked last; ``None`` for the start.
-
-        Returns:
-            Shape (states of ``after``, columns), as :meth:`choice`.
-
-        Raises:
-            ArgumentError: If there is no such node.
-        """
         return self.phi[number_of(self.problem, after)]
 
     def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
-        """Return the joint law of the best future loss and the future cost.
-
-        Args:
-            after: The name of the node asked last; ``None`` for the start.
-            state: The number of the state in which that node was observed.
-            best: The best loss so far, one of the problem's; ``inf`` for none yet. On a line under
-                precedence it may be any loss.
-
-        Returns:
-            The law, in the problem's units.
-
-        Raises:
-            ArgumentError: If there is no such node, state or loss, or the cost takes too
-                many distinct values.
-        """
         node, choices = number_of(self.problem, after), self.choices
         if self.recall:  # the best is then the least of the loss in hand and those still to be met
             columns = np.arange(len(self.problem.grid))
@@ -140,39 +103,12 @@ class WalkPolicy(Policy):
         return joint_law(answers)
 
     def session(self) -> WalkSession:
-        """Start deciding for one input.
-
-        Returns:
-            A session at the start.
-        """
         return WalkSession(self)
 
     def batch(self, size: int) -> WalkBatch:
-        """Start deciding for many inputs at once.
-
-        Args:
-            size: The number of inputs.
-
-        Returns:
-            A batch at the start.
-
-        Raises:
-            ArgumentError: If the size is negative.
-        """
         return WalkBatch(self, size)
 
     def rules(self, node: str) -> list[StateRule]:
-        """Return what the policy does after a node was seen in each of its states.
-
-        Args:
-            node: Its name.
-
-        Returns:
-            One rule per state.
-
-        Raises:
-            ArgumentError: If there is no such node.
-        """
         position = self.problem.index_of(node)
         losses = self.problem.nodes[position].losses.tolist()
         rules = []
@@ -259,7 +195,6 @@ class WalkSession(StateSession):
         self.next = self._names[first]
 
     def observe(self, state: int) -> None:
-        """Give the state in which ``next`` is observed, and move on."""
         node = self._node
         try:
             columns, choices = self._tables[node]
@@ -328,7 +263,6 @@ class WalkSession(StateSession):
         return self._best if self._recall else 0
 
     def explain(self) -> Explanation:
-        """Return the reasons for the current decision."""
         return self._explained(*self.compared())
 
     def compared(self) -> tuple[float, float]:
