@@ -244,6 +244,7 @@ class IndexBatch(Batch):
         self.answer[rows[losses < best]] = node
         best = np.minimum(best, losses)
         self._best[rows] = best
+        # Only the head of each queue competes: the others of it have larger indices.
         self._heads[rows, queues.group_of[node]] += 1
         if node in queues.column:
             self._heads[rows, queues.column[node]] = queues.starts[node][states]

@@ -160,7 +160,7 @@ class JointSession(StateSession):
         ):
             raise self._refuse(state)
         step, state = self._policy.steps[self._inner.number], int(state)
-        if self._failed is None:
+        if self._failed is None:  # all states before are known, and so is what was spent
             edge, chances = self._next_edge()  # the states of the sources are certain
             sources = np.unravel_index(int(chances.argmax()), chances.shape)
             if self._policy.cap is not None:

@@ -75,6 +75,7 @@ class Search:
         tables = self.at(points), sibling.at(points)
         events = np.zeros(tables[0].shape[:2])
         for search, beyond in ((self, tables[1]), (sibling, tables[0])):
+            # What happens in one happens while the other is still open.
             columns = np.searchsorted(points, search.points)
             events[:, columns] += search.events * beyond[:, columns].sum(axis=2)
         return Search(points, *_convolved(self.costs, tables[0], sibling.costs, tables[1]), events)
@@ -150,6 +151,7 @@ def forest_outcome(
         return [(np.inf, 0.0, np.ones(1))], mean_cost, asked
     if by_cost:
         _check_work(problem, top)
+    # From the leaves: the search of each subtree, given the state of its parent.
     children: dict[int, list[int]] = {}  # in the order of the sweep from the leaves
     searches: dict[int, list[Search]] = {}
     layers: dict[int, list[list[Search]]] = {}
@@ -163,6 +165,7 @@ def forest_outcome(
         searches.setdefault(problem.parents[node], []).append(search)
     layers[top] = _in_pairs(searches[top])
 
+    # Back from the start: who is asked, and where the search ends with which answer.
     below = layers[top][-1][0]
     chances = np.zeros((len(below.open), len(below.points), 1))
     chances[state] = 1.0
@@ -189,6 +192,7 @@ def forest_outcome(
                 paid, chance = _convolved(costs, chance, ahead.costs, late[observed, observed])
             answers.append((loss, paid, chance))
         if ahead is not None:
+            # Its children are open to the search while its own answer is not good enough.
             going = losses[node][:, np.newaxis] > onward
             chances = reached[:, len(losses[node]) :] * going[..., np.newaxis]
             shares = _shared(layers.pop(node), Outside(onward, costs, chances))
@@ -209,6 +213,7 @@ def _levels(
     value = np.concatenate(parts)
     owner = np.repeat(np.arange(len(parts)), sizes)  # losses come first, then indices
     order = np.lexsort((owner, value))
+    # Equal entries of one node share a level; those of two nodes do not, so that ties are decided.
     new = np.ones(len(order), bool)
     new[1:] = (np.diff(owner[order]) != 0) | (value[order][1:] != value[order][:-1])
     never = len(order)
@@ -238,6 +243,7 @@ def _shared(layers: list[list[Search]], around: Outside) -> list[Outside]:
             pair = pairs[position // 2]
             costs = pair.costs
             chances = pair.chances[:, np.searchsorted(pair.points, search.points)]
+            # Outside one of a pair lies what is outside the pair, and its sibling.
             if position ^ 1 < len(layer):
                 sibling = layer[position ^ 1]
                 table = sibling.at(search.points)

@@ -118,6 +118,7 @@ class Surrogate:
         """Return the law without an upper tail that changes no mean beyond rounding."""
         if len(self.points) < 2 or not self.sure.all():
             return self
+        # E[min(x, W)] is the integral of ``above`` up to x: a tail adds its part of the integral.
         pieces = self.above[:, :-1] * np.diff(self.points)
         tails = np.cumsum(pieces[:, ::-1], axis=1)[:, ::-1]  # of the mean, from each point up
         means = self.points[0] + np.cumsum(pieces, axis=1)
@@ -288,5 +289,6 @@ def index_unsure(
 
 def settled(sigma: NDArray[np.float64], losses: NDArray[np.float64]) -> NDArray[np.float64]:
     """Raise an index that equals a loss up to rounding onto that loss, so that the tie counts."""
+    # Unequal by rounding alone, they would have the policy pay for what gains nothing.
     near = np.searchsorted(losses, sigma * (1 + TIE), side="right") - 1
     return np.where(near >= 0, np.maximum(sigma, losses[np.maximum(near, 0)]), sigma)

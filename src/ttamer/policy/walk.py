@@ -142,6 +142,7 @@ class WalkPolicy(Policy):
         for number in self.problem.outgoing[node]:
             edge, target = self.problem.edges[number], self.problem.ends[number][1]
             row = chances @ edge.probabilities
+            # In some state the way would cost more than is left: it is not taken at all.
             if barred and barred[target] >= 0 and row[barred[target]] > 0:
                 continue
             columns = np.minimum(column, self.problem.grid.positions[target]) if self.recall else 0
@@ -221,7 +222,7 @@ class WalkSession(StateSession):
         """Give several states of one loss, in one of which ``next`` is observed, and move on."""
         chances = np.zeros(len(self._tables[self._node][0]))
         chances[states] = self._chances()[states]
-        if not chances.any():
+        if not chances.any():  # observed, and of chance 0 by the problem: all are alike
             chances[states] = 1.0
         column = self._tables[self._node][0][states[0]]
         if not self._recall:
@@ -244,7 +245,7 @@ class WalkSession(StateSession):
         node, chances = self._node, self._fail()
         if settle is not None and self._failed is not None:
             self._failed[node] = settle(chances)
-        if not self._recall:
+        if not self._recall:  # the last node has no answer, and no earlier one may be returned
             self._best, self._answer = self._policy.tables.columns, STOP
         self._go_on()
 

@@ -232,6 +232,7 @@ class Problem(Graph):
                 )
         count = 1 + max((v for _, v in probabilities), default=-1)
         nodes = _nodes(losses, count, names)
+        # All edges from one node in increasing order: of equal ways the first one given is taken.
         pairs: list[tuple[int | None, int]] = [(None, v) for v in range(count)]
         pairs += [(u, v) for u in range(count) for v in range(u + 1, count)]
         if not isinstance(costs, Mapping):

@@ -74,31 +74,21 @@ def draw_path(steps: Sequence[tuple[Sequence[str], str]], caption: str) -> Drawi
 
 def draw_graph(boxes: Sequence[Box], arrows: Sequence[Arrow], *, caption: str = "") -> Drawing:
     """Return boxes in columns, and arrows between them, as SVG."""
-    sizes = [
-        (
-            2 * PADDING + CHARACTER * max(map(len, box.lines)),
-            2.0 * PADDING + LINE_HEIGHT * len(box.lines),
-        )
-        for box in boxes
-    ]
-    columns = sorted({box.column for box in boxes})
-    widths = {
-        column: max(size[0] for box, size in zip(boxes, sizes, strict=True) if box.column == column)
-        for column in columns
-    }
-    start, at = {}, float(MARGIN)
-    for column in columns:
-        start[column] = at
-        at += widths[column] + COLUMN_GAP
-    below = dict.fromkeys(columns, float(MARGIN))
-    corners = []
-    for box, (_, height) in zip(boxes, sizes, strict=True):
-        corners.append((start[box.column], below[box.column]))
+    widths = [2 * PADDING + CHARACTER * max(map(len, box.lines)) for box in boxes]
+    heights = [2.0 * PADDING + LINE_HEIGHT * len(box.lines) for box in boxes]
+    left, x = {}, float(MARGIN)
+    for column in sorted({box.column for box in boxes}):
+        left[column] = x
+        in_column = [w for box, w in zip(boxes, widths, strict=True) if box.column == column]
+        x += max(in_column) + COLUMN_GAP
+    below, tops = dict.fromkeys(left, float(MARGIN)), []
+    for box, height in zip(boxes, heights, strict=True):
+        tops.append(below[box.column])
         below[box.column] += height + ROW_GAP
-    width = max(at - COLUMN_GAP + MARGIN, 2 * MARGIN + CHARACTER * len(caption))
     bottom = max(below.values(), default=0.0) - ROW_GAP
-    span = {(a.source, a.target): boxes[a.target].column - boxes[a.source].column for a in arrows}
-    total = bottom + ROW_GAP + BOW * (max(span.values(), default=1) - 1)
+    spans = [boxes[arrow.target].column - boxes[arrow.source].column for arrow in arrows]
+    width = max(x - COLUMN_GAP + MARGIN, 2 * MARGIN + CHARACTER * len(caption))
+    total = bottom + ROW_GAP + BOW * (max(spans, default=1) - 1)
     total += LINE_HEIGHT + ROW_GAP if caption else 0
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{total:.0f}" '
@@ -106,47 +96,44 @@ def draw_graph(boxes: Sequence[Box], arrows: Sequence[Arrow], *, caption: str = 
         f'font-size="11" style="max-width:100%;height:auto">',
         f'<rect width="{width:.0f}" height="{total:.0f}" fill="white"/>',
     ]
-    for colour, value in COLOURS.items():
-        parts.append(
-            f'<marker id="{colour}" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" '
-            f'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="{value}"/></marker>'
-        )
-    for arrow in sorted(arrows, key=lambda arrow: arrow.colour == "used"):
-        x1 = corners[arrow.source][0] + sizes[arrow.source][0]
-        y1 = corners[arrow.source][1] + sizes[arrow.source][1] / 2
-        x2, y2 = corners[arrow.target][0], corners[arrow.target][1] + sizes[arrow.target][1] / 2
-        colour = COLOURS[arrow.colour]
-        bend, low1, low2 = (x2 - x1) / 2, y1, y2
-        if span[arrow.source, arrow.target] > 1:  # below the boxes between the two
-            x1, y1 = x1 - 30, corners[arrow.source][1] + sizes[arrow.source][1]
-            x2, y2 = x2 + 30, corners[arrow.target][1] + sizes[arrow.target][1]
-            bend, low1 = (x2 - x1) / 6, bottom + BOW * (span[arrow.source, arrow.target] - 1) * 1.3
+    parts += [
+        f'<marker id="{name}" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" '
+        f'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="{value}"/></marker>'
+        for name, value in COLOURS.items()
+    ]
+    for arrow, span in sorted(zip(arrows, spans, strict=True), key=lambda x: x[0].colour == "used"):
+        source, target, colour = arrow.source, arrow.target, COLOURS[arrow.colour]
+        x1, y1 = left[boxes[source].column] + widths[source], tops[source] + heights[source] / 2
+        x2, y2 = left[boxes[target].column], tops[target] + heights[target] / 2
+        bend, low1, low2, drop = (x2 - x1) / 2, y1, y2, -5
+        if span > 1:  # below the boxes between the two
+            x1, y1, x2, y2 = x1 - 30, tops[source] + heights[source], x2 + 30, tops[target]
+            y2 += heights[target]
+            bend, low1, drop = (x2 - x1) / 6, bottom + BOW * (span - 1) * 1.3, 16
             low2 = low1
         parts.append(
             f'<path d="M{x1:.1f} {y1:.1f}C{x1 + bend:.1f} {low1:.1f} {x2 - bend:.1f} {low2:.1f} '
             f'{x2:.1f} {y2:.1f}" fill="none" stroke="{colour}" stroke-width="1.5" '
             f'marker-end="url(#{arrow.colour})"/>'
         )
-        drop = 16 if span[arrow.source, arrow.target] > 1 else -5
         if arrow.label:
-            parts.append(
-                f'<text x="{x2 - 10:.1f}" y="{y2 + drop:.1f}" text-anchor="end" fill="{colour}">'
-                f"{escape(arrow.label)}</text>"
-            )
-    for box, (x, y), (w, h) in zip(boxes, corners, sizes, strict=True):
+            end = f'text-anchor="end" fill="{colour}"'
+            parts.append(_text(x2 - 10, y2 + drop, arrow.label, end))
+    ink = f'fill="{COLOURS["ink"]}"'
+    for box, y, w, h in zip(boxes, tops, widths, heights, strict=True):
+        x = left[box.column]
         parts.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="5" fill="white" '
             f'stroke="{COLOURS[box.colour]}" stroke-width="1.5"/>'
         )
         for row, line in enumerate(box.lines):
-            weight = ' font-weight="bold"' if row == 0 else ""
-            parts.append(
-                f'<text x="{x + PADDING:.1f}" y="{y + PADDING + LINE_HEIGHT * (row + 0.75):.1f}" '
-                f'fill="{COLOURS["ink"]}" xml:space="preserve"{weight}>{escape(line)}</text>'
-            )
+            style = f'{ink} xml:space="preserve"' + ' font-weight="bold"' * (row == 0)
+            baseline = y + PADDING + LINE_HEIGHT * (row + 0.75)
+            parts.append(_text(x + PADDING, baseline, line, style))
     if caption:
-        parts.append(
-            f'<text x="{MARGIN}" y="{total - MARGIN:.1f}" fill="{COLOURS["ink"]}">'
-            f"{escape(caption)}</text>"
-        )
+        parts.append(_text(MARGIN, total - MARGIN, caption, ink))
     return Drawing("\n".join([*parts, "</svg>\n"]))
+
+
+def _text(x: float, y: float, text: str, style: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'

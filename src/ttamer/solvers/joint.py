@@ -65,6 +65,7 @@ def solve_joint(
     for parts in GRIDS:
         try:
             cap = Cap(max_cost, max_cost / parts)
+            # Rounded up it stays within the cap; rounded down no policy within it is left out.
             policies = _solve_steps(problem, tradeoffs, recall=recall, cap=cap)
             down = _solve_steps(problem, tradeoffs, recall=recall, cap=replace(cap, up=False))
         except TooManyStates:
@@ -168,6 +169,7 @@ class _Steps:
         if self._cap is not None:
             total = np.array(before.spent)[spent] + self._cap.counted(costs)
             fits = self._cap.allows(np.where(possible, total, 0.0))
+            # A cost is known only once it is paid, so a node is asked if its largest one fits.
             fits = np.repeat(fits.reshape(-1, shape[-1]).all(axis=1), shape[-1])
             if not fits.any():
                 return []
@@ -184,7 +186,7 @@ class _Steps:
         cost = np.zeros_like(table)
         np.add.at(table, (row[fits], column[fits]), chances[fits])
         cost[row[fits & possible], column[fits & possible]] = costs[fits & possible]
-        if barred:
+        if barred:  # one more state, without an answer, to which all beyond the cap leads
             table[np.unique(row[~fits]), size] = 1.0
             table[columns:, size] = 1.0
         target, new = self._number(after, step, barred)
@@ -196,6 +198,7 @@ class _Steps:
     def _number(self, asked: frozenset[int], step: Step, barred: bool) -> tuple[int, bool]:
         """Return the number of a step, and whether it is new."""
         problem = self._problem
+        # On a walk what was asked before the last node no longer matters.
         key = (asked if problem.moves == "precedence" else frozenset(), step, barred)
         if key in self._numbers:
             return self._numbers[key], False

@@ -175,6 +175,7 @@ def _commit(problem: Problem, tradeoff: float) -> IndexPolicy:
         for node in reversed(problem.order)
         for state in np.flatnonzero(_may_be_unseen(problem, node))
     ]
+    # Single commitments are turned round and, where that does not pay, back.
     tried, changed = 0, True
     while changed and tried + len(cells) <= MAX_TRIED:
         changed = False
@@ -207,6 +208,7 @@ def _hedged(problem: Problem, looked: Problem, tradeoff: float) -> dict[int, flo
         unseen = weigh_losses(mean_losses(problem, problem.incoming[node][0]), tradeoff)
         mean = float((unseen + (1 - tradeoff) * edge.expected_costs)[0])
         closed = Surrogate.of_losses(np.array([mean]))
+        # Not looking is a law too: its one value is the mean loss and cost.
         laws[node] = look, closed, mean
     shares = {node: hedge(*law) for node, law in laws.items()}
     for node in laws:

@@ -181,6 +181,7 @@ def offline_optimum(problem: Problem, tradeoff: float) -> float:
     tree = _tree_of(problem)
     costs = [(1 - tradeoff) * edge.cost_table for edge in problem.edges]
     reach = [0.0] * (len(problem.nodes) + 1)
+    # A forest's costs lie on the way that the law goes, so they may depend on its states.
     if not problem.is_forest:  # a node is reached along the cheapest route
         for node in problem.order:
             ways = [reach[problem.ends[e][0]] + costs[e].flat[0] for e in problem.incoming[node]]
