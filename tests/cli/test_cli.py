@@ -650,42 +650,10 @@ def test_warnings_are_one_line_each(trace_files):
     assert line.startswith("Warning: the trace has 40 rows; below 100")
 
 
-def test_collect_asks_python_callables(tmp_path, capsys):
-    (tmp_path / "models.py").write_text(
-        "def short(text): return (text[:1], 0.5)\n"
-        "def long(text): return (text[:2], len(text) / 9)\n"
-    )
-    (tmp_path / "inputs.txt").write_text("ab\ncd\nae\n")
-    (tmp_path / "labels.txt").write_text("a\nc\na\n")
-    trace = tmp_path / "trace.csv"
-    done = run_process(
-        "collect", "short=models:short", "long=models:long", "--inputs", tmp_path / "inputs.txt",
-        "--labels", tmp_path / "labels.txt", "-o", trace, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "3 rows" in done.stdout
-    assert re.search(r"long +\S+ +100.00%", done.stdout)
-    cascade = trace.with_suffix(".toml")
-    assert f"Next: ttamer fit {trace} --cascade {cascade}" in done.stdout
-    read = tt.Trace.read(trace, trace.with_suffix(".toml"))
-    assert read.names == ("short", "long")
-    assert read.loss.tolist() == [[False, True]] * 3
-    assert "cost: seconds per call" in done.stdout
-    (tmp_path / "fewer.txt").write_text("a\n")
-    for models, labels, said in (
-        (("a=json:loads", "a=json:dumps"), "labels.txt", "two models are called 'a'"),
-        (("a=json:loads", "b=json:dumps"), "fewer.txt", "has 1 lines and"),
-    ):
-        options = ["--inputs", str(tmp_path / "inputs.txt"), "--labels", str(tmp_path / labels)]
-        assert main(["collect", *models, *options, "-o", str(trace)]) == 2
-        assert said in capsys.readouterr().err
-    gone = refuse("collect", "x=models:nothing", "--inputs", tmp_path / "inputs.txt", "-o", trace,
-                  run=run_process, cwd=tmp_path)  # fmt: skip
-    assert "nothing" in gone
-    (tmp_path / "inputs.txt").write_bytes(b"\xff")
-    odd = refuse("collect", "short=models:short", "--inputs", tmp_path / "inputs.txt", "-o", trace,
-                 run=run_process, cwd=tmp_path)  # fmt: skip
-    assert "is not text in UTF-8" in odd
+def test_collect_names_what_collects_python_callables(tmp_path):
+    said = refuse("collect", "short=models:short", "-o", tmp_path / "trace.csv")
+    assert "short=models:short is no cascade.toml" in said
+    assert "collected in Python: ttamer.collect" in said
 
 
 def test_evaluate_refuses_a_choice_where_the_file_holds_one_policy(fitted, tmp_path, capsys):
@@ -738,23 +706,6 @@ def test_wrong_numbers_and_options_that_do_nothing_are_found_before_the_fit(caps
     ):
         assert main(arguments) == 2
         assert said in capsys.readouterr().err
-
-
-def test_collect_skips_inputs_on_which_a_callable_fails(tmp_path, capsys):
-    (tmp_path / "inputs.txt").write_text("[1, 0.5]\nx\n[2, 0.5]\n")
-    command = ["collect", "a=json:loads", "b=json:loads", "-o", str(tmp_path / "trace.npz")]
-    command += ["--inputs", str(tmp_path / "inputs.txt")]
-    assert main(command) == 2
-    assert "leave a gap there with --skip-bad" in capsys.readouterr().err
-    assert main([*command, "--skip-bad"]) == 0
-    assert "1 input left out" in capsys.readouterr().out
-
-
-def test_collect_refuses_options_that_would_do_nothing(capsys):
-    assert main(["collect", "cascade.toml", "--prompts", "p.txt", "--labels", "l.txt"]) == 2
-    assert "--labels is for Python callables, not for cascade.toml" in capsys.readouterr().err
-    assert main(["collect", "a=json:loads", "--inputs", "i.txt", "--judge", "a"]) == 2
-    assert "--judge is for the upstreams of a cascade.toml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ttamer.show.tables import paint
 # By name: the module, and what --help says; the command is its attribute NAME_command.
 COMMANDS = {
     "demo": ("compare", "fit, compare and report on a real trace, in under a minute"),
-    "collect": ("data", "ask models about inputs, and log their answers as a trace"),
+    "collect": ("data", "ask language models about prompts, and log their answers as a trace"),
     "label": ("data", "decide on a local page which answers of a log are right"),
     "import": ("data", "make a trace from files in other formats"),
     "fit": ("fit", "fit policies to a trace, and save them"),
@@ -131,8 +131,8 @@ def _failed(head: str, text: str) -> int:
 
 def _usage(error: click.UsageError) -> str:
     text = error.format_message().rstrip(".")
-    options = [] if error.ctx is None else [param.name for param in error.ctx.command.params]
-    if text.startswith("Got unexpected") and "cascade" in options and ".toml" in text:
+    options = [] if error.ctx is None else [o for p in error.ctx.command.params for o in p.opts]
+    if text.startswith("Got unexpected") and "--cascade" in options and ".toml" in text:
         text += "; a cascade is given by --cascade FILE"
     return text
 

@@ -1,12 +1,9 @@
-"""``ttamer collect``, ``label`` and ``import``: traces from models, from people, from other logs.
-
-Language models are imported where they are asked: callables need no client.
-"""
+"""``ttamer collect``, ``label`` and ``import``: traces from models, people and other logs."""
 
 import asyncio
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,14 +11,12 @@ from typing import Any
 import click
 
 from ttamer._checks import counted
-from ttamer._files import lines_of
 from ttamer.cascade import CascadeSpec
 from ttamer.cli.options import (
     Command,
     command,
     errors_of,
     json_option,
-    load_function,
     node_table,
     option,
     output_option,
@@ -31,67 +26,78 @@ from ttamer.cli.options import (
     to_json,
 )
 from ttamer.errors import ArgumentError
-from ttamer.runtime.collecting import collect
 from ttamer.trace.io import beside, suffix_of
 from ttamer.trace.trace import OnBad, Trace
 
 
 @command("collect")
-@click.argument("models", nargs=-1, required=True, metavar="CASCADE.toml | NAME=MODULE:FUNCTION...")
+@click.argument("cascade")
 @output_option("trace.parquet", text="The trace to write (.parquet, .csv or .npz); its cascade is "
                "written beside it.")  # fmt: skip
 @skip_option
 @json_option
-@option("--prompts", "FILE", "Upstreams: JSON lines, CSV, or text with one prompt per line.")
-@option(
-    "--prompts-from", "TRACE", "Upstreams: a log whose prompts are asked; its answers are kept."
-)
+@option("--prompts", "FILE", "JSON lines, CSV, or text with one prompt per line.")
+@option("--prompts-from", "TRACE", "A log whose prompts are asked; its answers are kept.")
 @option("--only", "NODE", "With --prompts-from: a node to ask, such as a new one.", multiple=True)
-@option("--budget", "C", "Upstreams: the most that all answers may cost, in the cascade's units; a "
-        "random part of the prompts is asked.", type=float)  # fmt: skip
-@option("--label", "FIELD", "Upstreams: the field of the reference answer.", default="label")
-@option("--max-tokens", "N", "Upstreams: the longest answer, in tokens.", type=click.IntRange(1),
-        default=256)  # fmt: skip
-@option("--cache", "FILE", "Upstreams: where responses are kept, so that none is paid for twice "
-        "(default OUTPUT.cache).")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Upstreams: ask nothing; print the calls and what "
-              "they would cost at most.")  # fmt: skip
-@option("--judge", "NODE", "Upstreams: a node that judges which answers are right.")
+@option("--budget", "C", "The most that all answers may cost, in the cascade's units; a random "
+        "part of the prompts is asked.", type=float)  # fmt: skip
+@option("--label", "FIELD", "The field of the reference answer.", default="label")
+@option("--max-tokens", "N", "The longest answer.", type=click.IntRange(1), default=256)
+@option("--cache", "FILE", "Where responses are kept, so that none is paid for twice (default "
+        "OUTPUT.cache).")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Ask nothing; print the calls, and their cost.")
+@option("--judge", "NODE", "A node that judges which answers are right.")
 @option("--rubric", "FILE", "With --judge: a text that defines what is right.")
 @click.option("--graded", is_flag=True, help="With --judge: scores, which become losses.")
 @option("--min-agreement", "SHARE", "With --judge: refuse one that agrees with fewer labels.",
         type=float, default=0.0)  # fmt: skip
 @option("--pairs", "FILE", 'With compare = "embedding": labelled pairs, to which the threshold is '
         "fitted in place of labels.")  # fmt: skip
-@option("--inputs", "FILE", "Callables: text, one input per line.")
-@option("--labels", "FILE", "Callables: text, one right answer per line.")
-@option("--repeat", "N", "Callables: calls per input, of which the median time is taken.", type=int,
-        default=1)  # fmt: skip
 def collect_command(
-    models: tuple[str, ...], output: str, skip_bad: bool, as_json: bool, **options: Any
+    cascade: str,
+    output: str,
+    skip_bad: bool,
+    as_json: bool,
+    dry_run: bool,
+    **options: Any,
 ) -> None:
-    """Call every model on every input, and write the trace and its cascade.
+    """Ask the upstreams of CASCADE.toml about prompts, and write the trace and its cascade.
 
-    The models are the upstreams of a CASCADE.toml, or Python callables (input -> (prediction,
-    confidence)), whose calls are timed.
+    Models that are Python callables are collected in Python: ttamer.collect.
     """
+    from ttamer.llm.collecting import collect_more, collect_prompts, plan_collection
+
     suffix_of(output)  # refused before any model is called
-    of_cascade = models[0].endswith(".toml")
-    _refuse_others(models[0], of_cascade=of_cascade)
     progress = progress_line(quiet=as_json)
-    on_error: OnBad = "skip" if skip_bad else "refuse"
-    written = [output]
-    if not of_cascade:
-        trace = _call(models, progress, on_error, **options)
-    elif options["dry_run"]:
-        print(_plan(models, output, options, as_json=as_json))
+    spec, prompts, judge = _asked(cascade, **options)
+    paid, answers = Path(options["cache"] or f"{output}.cache"), Path(f"{output}.answers.jsonl")
+    if dry_run:
+        if prompts is None:
+            raise ArgumentError("--dry-run is for --prompts: with --prompts-from give a --budget")
+        plan = plan_collection(spec, prompts, paid, judge=judge)
+        print(to_json(dataclasses.asdict(plan)) if as_json else plan)
         return
-    else:
-        answers = Path(f"{output}.answers.jsonl")
-        trace = _ask(models, output, options, answers, progress, on_error)
-        written += [str(answers)] * answers.exists()
+    noun = "answers" if judge is None else "answers and verdicts"
+
+    def report(done: int, total: int, failed: int) -> None:
+        progress(f"{done} of {total} {noun}" + (f", {failed} failed" if failed else ""))
+
+    more: Any = {"progress": report, "budget": options["budget"]}
+    try:
+        if prompts is None:
+            log, request = Trace.read(options["prompts_from"]), _request(options["max_tokens"])
+            trace = collect_more(spec, log, options["only"], paid, request=request, **more)
+        else:
+            more["on_error"] = "skip" if skip_bad else "refuse"
+            trace = collect_prompts(
+                spec, prompts, paid, answers=answers, judge=judge, pairs=options["pairs"], **more
+            )
+    except KeyboardInterrupt:
+        print(f"\nstopped: the answers so far are kept in {paid}, and the same command asks only "
+              "for those that are missing", file=sys.stderr)  # fmt: skip
+        raise
     progress("")
-    written += _write(trace, output, models[0] if of_cascade else None)
+    written = [output, *[str(answers)] * answers.exists(), *_write(trace, output, cascade)]
     if as_json:
         costs = dict(zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True))
         facts = {"rows": len(trace), "costs": costs, "left_out": dict(trace.left_out)}
@@ -99,34 +105,22 @@ def collect_command(
                        "written": written}))  # fmt: skip
         return
     print(f"{counted(len(trace), 'row')}\n\n{node_table(trace)}")
-    if not of_cascade:
-        print("\n  cost: seconds per call, unless a callable returns its own")
-    noun = "prompt" if of_cascade else "input"
-    left_out = [f"{counted(n, noun)} left out: {reason}" for reason, n in trace.left_out.items()]
+    left_out = [f"{counted(n, 'prompt')} left out: {why}" for why, n in trace.left_out.items()]
     for note in [*left_out, *trace.notes, f"written to {' and '.join(written)}"]:
         print(f"\n  {note}")
     print(f"\nNext: ttamer fit {output}{_cascade_words(output)}")
 
 
-def _refuse_others(model: str, *, of_cascade: bool) -> None:
-    """Refuse options of callables with a cascade, and the other way round."""
-    ctx, callables = click.get_current_context(), {"inputs", "labels", "repeat"}
-    for name in ctx.params.keys() - {"models", "output", "skip_bad", "as_json"}:
-        is_set = ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
-        if is_set and (name in callables) == of_cascade:
-            kind = "Python callables" if name in callables else "the upstreams of a cascade.toml"
-            flag = f"--{name.replace('_', '-')}"
-            raise ArgumentError(f"{flag} is for {kind}, not for {model}; remove it")
-
-
-def _asked(models: Sequence[str], output: str, options: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the cascade, the prompts, the judge and the file of responses that options name."""
-    from ttamer.llm.collecting import prompts_of
+def _asked(cascade: str, **options: Any) -> tuple[CascadeSpec, Sequence[Any] | None, Any]:
+    """Return the cascade, the prompts and the judge that options name."""
     from ttamer.llm.judging import Judge
     from ttamer.llm.prompts import read_prompts, read_text
 
-    if len(models) > 1:
-        raise ArgumentError(f"give one cascade.toml, not {' '.join(models)}")
+    if not cascade.endswith(".toml"):
+        raise ArgumentError(
+            f"{cascade} is no cascade.toml; models that are Python callables are collected in "
+            "Python: ttamer.collect(inputs, nodes)"
+        )
     judge = None
     if options["judge"] is not None:
         rubric = read_text(Path(options["rubric"])).strip() if options["rubric"] else ""
@@ -142,98 +136,19 @@ def _asked(models: Sequence[str], output: str, options: dict[str, Any]) -> tuple
             "--prompts FILE is needed: the prompts to collect answers for; or --prompts-from "
             "TRACE with --only NODE"
         )
-    spec, label = CascadeSpec.from_file(models[0]), options["label"]
-    if options["prompts"] is None:
-        prompts = prompts_of(Trace.read(options["prompts_from"]), _request(options))
-    else:
-        prompts = read_prompts(options["prompts"], label=label, request=_request(options))
+    spec, label, prompts = CascadeSpec.from_file(cascade), options["label"], None
+    if options["prompts"] is not None:
+        request = _request(options["max_tokens"])
+        prompts = read_prompts(options["prompts"], label=label, request=request)
         if label != "label" and all(prompt.label is None for prompt in prompts):
             raise ArgumentError(
                 f"--label {label}: no prompt of {options['prompts']} has that field"
             )
-    return spec, prompts, judge, Path(options["cache"] or f"{output}.cache")
+    return spec, prompts, judge
 
 
-def _request(options: dict[str, Any]) -> dict[str, Any]:
-    return {"temperature": 0, "max_tokens": options["max_tokens"]}
-
-
-def _plan(models: Sequence[str], output: str, options: dict[str, Any], *, as_json: bool) -> str:
-    """Return what would be asked, and what it would cost at most."""
-    from ttamer.llm.collecting import plan_collection
-
-    spec, prompts, judge, paid = _asked(models, output, options)
-    plan = plan_collection(spec, prompts, paid, only=options["only"], judge=judge)
-    return to_json(dataclasses.asdict(plan)) if as_json else str(plan)
-
-
-def _ask(
-    models: Sequence[str],
-    output: str,
-    options: dict[str, Any],
-    answers: Path,
-    progress: Callable[[str], None],
-    on_error: OnBad,
-) -> Trace:
-    """Ask the upstreams of a cascade about prompts."""
-    from ttamer.llm.collecting import collect_more, collect_prompts
-
-    spec, prompts, judge, paid = _asked(models, output, options)
-    noun = "answers" if judge is None else "answers and verdicts"
-
-    def report(done: int, total: int, failed: int) -> None:
-        progress(f"{done} of {total} {noun}" + (f", {failed} failed" if failed else ""))
-
-    more = {"progress": report, "budget": options["budget"], "judge": judge,
-            "pairs": options["pairs"]}  # fmt: skip
-    try:
-        if options["only"]:
-            log = Trace.read(options["prompts_from"])
-            return collect_more(spec, log, options["only"], paid, request=_request(options), **more)
-        return collect_prompts(spec, prompts, paid, answers=answers, on_error=on_error, **more)
-    except KeyboardInterrupt:
-        print(f"\nstopped: the answers so far are kept in {paid}, and the same command asks only "
-              "for those that are missing", file=sys.stderr)  # fmt: skip
-        raise
-
-
-def _call(
-    models: Sequence[str],
-    progress: Callable[[str], None],
-    on_error: OnBad,
-    *,
-    inputs: str | None,
-    labels: str | None,
-    repeat: int,
-    **_: Any,
-) -> Trace:
-    """Call the callables on the lines of a file."""
-    nodes: dict[str, Callable[..., Any]] = {}
-    for text in models:
-        name, _sign, reference = text.partition("=")
-        if not (name and all(reference.partition(":"))):
-            raise ArgumentError(f"a model is written NAME=MODULE:FUNCTION, not {text!r}")
-        if name in nodes:
-            raise ArgumentError(f"two models are called {name!r}; give each a name of its own")
-        nodes[name] = load_function(reference)
-    if inputs is None:
-        raise ArgumentError("--inputs FILE is needed: the inputs to call the models on")
-    texts, answers = _lines(inputs), None if labels is None else _lines(labels)
-    if answers is not None and len(answers) != len(texts):
-        raise ArgumentError(
-            f"{labels} has {len(answers)} lines and {inputs} {len(texts)}; there must be one label "
-            "for each input"
-        )
-    return collect(
-        texts, nodes, labels=answers, repeat=repeat, on_error=on_error, progress=progress
-    )
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return lines_of(Path(path).read_text("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise ArgumentError(f"{path}: is not text in UTF-8") from None
+def _request(max_tokens: int) -> dict[str, Any]:
+    return {"temperature": 0, "max_tokens": max_tokens}
 
 
 def _write(trace: Trace, output: str | Path, cascade: str | None = None) -> list[str]:
