@@ -179,6 +179,7 @@ def _texts(trace: Trace, codes: NDArray[np.integer]) -> NDArray[np.object_]:
 def _joined(spec: CascadeSpec, log: Trace, new: Trace) -> Trace:
     """Return a log with the columns of further nodes, whose rows are found by their prompts."""
     prompts, answered = cast("Any", log.prompt).tolist(), cast("Any", new.prompt).tolist()
+    # Rows may be left out where nothing answered: they are found by their prompts again.
     row_of = {text: row for row, text in enumerate(answered)}
     rows = np.array([row_of.get(text, -1) for text in prompts])
 

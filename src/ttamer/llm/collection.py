@@ -193,6 +193,7 @@ class Collection:
             return Comparer(self.rule), self.spec, ()
         try:
             threshold, notes = await threshold_of(self.rule, rows, score, self.pairs)
+            # One call embeds what trace_of would ask for row by row.
             await score([pair for row in rows for pair in pairs_of(row)])  # a few large batches
         except UpstreamFailed as error:
             raise TraceError(f"texts cannot be embedded: {error}") from None

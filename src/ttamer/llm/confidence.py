@@ -141,6 +141,7 @@ def probability_of_choice(response: Mapping[str, Any], letter: str) -> float:
     An answer that begins with its letter names it there, another one where it does so last. Where
     no token is the letter alone, the whole answer's probability is the next best.
     """
+    # Tokens of chat models come with spaces, quotes and brackets around the letter.
     tokens = _tokens(response)
     texts = [str(entry.get("token")) for entry in tokens]
     naming = [i for i, text in enumerate(texts) if text.strip(_AROUND).upper() == letter]
@@ -302,6 +303,7 @@ def reported_confidence(response: Mapping[str, Any]) -> float:
     [0.85, 0.9, 0.75, 0.8]
     """
     matches = list(_REPORTED.finditer(answer_text(response).replace("\u2212", "-")))
+    # "I am 90% sure of 3 things" has its confidence in the number with a unit.
     with_units = [match for match in matches if match["percent"] or match["top"]]
     for match in with_units or matches[:1]:
         before = match.string[: match.start()]

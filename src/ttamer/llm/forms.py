@@ -17,11 +17,14 @@ class _Letter:
     """Where an answer to a multiple choice has its letter."""
 
     letter = r"(?:([A-HJ-Z])\b|(I)\b(?![\s']+[a-z]))"  # not the pronoun
+    # The letter is all that the answer begins with: "B", "(B)", "B. Paris", "A (Paris)".
     first = re.compile(
         r"[\s(\[*\"'#`$>-]*(?:([A-Z])\s+\(|([A-Za-z])"
         r"(?:(?:[)\].:,*\"]|'(?!\w))+(?!\s*(?:is|was)\b)|[`$]?\s*(?:$|\n)|\s+[-\u2013\u2014]))"
     )
+    # The options are listed first: their A) is no answer.
     listed = re.compile(r"^[^\w\n]*B[).:]", re.MULTILINE)
+    # "The answer is B", "correct option: (b)", "B is the correct"; the last one counts.
     stated = re.compile(
         r"(?i:\b(?:answer|(?:correct|right|best)\s+(?:choice|option)))[*_]*"
         r"(?i:\s+(?:is|was|would\s+be|should\s+be|must\s+be)\b|\s*[:=])"
@@ -29,6 +32,7 @@ class _Letter:
         rf"(?:{letter}|([a-z])(?=[).\],;:]|\s*(?:\Z|\n)))"
         r"|(?:\b([A-Z])\b[)\]*]*(?i:\s+is\s+(?:the\s+)?(?:correct|right|best)\b))"
     )
+    # "Option B", "I would pick B": only where nothing is stated.
     named = re.compile(
         r"(?i:answer|choice|option|choose|pick|select|go\s+with)(?i:\s+is)?"
         rf"[\s:*(\[\"'>]*\b{letter}"
@@ -46,6 +50,7 @@ class _Number:
 
     minus = "[-\u2212]"
     power = rf"\^\{{?((?:\+|{minus})?\d{{1,3}})\}}?"
+    # Not an exponent; with a currency, with thousands apart, with a power of ten.
     number = re.compile(
         rf"(?<![\w.^])(?<!\^[-+{{\u2212])(?<!\^\{{[-+\u2212])((?:\+|{minus})?)"
         r"(?:\\?[$\u20ac\u00a3\u00a5])?"
@@ -56,6 +61,7 @@ class _Number:
     separators = re.compile(r"[^\d.]")
     fraction = re.compile(r"(\d?)\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
     raised = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
+    # In normalised text; a hyphen within a range is no minus.
     in_text = re.compile(rf"(?:(?<![^\W_]){minus})?(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?")
 
 
@@ -69,6 +75,7 @@ class _Written:
         | dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-")
     )
     json_start = re.compile(r'\{\s*["}]|\[\s*(?:[]["{\d-]|true|false|null)')  # not braces in prose
+    # One way to match the line break: else a long run of them takes quadratic time.
     fence = re.compile(r"```(?:json)?[^\S\n]*\n(.*?)```", re.DOTALL)
 
 
@@ -263,6 +270,7 @@ def has_words(text: str, part: str) -> bool:
         number = bisect_left(numbers, index, key=re.Match.start) - 1
         return number >= 0 and index < numbers[number].end()
 
+    # Slices of one character: a copy of the rest for each match would take quadratic time.
     start = text.find(part)
     while start >= 0:
         end = start + len(part)

@@ -265,8 +265,10 @@ def _rows(file: Path, spec: CascadeSpec) -> tuple[list[tuple[str, Row]], list[st
     fields = {name for _, row in rows for name in row}
     if not ({"custom_id", "response"} <= fields or {"spend", "model", "response"} <= fields):
         return rows, []
+    # A log names models as the provider does, a cascade as its nodes.
     names = {node.options.get("model", node.name): node.name for node in spec.nodes}
     names |= {name: name for name in spec.names}
+    # Within one batch ids differ by model: the prompt of the request joins them.
     requests = [row for _, row in rows if "custom_id" in row and isinstance(row.get("body"), dict)]
     prompts = {str(row["custom_id"]): json.dumps(row["body"].get("messages"), sort_keys=True)
                for row in requests}  # fmt: skip

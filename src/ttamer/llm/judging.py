@@ -186,6 +186,7 @@ class Verdicts:
         Raises:
             TraceError: If they agree too rarely.
         """
+        # Answers without text are wrong without a verdict, and would flatter the judge.
         labelled = [(right, (text, label)) for row, answers in texts.items()
                     for text in answers
                     if text and text.strip() and (label := labels[row])
@@ -274,6 +275,7 @@ def verdict_from(response: Mapping[str, Any]) -> bool:
     Raises:
         Unreadable: If the reply is neither.
     """
+    # Judges tend to explain after their verdict, not before.
     match = re.search(r"\b(yes|no)\b", answer_text(response), re.IGNORECASE)
     if match is None:
         raise Unreadable(f"returned neither yes nor no{_cut(response)}")

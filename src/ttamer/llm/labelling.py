@@ -131,11 +131,13 @@ class Labelling:
         Each comes with the nodes that returned it.
         """
         prompt, codes = self.rows[row], self.plan.trace.prediction
+        # Answers that compare as equal are shown once, others each by its text.
         groups: dict[object, tuple[str, list[str]]] = {}
         for node, (name, text) in enumerate(prompt.answers.items()):
             if text is not None:
                 code = -1 if codes is None else int(codes[row, node])
                 groups.setdefault(text if code < 0 else code, (text, []))[1].append(name)
+        # An order by hashes: it says nothing about who answered, and stays the same.
         hashed = {hashlib.sha256(f"{prompt.key}{text}".encode()).digest(): (text, tuple(nodes))
                   for text, nodes in groups.values()}  # fmt: skip
         return [hashed[digest] for digest in sorted(hashed)]
@@ -357,6 +359,7 @@ class LabelPlan:
         share = total / len(self.trace)
         unlabelled = max(0.0, 1 - len(rows) / total)
         half = 1.96 * share * math.sqrt(spread / len(rows) * unlabelled)
+        # The labels that an endless supply of rows would take, and of those that there are.
         unlimited = spread * (1.96 * share / self.within) ** 2
         wanted = unlimited / (1 + unlimited / total)  # rows are labelled once each
         more = max(0, math.ceil(wanted) - len(rows))

@@ -252,7 +252,7 @@ class ModelNode:
         chosen, confidence = agreement([*predictions, *[None] * len(failures)])
         cost = sum(self._cost(response, work) for response in responses)
         cost += self.settings.cost * sum(error.paid for error in failures)
-        response = responses[chosen].body
+        response = responses[chosen].body  # the first of those that agree most
         answer = ModelAnswer(texts[chosen], response, predictions[chosen], cost)
         return await self._reply(answer, confidence, work)
 
@@ -357,6 +357,7 @@ def ineligible(settings: NodeSettings, body: Body) -> str:
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     if "json_schema" not in accepts and kind == "json_schema":
         return "does not take a JSON schema"
+    # Reading the messages takes time: only where it can matter.
     if "images" in accepts and settings.context is None:
         return ""
     length, images = _size(body)

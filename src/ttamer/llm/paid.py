@@ -116,6 +116,7 @@ class PaidUpstream:
         """Return the kept response, or that of a call."""
         node = self._settings
         call = key_of([node.upstream, node.model, node.params, node.rename], body)
+        # Agreement asks the same question several times: each is a sample of its own.
         self._samples[call] += 1
         key = key_of(call, self._samples[call])
         content = self._paid.get(key)
@@ -160,7 +161,7 @@ class Asked:
     def expected(self, body: Mapping[str, Any]) -> float:
         """Return what a call is expected to cost: the mean so far, or the most that it can."""
         if self.answers:
-            return max(self.spent / len(self.answers), 1e-12)
+            return max(self.spent / len(self.answers), 1e-12)  # never 0: it divides a budget
         return max(cost_at_most(self.node, body), self.node.cost, 1e-12)
 
     async def ask(
@@ -188,6 +189,7 @@ class Asked:
                         failures += 1
                 report()
 
+        # Workers share one iterator: a slow answer holds up its own worker alone.
         workers = min(self.node.max_concurrent or self.workers, len(waiting))
         await asyncio.gather(*(work() for _ in range(workers)))
 

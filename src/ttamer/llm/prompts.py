@@ -212,6 +212,7 @@ def rows_of(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _csv_rows(file: Path, text: str) -> Iterator[tuple[str, dict[str, str | None]]]:
     """Yield the place and the cells of each row, by column; ``None`` for an empty cell."""
+    # Line breaks stay as they are: csv ends lines itself, outside of quotes.
     table = csv.reader(io.StringIO(text, newline=""))
     try:
         names = [name.strip() for name in next(table, [])]

@@ -29,6 +29,7 @@ async def spend(run: Collection, budget: float, core: int = 100) -> None:
         )
     for count in (core // 5, core):  # the first ones say what a prompt costs
         await _ask_some(run, order[:count], names, budget)
+    # Half of the budget goes to complete rows in any case: a fit to a small core errs.
     await _ask_some(run, order, names, budget / 2)
     if not run.answered_rows or run.spent >= budget:
         return
