@@ -39,6 +39,7 @@ def test_every_node_is_asked_about_every_prompt(served):
         assert trace.confidence[:, column].tolist() == pytest.approx([sure for _, sure in said])
     assert [trace.classes[code] for code in trace.label] == [truth(q) for q in QUESTIONS]
     assert trace.cost.tolist() == [1.0, 12.5]
+    assert trace.prompt.tolist() == QUESTIONS
 
 
 def test_what_was_answered_is_not_asked_again(served):
@@ -152,24 +153,14 @@ def test_failures_may_be_gaps_and_prompts_without_any_answer_left_out(make_serve
     assert read_answers(tmp_path / "answers.jsonl", trace.names)[0].answers["small"] is None
 
 
-def test_prompts_are_kept_for_a_fit_that_reads_them(served):
-    assert collected(served).prompt.tolist() == QUESTIONS
-
-
-def test_a_node_that_only_fails_is_soon_left_alone(make_served):
-    served = make_served(node={"small": {"max_concurrent": 1}})
-    served.upstreams["small"].mode, served.upstreams["small"].status = "error", 401
-    with pytest.raises(TraceError, match=r"status 401.*: 10; small was not called any more: 20"):
-        collected(served, on_error="skip")
-    assert served.counts == [Asked.max_failures, 30]
-
-
-def test_the_failures_of_every_node_are_listed(make_served):
+def test_nodes_that_only_fail_are_soon_left_alone_and_all_listed(make_served):
     served = make_served(node={name: {"max_concurrent": 1} for name in ("small", "large")})
     for upstream, status in zip(served.upstreams.values(), (401, 404), strict=True):
         upstream.mode, upstream.status = "error", status
-    with pytest.raises(TraceError, match=r"30 of 30 prompts .*small.*401.*: 10;.*large.*404.*: 10"):
-        collected(served)
+    for on_error in ("refuse", "skip"):
+        with pytest.raises(TraceError, match=r"30 of 30 .*small.*401.*: 10;.*large.*404.*: 10"):
+            collected(served, on_error=on_error)
+    assert served.counts == [2 * Asked.max_failures] * 2
 
 
 def test_labels_on_some_prompts_need_a_judge(make_served):
@@ -320,15 +311,6 @@ def test_self_reports_that_never_hold_a_number_are_noted(make_served, report, co
     notes = collected(served).notes
     assert len(notes) == count
     assert all("no self-report of 'small' holds a number" in note for note in notes)
-
-
-def test_reasoning_is_no_part_of_an_answer(make_served):
-    served = make_served(serve={"compare": "contains"})
-    small = served.upstreams["small"]
-    small.answer = lambda *_: ("<think> A or B or C or D </think> E", 0.9)
-    trace = collected(served)
-    assert {trace.classes[code] for code in trace.prediction[:, 0]} == {"e"}
-    assert trace.loss[:, 0].all()
 
 
 def test_a_plan_says_what_would_be_asked_and_paid(make_served):
