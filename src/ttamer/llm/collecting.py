@@ -21,15 +21,16 @@ from numpy.typing import NDArray
 
 from ttamer._checks import counted, require_number
 from ttamer.cascade import CascadeSpec
-from ttamer.errors import ArgumentError
+from ttamer.errors import ArgumentError, TTamerError
+from ttamer.fitting import plan_calls
+from ttamer.fitting.fits import fit
 from ttamer.llm.client import UpstreamFailed
 from ttamer.llm.collection import Collection
 from ttamer.llm.judging import Judge
 from ttamer.llm.node import BYTES_PER_TOKEN, Work
-from ttamer.llm.paid import Ask, cost_at_most, tokens_of
+from ttamer.llm.paid import Ask, cost_at_most, key_of, tokens_of
 from ttamer.llm.prompts import Prompt, write_answers
 from ttamer.llm.settings import CascadeSource, spec_of
-from ttamer.llm.spending import notes_on_worth, spend
 from ttamer.trace.trace import OnBad, Trace
 
 
@@ -91,7 +92,7 @@ def collect_prompts(
 
     async def collected() -> Trace:
         async with run.opened(upstream):
-            await (run.ask(run.keys) if budget is None else spend(run, budget))
+            await (run.ask(run.keys) if budget is None else _spend(run, budget))
             await run.ask_judge()
             left_out, notes = run.gaps(on_error)
             return await run.trace(left_out, notes)
@@ -99,11 +100,68 @@ def collect_prompts(
     with run.paid:
         trace = asyncio.run(collected())
     if budget is not None:
-        notes = notes_on_worth(trace, run.spent, budget)
+        notes = _worth(trace, run.spent, budget)
         trace = dataclasses.replace(trace, notes=(*trace.notes, *notes))
     if answers is not None:
         write_answers(answers, run.written())
     return trace
+
+
+async def _spend(run: Collection, budget: float, core: int = 100) -> None:
+    """Ask about prompts in random order, the same in every run, until the budget is spent.
+
+    First every node is asked about a core of at least ``core`` prompts; then what a fit to it says
+    is worth most.
+    """
+    order, names = sorted(run.bodies, key=lambda key: key_of("order", key)), [*run.asked]
+    price = sum(run.asked[name].expected(run.bodies[order[0]]) for name in names)
+    if price > budget:
+        raise ArgumentError(
+            f"budget is {budget:g}, and one prompt may cost {price:g} by all nodes together",
+            param="budget",
+        )
+    for count in (core // 5, core):  # the first ones say what a prompt costs
+        await _ask_some(run, order[:count], names, budget)
+    # Half of the budget goes to complete rows in any case: a fit to a small core errs.
+    await _ask_some(run, order, names, budget / 2)
+    if not run.answered_rows or run.spent >= budget:
+        return
+    await run.ask_judge()
+    trace = await run.trace()
+    try:
+        plan = plan_calls(fit(trace, inputs=False), trace, budget - run.spent)
+    except TTamerError:  # too little is known, or what is right: complete rows are worth most
+        await _ask_some(run, order, names, budget)
+        return
+    complete = len(run.asked[names[0]].answers) + plan.complete
+    await _ask_some(run, order[:complete], names, budget)
+    for name, count in (*plan.alone.items(), *dict.fromkeys(names, len(order)).items()):
+        lacking = [key for key in order if key not in run.asked[name].answers]
+        await _ask_some(run, lacking[:count], [name], budget)  # the rest completes rows
+
+
+async def _ask_some(
+    run: Collection, keys: Sequence[str], names: Sequence[str], budget: float
+) -> None:
+    """Ask nodes about those of some prompts that the budget pays for."""
+    keys = [key for key in keys if any(run.asked[name].is_open(key) for name in names)]
+    if keys:
+        price = sum(run.asked[name].expected(run.bodies[keys[0]]) for name in names)
+        affordable = int((budget - run.spent) / price * (1 + 1e-9))
+        await run.ask(keys[: max(0, affordable)], names)
+
+
+def _worth(trace: Trace, spent: float, budget: float) -> list[str]:
+    """Return what was spent, and what more is worth."""
+    notes = [f"{spent:g} of {budget:g} spent on {counted(len(trace), 'prompt')}"]
+    with suppress(TTamerError):
+        plan = plan_calls(fit(trace, inputs=False), trace, budget / 10)
+        before, after = (100 * 1.96 * error for error in (plan.error, plan.error_after))
+        notes.append(
+            f"the errors of policies are known to {before:.2g} points; {plan.cost:g} more would "
+            f"make that {after:.2g}"
+        )
+    return notes
 
 
 def collect_more(
