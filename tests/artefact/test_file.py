@@ -265,6 +265,19 @@ def test_forged_fits_are_refused(fits, change, message, tmp_path):
         opened(file._written(forged, arrays), tmp_path / "forged.ttamer")
 
 
+def test_forged_inputs_are_refused(fits, tmp_path):
+    record, arrays = file.unpack(saved(fits["prompts"]))
+    content = msgspec.to_builtins(record)
+    features = content["fitted"]["steps"]["features"]
+    (feature,) = [one for one in features if one["kind"] == "prompt"]
+    for change in ({"centre": feature["centre"][1:]}, {"spread": []}, {"width": 0}, {"kind": "x"}):
+        content["fitted"]["steps"]["features"] = [
+            one | change if one is feature else one for one in features
+        ]
+        with pytest.raises(ArtefactDamaged, match="cannot be read as its file says|has shape"):
+            opened(file._written(content, arrays), tmp_path / "forged.ttamer")
+
+
 def test_a_file_from_before_a_key_was_added_loads(fits, tmp_path):
     record, arrays = file.unpack(saved(fits["models"]))
     content = msgspec.to_builtins(record)

@@ -339,11 +339,11 @@ def _prior(record: StepRecord, stored: Stored, nodes: int) -> Prior | None:
     if features is None:
         return None
     for feature in features:
-        count = 2 * feature.width if feature.kind in ("prompt", "number") else 0
+        count = feature.width if feature.kind in ("prompt", "number") else 0
         fits = (
             feature.kind in ("words", "prompt", "number", "category", "vector")
             and feature.width >= 1
-            and len(feature.centre) + len(feature.spread) == count
+            and len(feature.centre) == len(feature.spread) == count
             and all(spread > 0 for spread in feature.spread)
             and (feature.kind != "category" or len(feature.levels) == feature.width)
         )

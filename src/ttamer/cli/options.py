@@ -23,7 +23,7 @@ from ttamer.fitting.ladder import shown_error
 from ttamer.show import ProgressReport
 from ttamer.show.tables import table
 from ttamer.trace.io import SUFFIXES, beside, open_source
-from ttamer.trace.layout import infer_spec, is_long
+from ttamer.trace.schema import infer_spec, is_long
 from ttamer.trace.trace import Trace
 
 Function = Callable[..., Any]

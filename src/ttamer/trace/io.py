@@ -33,7 +33,6 @@ from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, CascadeError, TraceError, TTamerError
 from ttamer.trace.checks import ClassMatch, warn_of_variants
 from ttamer.trace.decisions import is_decision_log, read_decisions
-from ttamer.trace.layout import Layout, Use, check_names, infer_spec, is_long, of_node, plan
 from ttamer.trace.schema import (
     BY_NAME,
     COST,
@@ -41,9 +40,16 @@ from ttamer.trace.schema import (
     SCORE,
     ClassCodes,
     Column,
+    Layout,
+    Use,
+    check_names,
     faults,
     flags_of,
+    infer_spec,
     is_filled,
+    is_long,
+    of_node,
+    plan,
     used_codes,
 )
 from ttamer.trace.trace import Cascade, FrameLibrary, OnBad, Trace, graded
