@@ -274,7 +274,7 @@ def test_forged_inputs_are_refused(fits, tmp_path):
         content["fitted"]["steps"]["features"] = [
             one | change if one is feature else one for one in features
         ]
-        with pytest.raises(ArtefactDamaged, match="cannot be read as its file says|has shape"):
+        with pytest.raises(ArtefactDamaged, match=r"cannot be read as its file says|has shape"):
             opened(file._written(content, arrays), tmp_path / "forged.ttamer")
 
 
