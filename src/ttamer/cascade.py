@@ -141,6 +141,7 @@ class CascadeSpec:
             if not isinstance(value := getattr(self, key), str | None):
                 raise CascadeError(f"[cascade]: {key} must be text, not {value!r}")
         put(self, "serve", dict(self.serve))
+        # Checked before the largest loss, which they give.
         put(self, "mistakes", _checked_mistakes(self.mistakes))
         if self.max_loss is not None:
             put(self, "max_loss", _checked_max_loss(self.max_loss, self.mistakes))
@@ -256,6 +257,7 @@ class CascadeSpec:
         [1.0, 3.0]
         """
         total = self.required @ (self.costs if costs is None else costs)
+        # Passing is paid for every node before the last one asked, never for that one.
         if self.kind == "exits" and not self.asks_each:
             total = total + np.concatenate([[0.0], np.cumsum(self.reach)[:-1]])
         return np.asarray(total, np.float64)
@@ -300,6 +302,7 @@ class CascadeSpec:
         prices = self.costs if costs is None else costs
         order: list[int] = []
         while len(order) < len(self):
+            # A parent may cost more than its child and is asked first all the same.
             waiting = [v for v in range(len(self)) if v not in order]
             ready = [v for v in waiting if set(np.flatnonzero(self.required[v])) <= {v, *order}]
             order.append(min(ready, key=lambda v: (prices[v], v)))
@@ -515,6 +518,7 @@ def split_nodes(spec: CascadeSpec) -> tuple[CascadeSpec, list[int]]:
     >>> split.names, split.costs.tolist(), source
     (('a', 'b', 'b (verified)'), [1.0, 2.0, 3.0], [0, 1, 1])
     """
+    # The verified answer stands right after the plain one: its parent, which it needs.
     nodes: list[CascadeNode] = []
     source: list[int] = []
     for position, node in enumerate(spec.nodes):
@@ -565,6 +569,7 @@ def answer_rules(spec: CascadeSpec) -> dict[str, str]:
     rules = {"cost_per_token": ", ".join(prices)} if prices else {}
     if not spec.serve and not any("upstream" in node.options for node in spec.nodes):
         return rules
+    # The default of the serving layer: a policy must not change its rule when it is written out.
     compare = spec.serve.get("compare", "normalised")
     if isinstance(compare, dict):
         is_name = set(compare) == {"kind"}
@@ -602,6 +607,7 @@ def largest_mistake(mistakes: Mistakes) -> float:
     (20.0, 0.5)
     """
     costs = [cost for row in mistakes.values() for cost in row.values()]
+    # A wildcard for both replaces the cost of 1.
     if ANY_CLASS not in mistakes.get(ANY_CLASS, {}):
         costs.append(1.0)  # what a mistake costs that no entry is for
     return max(costs)
@@ -651,6 +657,7 @@ def _checked_tables(data: object) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(data, dict):
         raise CascadeError("a cascade must be a table with [[node]] tables inside")
     keys = [f.name for f in dataclasses.fields(CascadeSpec) if f.name not in ("nodes", "serve")]
+    # Keys before the first table header are a common slip of hand-written TOML.
     for key in data:
         if key in (*keys, "order"):
             raise CascadeError(f"{key} belongs to a table: write it below a line [cascade]")
@@ -692,6 +699,7 @@ def _checked_nodes(nodes: Iterable[CascadeNode], kind: Kind) -> tuple[CascadeNod
         tables[node.name] = where
     if not checked:
         raise CascadeError("there are no nodes: add one [[node]] table for each model or exit")
+    # All names must be known before parents can be looked up.
     parents = {node.name: node.parents for node in checked}
     for name, where in tables.items():
         for parent in (p for p in parents[name] if p not in parents):

@@ -169,6 +169,7 @@ class Stored:
         return cut(flat, sizes.tolist())
 
     def _array(self, name: str, declared: Declared, shape: Sequence[str]) -> NDArray[Any]:
+        # Taken away: what is left at the end is unknown.
         require(name in self.arrays, f"the list of arrays lacks {name!r}")
         array = self.arrays.pop(name)
         lengths = zip(shape, array.shape, strict=False)
@@ -182,11 +183,13 @@ class Stored:
         kind = "i" if declared.of else "f"
         require(array.dtype.kind == kind, f"array {name!r} cannot hold {array.dtype.name}")
         low, high = declared.low, declared.high
+        # Whole numbers are positions: out of range they would index another row from the end.
         if declared.of:
             low, high = max(low, -1), self.sizes.get(declared.of, 2**31) - 1
         else:
             finite = declared.infinite or np.isfinite(array).all()
             require(finite, f"array {name!r} has an entry that is not finite")
+        # The range comes before the grid: huge numbers times GRID overflow.
         inside = ((array >= low) & (array <= high)).all()  # NaN is not
         require(inside, f"array {name!r} has an entry that is not from {low:g} to {high:g}")
         on_grid = not declared.grid or (array * GRID == np.rint(array * GRID)).all()

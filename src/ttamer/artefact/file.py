@@ -104,6 +104,7 @@ def save(
             target = Path(os.path.realpath(path))  # a link stays a link
             if target.exists() and not target.is_file():
                 raise ArtefactError("is not a regular file: give another path to write to")
+            # A half-written policy must never take the place of a good one.
             with atomic_write(target, durable=True) as part, part.open("xb") as file:
                 file.write(data)
         except OSError as error:
@@ -261,6 +262,7 @@ def _json(content: dict[str, Any]) -> bytes:
 def unpack(data: bytes) -> tuple[Record, Arrays]:
     """Check the container of a file; return its record and its read-only arrays."""
     start = int.from_bytes(data[:8], "little")
+    # Before anything is parsed: most files that are not ours end here.
     if len(data) < 10 or data[8:9] != b"{" or start < 2:
         raise ArtefactDamaged("is not a ttamer file, which ttamer fit and ttamer.save write")
     if start > MAX_HEADER:
@@ -299,6 +301,7 @@ def unpack(data: bytes) -> tuple[Record, Arrays]:
         written = _written(content, arrays)
     except (ArgumentError, RecursionError) as error:
         raise ArtefactDamaged(str(error)) from None
+    # One form for each content: nothing can be hidden between or behind the arrays.
     if written != data:
         raise ArtefactDamaged("was altered: its checksum is not that of its contents")
     for array in arrays.values():

@@ -201,6 +201,7 @@ def restore_fitted(kind: str, record: FittedRecord, arrays: Arrays) -> Savable:
         spec = from_tables(record.cascade)
     except CascadeError as error:
         raise ArtefactDamaged(f"its cascade cannot be: {error}") from None
+    # A stranger's file must not bring addresses or settings of a server along.
     bare = spec == _bare(spec) and to_tables(spec) == record.cascade
     require(bare, "its cascade holds more than nodes and costs")
     stored, steps, states = Stored(arrays, nodes=len(spec)), record.steps, record.states
@@ -277,11 +278,13 @@ def _steps(record: StepRecord, spec: CascadeSpec, stored: Stored) -> StepTables:
     pieces = stored.sizes["pieces"] == knots.shape[1] + 1
     require(pieces, "a way has one more piece than there are knots")
     require(len(source) <= 2**24, "it has more than 2**24 ways")
+    # Play ends because every way leads to a node that is not in its set.
     inside = np.zeros((len(steps), nodes), bool)
     for number, step in enumerate(steps):
         inside[number, list(step)] = True
     repeats = inside[source, values["node"]].any()
     require(not repeats, "a way leads to a node that was asked before")
+    # The first set is the empty one: where play starts.
     starts = np.unique(values["point"][source == 0])
     require(len(starts) == len(prices), "a policy asks no node at the start")
     return StepTables(
@@ -349,6 +352,7 @@ def _prior(record: StepRecord, stored: Stored, nodes: int) -> Prior | None:
         )
         require(fits, f"the input {feature.name!r} cannot be read as its file says")
     spec = FeatureSpec(tuple(features))
+    # Neighbours and clusters are found by the first columns.
     vectors_first = sorted(features, key=lambda feature: feature.kind != "vector") == features
     require(vectors_first, "inputs that are vectors come first")
     width = sum(feature.width for feature in features)

@@ -106,6 +106,7 @@ def restore_solved(record: SolvedRecord, stored: Stored) -> tuple[Policy, ...]:
         require(tradeoffs.size, "it holds no policy")
         require((np.diff(tradeoffs) > 0).all(), "the tradeoffs of a ladder must increase")
         # A small table takes more memory than room in a file.
+        # A forged count of policies must not fill the memory.
         few = tradeoffs.size * (len(problem.nodes) + 1) <= 2**22
         require(few, "it has more than 2**22 tables: policies times places")
         if problem.moves == "precedence":

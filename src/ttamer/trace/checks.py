@@ -96,6 +96,7 @@ def warn_of_variants(classes: Sequence[str], where: str) -> None:
 
 def require_trace(trace: object, what: str) -> None:
     """Refuse anything but a trace; a data frame is named with what to call."""
+    # The trace imports its checks.
     from ttamer.trace.trace import Trace
 
     remedy = "Trace.from_frame(frame, costs={...}) for a data frame"
@@ -155,6 +156,7 @@ def _cost_warnings(trace: Trace) -> tuple[str, ...]:
     means = []
     for node, costs in zip(trace.spec.nodes, trace.cost.T, strict=True):
         filled = costs[~np.isnan(costs)]
+        # A ratio to a cost of 0 says nothing.
         if node.cost and len(filled) and "cost_per_token" not in node.options:
             mean = float(filled.mean())
             means.append((max(mean / node.cost, node.cost / mean if mean else 1.0), mean, node))
@@ -173,6 +175,7 @@ def _scale_warnings(trace: Trace) -> tuple[str, ...]:
     """Return a warning where a node's confidences are on two scales: shares and percentages."""
     for name, column in zip(trace.names, trace.confidence.T, strict=True):
         values = column[~np.isnan(column)]
+        # Percentages lie within 0 to 100; log-probabilities and margins do not.
         if len(values) < 20 or values.min() < 0 or not 1 < values.max() <= 100:
             continue
         shares = values <= 1
@@ -230,6 +233,7 @@ def label_warnings(trace: Trace) -> tuple[str, ...]:
         few to conclude anything from how often answers match.
     """
     require_trace(trace, "label_warnings")
+    # Too few rows to conclude anything from how often answers match.
     if len(trace) < 20:
         return ()
     texts = []
@@ -237,6 +241,7 @@ def label_warnings(trace: Trace) -> tuple[str, ...]:
         pairs = [
             (*_agreement(trace, i, j), i, j) for i, j in combinations(range(len(trace.spec)), 2)
         ]
+        # A log with gaps may hardly have two nodes on one row.
         pairs = [pair for pair in pairs if pair[0] >= 20]
         _, agreement, i, j = max(pairs, key=lambda pair: pair[1], default=(0, 1.0, 0, 0))
         if agreement < 0.2:
@@ -255,6 +260,7 @@ def label_warnings(trace: Trace) -> tuple[str, ...]:
         return tuple(texts)  # which answers are right is not known
     wrong = np.where(is_known, trace.loss, 0.0).sum(axis=0)
     errors = wrong / np.maximum(is_known.sum(axis=0), 1)
+    # If even the best node is wrong on most rows, labels and answers do not fit together.
     best = int(errors.argmin())
     if errors[best] > 0.5:
         texts.append(

@@ -112,6 +112,7 @@ def read_decisions(
             row |= {key: line[key] for key in ("label", "score") if line.get(key) is not None}
             for name, score in (line.get("scores") or {}).items():
                 row["nodes"].setdefault(name, {})["score"] = score
+    # Their answers would be dropped without a word.
     strangers = {name for row in rows for name in row["nodes"]} - {*spec.names}
     if strangers:
         raise TraceError(
@@ -198,6 +199,7 @@ def decisions_of(
     score = _scores(rows, spec.names, answers)
     facts: dict[str, Any] = {}
     if not np.isnan(score).all():
+        # Thumbs are 0 and 1: right or wrong. Anything between is a grade.
         if is_graded is None:
             is_graded = not np.isin(score[~np.isnan(score)], (0, 1)).all()
         right = np.where(np.isnan(score), np.nan, score >= 0.5)
@@ -244,6 +246,7 @@ def _scores(
     for number, (row, line) in enumerate(zip(rows, answers, strict=True)):
         verdicts: dict[Any, float] = {}  # by answer: the same answer has the same score
         for name, answer in zip(names, line, strict=True):
+            # A score of the request is one of the answer that it returned.
             is_scored = row.get("by") == name and row.get("score") is not None
             verdict = row["score"] if is_scored else answer.get("score")
             if verdict is not None:

@@ -85,6 +85,7 @@ class Source:
         pa, start, size = arrow(), 0, rows or self.batch_rows
         batches = self.record_batches(kinds, rows)
         while True:
+            # Reading alone: an error in parsing must not pass for a damaged file.
             with damage(f"{self.where}: is damaged after row {start}"):
                 batch = next(batches, None)
             if batch is None:
@@ -181,6 +182,7 @@ def _traces(source: Source, layout: Layout, rows: int | None, on_bad: OnBad) -> 
             yield _parsed(layout, chunks, codes, row)
             row += len(next(iter(chunks.values())).values)
 
+    # Read whole, columns are joined once at the end: no second copy of a long log.
     for parts in ([part] for part in parsed()) if rows else filter(None, [list(parsed())]):
         read = sum(map(_rows_in, parts))
         trace = _assembled(layout, parts, start, codes, on_bad)
@@ -415,6 +417,7 @@ def _by_input(source: Source) -> Source:
                 f"{where}: id {ids[row[lines[twice.argmax()]]]!r} has two lines for node {name!r}; "
                 "keep one"
             )
+        # Taking no line gives null: a gap, in columns of any type.
         at = pa.array(line, mask=line < 0)
         columns |= {f"{name}.{c}": table.column(c).take(at) for c in kinds if of_node(c)}
     for name in kinds.keys() - {"id", "node"}:
@@ -488,6 +491,7 @@ def _assembled(
         wrong = list(faults(arrays, inputs, spec.names))
         if not wrong:
             raise TraceError(f"{where}: {error}") from None
+    # A row with several faults is counted with the first.
     keep, left_out = np.ones(rows, bool), dict[str, int]()
     for fault in sorted(wrong, key=lambda fault: fault.is_gap):  # those never left out first
         if on_bad == "refuse" or not fault.is_gap:
@@ -531,6 +535,7 @@ def _chunk_of(pa: Any, array: Any, use: str, where: str) -> Chunk:
     if types.is_null(kind):
         return Chunk(np.full(len(array), math.nan), name)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        # A flat array is cut into rows by one length.
         lengths = arrow("pyarrow.compute").list_value_length(array)
         if array.null_count or len(lengths.unique()) > 1:
             raise TraceError(
@@ -930,6 +935,7 @@ def _write_csv(trace: Trace, path: Path, compression: str | None) -> None:
 
 def _write_json_lines(trace: Trace, path: Path) -> None:
     """Write a trace as JSON, one object to a row; what is not known is null."""
+    # Batches of a few thousand rows: as Python objects they take much memory.
     encoder = msgspec.json.Encoder()
     with path.open("wb") as file:
         for batch in _table(trace, coded=False).to_batches(1 << 12):

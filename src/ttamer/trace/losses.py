@@ -29,6 +29,7 @@ def losses_of(trace: Columns, target: str | None = None) -> Losses:
         raise ArgumentError(f'target is {target!r}; it must be "label" or "last"', param="target")
     if trace.raw_loss is not None:
         losses = trace.raw_loss
+        # An answer that is better than the last one's loses nothing against it.
         if target == "last":
             losses = np.maximum(losses - losses[:, -1:], 0.0)
     elif trace.spec.mistakes:
@@ -91,7 +92,9 @@ def _against_last(trace: Columns) -> Losses:
             'target "last" compares predictions with the last node\'s, and the trace has none: '
             f"add columns <node>.prediction{'' if trace.correct is None else remedy}"
         )
+    # No answer agrees with nothing, not even with no answer.
     wrong = (codes != codes[:, -1:]) | (codes < 0)
+    # Where the last node has a gap nobody knows what is right.
     losses = np.where(trace.answered[:, -1:], wrong, np.nan)
     losses[:, -1] = 0.0
     return losses
@@ -142,6 +145,7 @@ def mistake_table(mistakes: Mistakes, classes: Sequence[str]) -> Losses:
             table[code[label]] = row[ANY_CLASS]
         for prediction in row.keys() & code.keys():
             table[code[label], code[prediction]] = row[prediction]
+    # After the wildcards, which would charge for right answers too.
     np.fill_diagonal(table, 0.0)
     worst = table.max(axis=1, initial=0.0)
     for label in mistakes.keys() & code.keys():

@@ -33,6 +33,7 @@ def split(trace: Trace, fraction: float, seed: int) -> tuple[Trace, Trace]:
     require_whole(seed, "seed")
     require_rows(trace, 2, "a split")
     order = np.random.default_rng(seed).permutation(len(trace))
+    # A part without rows could be neither fitted to nor tested on.
     count = min(max(round(fraction * len(trace)), 1), len(trace) - 1)
     if trace.group is not None:
         # Groups in the order of their first row; a row without a group is one by itself.
@@ -43,6 +44,7 @@ def split(trace: Trace, fraction: float, seed: int) -> tuple[Trace, Trace]:
             raise TraceError("all rows are of one group, which is never split: bring more groups")
         ends = np.flatnonzero(np.diff(np.sort(rank)) > 0) + 1  # where a group ends
         count = int(ends[np.abs(ends - count).argmin()])
+        # Stable: rows of a group keep their random order.
         order = order[np.argsort(rank, kind="stable")]
     return trace.take(order[:count]), trace.take(order[count:])
 
@@ -60,11 +62,13 @@ def concat(traces: Sequence[Trace]) -> Trace:
         _check_alike(first, trace, position)
     if len(traces) == 1:
         return first
+    # Codes of the first trace stay as they are; new classes come after them.
     texts = {name: ClassCodes(getattr(first, name)) for name in ("classes", "groups")}
     fields: dict[str, Any] = {}
     for column in SCHEMA:
         arrays = [getattr(trace, column.field) for trace in traces]
         if column is COST:
+            # Equal costs stay those of the cascade, and need no array of rows.
             if all(cost.ndim == 1 and np.array_equal(cost, first.cost) for cost in arrays):
                 continue
             arrays = [trace.costs for trace in traces]
@@ -85,6 +89,7 @@ def concat(traces: Sequence[Trace]) -> Trace:
         groups=texts["groups"].classes,
         inputs={name: _stack([t.inputs[name] for t in traces], "C") for name in first.inputs},
         left_out=sum((Counter(trace.left_out) for trace in traces), Counter[str]()),
+        # Shards of one log have the same notes: each once, in order.
         notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
     )
 
@@ -148,6 +153,7 @@ def restrict(trace: Trace, nodes: Iterable[str]) -> Trace:
         for node, more in zip(old, costs, strict=True)
     ))  # fmt: skip
     fields = _fields_for(trace, fewer, stay)
+    # Costs of the cascade have the means already.
     if trace.cost.ndim == 2:
         fields["cost"] = fields["cost"] + between
     return dataclasses.replace(trace, **fields)
@@ -158,6 +164,7 @@ def verified(trace: Trace) -> Trace:
     spec, source = split_nodes(trace.spec)
     if len(spec) == len(trace.spec):
         return trace
+    # A node that was split stands twice in a row: the answer, then the verified one.
     unseen = [k for k, (node, following) in enumerate(pairwise(source)) if node == following]
     after = [node + 1 for node in unseen]
     fields = _fields_for(trace, spec, source)

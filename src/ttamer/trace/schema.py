@@ -129,6 +129,7 @@ def faults(
     names: Sequence[str],
 ) -> Iterator[Fault]:
     """Yield what cannot be: in the columns of nodes, and in inputs that are numbers."""
+    # A confidence stands for an answer: where it is missing, so must everything else be.
     answered = is_filled(arrays[CONFIDENCE])
     is_complete = bool(answered.all())
     for column, array in arrays.items():
@@ -140,6 +141,7 @@ def faults(
                 why = f"missing, and {name} has a value there: a node that was not asked has none"
                 bad.append(Fault(f"{names[node]}.confidence", stray, why))
             if column.kind == "number":
+                # Comparisons with NaN are false: one pass tells whether more is to be looked at.
                 finite = np.isfinite(values)
                 if not finite.all():
                     lacking = np.isinf(values)
@@ -208,6 +210,7 @@ def read_only(array: NDArray[Any]) -> NDArray[Any]:
 
 def flags_of(array: NDArray[Any], what: str = "", start: int = 0) -> NDArray[np.int8]:
     """Return truth values as 1 and 0, and -1 where they are not known."""
+    # No copy: truth values are bytes already.
     if array.dtype == np.bool_:
         return array.view(np.int8)
     if array.dtype == np.int8 and not ((array < -1) | (array > 1)).any():
@@ -238,6 +241,7 @@ def input_array(values: Any, rows: int, name: str) -> NDArray[Any]:
     what, array = f"input {name!r}", np.asarray(values)
     if array.dtype.kind in "OU" and array.ndim == 1:
         return texts_of(array, (rows,), what)
+    # Embeddings are single precision as a rule: twice the memory would say no more.
     kind = np.float32 if array.dtype in (np.float16, np.float32) and array.ndim == 2 else np.float64
     return numbers_of(array, kind, (rows, *array.shape[1:2]), what)
 
@@ -302,6 +306,7 @@ class ClassCodes:
             return -1
         code = self._codes.get(text)
         if code is None:
+            # Refused while its row is at hand, not when a file is written.
             if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
                 raise TraceError(
                     f"the class {text[:80]!r} holds a character no file can keep (NUL, or half a "
@@ -492,6 +497,7 @@ def _renames(columns: Iterable[str], spec: CascadeSpec, uses: Mapping[str, Use])
         return "".join(filter(str.isalnum, name)).casefold()
 
     wanted = (f"{node}.{column}" for node in spec.names for column in BY_NAME if of_node(column))
+    # Columns that are there already are no target of a renaming.
     missing = {letters(name): name for name in wanted if name not in uses}
     pairs = [(name, missing[letters(name)]) for name in columns if letters(name) in missing]
     listed = ", ".join(f"{name!r} to {new!r}" for name, new in pairs[:2])

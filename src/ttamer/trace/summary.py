@@ -30,6 +30,7 @@ def coverage(trace: Columns) -> str:
         if not answered.all()
     ]
     more = f"{len(gaps) - 6} more nodes have gaps"
+    # One line even with hundreds of nodes.
     parts = [*gaps[:6], more] if len(gaps) > 7 else list(gaps)
     head = counted(len(trace), "row", ",") + ("" if gaps else ", each with an answer of every node")
     if trace.label is not None:
@@ -83,6 +84,7 @@ def curves(trace: Trace, path: str | os.PathLike[str] | None) -> Any:
     for node, name in enumerate(trace.names):
         rows = np.flatnonzero(~np.isnan(shown[:, node]))
         order = rows[np.argsort(trace.confidence[rows, node], kind="stable")]
+        # Groups of equal size, not of equal width: confidences crowd near their largest value.
         parts = [part for part in np.array_split(order, 20) if len(part)]
         means = [float(shown[part, node].mean()) for part in parts]
         lines[name] = ([(k + 0.5) / len(parts) for k in range(len(parts))], means)

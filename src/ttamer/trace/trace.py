@@ -97,6 +97,7 @@ class Columns:
 
     def __post_init__(self) -> None:
         rows, count = len(np.atleast_1d(self.confidence)), len(self.spec)
+        # The class is frozen: fields are set here, once, and never again.
         put = object.__setattr__
         for name in ("classes", "groups", "notes"):
             put(self, name, tuple(getattr(self, name)))
@@ -104,6 +105,7 @@ class Columns:
         cost: object = self.cost
         if cost is None:
             put(self, "cost", self.spec.costs)
+        # Two lists of costs per node would disagree sooner or later: the cascade has the only one.
         elif np.ndim(self.cost) == 1:
             put(self, "cost", numbers_of(cost, np.float64, (count,), "cost"))
             if not np.array_equal(self.cost, self.spec.costs):
@@ -116,11 +118,13 @@ class Columns:
             put(self, column.field, column.array(values, (rows, count)[: 2 if column.by == "node"
                                                                        else 1]))  # fmt: skip
         require_kind(self.inputs, Mapping, "inputs must be a mapping of arrays", "{name: values}")
+        # A file would give the column to the node.
         names_of_nodes = {f"{node}.{column.name}" for node in self.names for column in SCHEMA}
         for name in self.inputs:
             if not name or INPUT + name in names_of_nodes:
                 raise TraceError(f"input {name!r}: this name is taken by a node; choose another")
         put(self, "inputs", {k: input_array(v, rows, k) for k, v in self.inputs.items()})
+        # After all shapes are known: checks index one array by another.
         self._check_columns()
         if self.raw_loss is not None:
             _check_max_loss(self.raw_loss, self.spec)
@@ -163,6 +167,7 @@ class Columns:
     @property
     def costs(self) -> NDArray[np.float64]:
         """Shape (T, n): what asking each node costs on each row, NaN where not known; a view."""
+        # No memory where the cascade's costs hold on every row.
         return np.broadcast_to(self.cost, self.confidence.shape)
 
     @cached_property
@@ -250,6 +255,7 @@ class Columns:
                 "cost": self.cost.ndim}  # fmt: skip
         if used["groups"]:
             head["groups"] = used["groups"]
+        # Codes of classes depend on the order of reading: ranks among the texts in use do not.
         # Names and order are those of 0.2: policy files hold digests.
         if (passing := parts.reach_of(self.spec)) is not None:
             head["passing"] = passing
@@ -670,6 +676,7 @@ def _rows_of(array: NDArray[Any], index: slice | NDArray[np.intp]) -> NDArray[An
     """Return rows of an array, columns contiguous: most work goes node by node."""
     if isinstance(index, slice) or array.ndim == 1:
         return read_only(array[index])
+    # Indexing all columns at once would lay the rows out contiguously.
     picked = np.empty((len(index), array.shape[1]), array.dtype, order="F")
     for column in range(array.shape[1]):
         picked[:, column] = array[:, column][index]
