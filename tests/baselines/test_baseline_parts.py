@@ -11,7 +11,7 @@ from support.small_traces import (
     random_trace,
 )
 from ttamer.baselines import fit_families
-from ttamer.baselines.calibration import MAX_LEVELS, Isotonic, States, level_starts, transitions
+from ttamer.baselines.calibration import Isotonic, States, level_starts, transitions
 from ttamer.baselines.rules import RuleScorer, sweep_prices, walk_of
 from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.evaluation.results import measure
@@ -37,18 +37,18 @@ def test_isotonic_fit_equals_the_max_min_formula():
 
 
 def test_very_many_confidences_are_calibrated_in_groups():
-    said = np.random.default_rng(2).permutation(3 * MAX_LEVELS).astype(float)
-    curve = Isotonic.fit(said, said > MAX_LEVELS)
-    assert len(level_starts(said, MAX_LEVELS)) == MAX_LEVELS
+    said = np.random.default_rng(2).permutation(3 * Isotonic.max_levels).astype(float)
+    curve = Isotonic.fit(said, said > Isotonic.max_levels)
+    assert len(level_starts(said, 4096)) == 4096
     assert curve(np.array([-5.0, 0.0, 1e9])).tolist() == [0.0, 0.0, 1.0]
-    assert np.abs(curve(said) - (said > MAX_LEVELS)).mean() < 1e-3
+    assert np.abs(curve(said) - (said > Isotonic.max_levels)).mean() < 1e-3
 
 
 def test_states_pool_blocks_to_about_equal_rows_and_keep_the_mean_loss():
     rng = np.random.default_rng(3)
     said = rng.random(2000)
     wrong = rng.random(2000) > said
-    states = States.fit(said, wrong, most=4)
+    states = States.fit(said, wrong, limit=4)
     of = states.of(said)
     assert len(states.losses) == 4
     assert (np.diff(states.losses) < 0).all()
@@ -105,7 +105,7 @@ def test_sweeping_prices_finds_every_corner_of_an_exact_family():
         patch.setattr(RuleScorer, "score", lambda _, rule: corners[rule.number])
         found = sweep_prices(trace, solve)
         assert [s.knob["corner"] for s in found] == list(range(8))
-        few = sweep_prices(trace, solve, most=3)
+        few = sweep_prices(trace, solve, limit=3)
         assert [s.knob["corner"] for s in few][:: len(few) - 1] == [0, 7]
 
 

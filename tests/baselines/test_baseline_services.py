@@ -102,7 +102,7 @@ def test_frugalml_asks_another_for_the_label_it_cannot_trust():
     prediction = [[a, t, "z"] for a, t in zip(said, label, strict=True)]
     confidence = [[c, 0.5, 0.9] for c in [0.1, 0.2, 0.3, 0.4, 0.9, 0.8, 0.3, 0.2]]
     trace = make(confidence, prediction=prediction, label=label, costs=[1, 4, 2])
-    settings = FrugalML(least=1).fit(trace)
+    settings = FrugalML(min_rows=1).fit(trace)
     assert points(settings, trace) == [(1.0, 0.25), ((8 + 2 * 4) / 8, 0.0)]
     assert settings[-1].knob["base"] == "a"
     assert settings[-1].knob["labels"] == {"x": None, "y": {"at_most": 0.3, "ask": "b"}}
@@ -134,7 +134,7 @@ def every_strategy(trace: Trace, *, by_label: bool) -> list[tuple[float, float]]
 @pytest.mark.parametrize(("least", "by_label"), [(1, True), (100, False)])
 def test_frugalml_is_the_best_strategy_there_is(seed, least, by_label):
     trace = random_trace(seed, nodes=3 if seed < 6 else 2, rows=8)
-    mine = points(FrugalML(least=least).fit(trace), trace)
+    mine = points(FrugalML(min_rows=least).fit(trace), trace)
     brute = every_strategy(trace, by_label=by_label)
     for price in PRICES:
         assert best_at(mine, price) == pytest.approx(best_at(brute, price))
@@ -155,7 +155,7 @@ def test_frugalml_matches_a_label_by_its_text_not_by_its_code():
         prediction=len(trace.classes) - trace.prediction,
         label=len(trace.classes) - trace.label,
     )
-    for setting in FrugalML(least=1).fit(trace):
+    for setting in FrugalML(min_rows=1).fit(trace):
         assert answers(setting, trace) == answers(setting, other)
 
 

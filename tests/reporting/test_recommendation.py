@@ -10,7 +10,7 @@ import pytest
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import SUMMARIES, Frontier, Point, Resampled, frontier
-from ttamer.evaluation.results import MAX_BLOCKS, measure
+from ttamer.evaluation.results import RowBootstrap, measure
 from ttamer.fitting.replay import Played
 from ttamer.reporting.recommendation import recommend, settings_at
 from ttamer.trace.trace import Trace
@@ -272,7 +272,7 @@ def test_resampled_errors_and_costs_spread_as_means_of_rows_do(times):
     trace = two_models()
     trace = trace.take(np.tile(np.arange(ROWS), times))
     rows = len(trace)
-    assert (rows > MAX_BLOCKS) == (times > 1)
+    assert (rows > RowBootstrap.max_blocks) == (times > 1)
     asked = np.column_stack([np.ones(rows, bool), np.tile(np.arange(ROWS) < 300, times)])
     play = Played(asked[:, 1].astype(np.intp), asked, asked[:, 1].astype(np.intp))
     point = Point("ttamer", {"tradeoff": 0.5}, measure(play, trace, resamples=0))

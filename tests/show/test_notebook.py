@@ -145,8 +145,8 @@ def test_losses_are_shown_where_answers_have_them(trace):
     assert ladder.plot().axes[0].get_ylabel() == "mean loss"
     families = ["threshold", "always-best"]
     found = tt.frontier(graded, graded, families=families, resamples=0)._repr_html_()
-    assert "mean loss, all costs" in found
-    assert "mean loss of" in found
+    assert "its mean loss" in found
+    assert "mean loss over all costs" in found
 
 
 def test_a_result_shows_its_error_and_cost_with_intervals(shown):

@@ -159,7 +159,7 @@ def test_the_fastest_policy_is_recommended(trace, slow):
     wrong = (torch.cat([found.run(part) for part in inputs.split(4)]).argmax(1) != labels).float()
     assert wrong.mean() <= found.full_error + 0.15
     assert any("ramps exit" in line for line in lines)
-    assert repr(found).startswith(f"Recommendation({', '.join(found.runner.reached)}: 2.00 times")
+    assert repr(found).startswith(f"Tuning({', '.join(found.runner.reached)}: 2.00 times")
 
 
 NOISE = np.random.default_rng(0).normal(0, 0.6, 40)

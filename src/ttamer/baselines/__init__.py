@@ -28,7 +28,8 @@ from ttamer.errors import ArgumentError
 from ttamer.fitting.replay import Family, Setting
 from ttamer.trace.trace import Trace
 
-_EVERY: tuple[Family, ...] = (
+# Every baseline by name, in the order they are shown.
+FAMILIES: dict[str, Family] = {family.name: family for family in (
     AlwaysFirst(),
     AlwaysLast(),
     AlwaysBest(),
@@ -45,10 +46,7 @@ _EVERY: tuple[Family, ...] = (
     Routing(),
     Router(),
     Oracle(),
-)
-
-# Every baseline by name, in the order they are shown.
-FAMILIES: dict[str, Family] = {family.name: family for family in _EVERY}
+)}  # fmt: skip
 
 
 def known_names(names: Iterable[str], families: Mapping[str, Family]) -> list[str]:

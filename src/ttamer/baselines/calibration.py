@@ -6,13 +6,14 @@ Isotonic calibration is least squares among nondecreasing functions, by pooling 
 a block of confidences that is right less often than the block before is merged with it.
 
 A state is a range of calibrated error: the blocks of the isotonic fit, neighbours pooled until at
-most ``most`` remain with about equal rows. Transitions between states are counts, smoothed with one
-row's weight of the target's own shares, so no row of a matrix is empty.
+most ``limit`` remain with about equal rows. Transitions between states are counts, smoothed with
+one row's weight of the target's own shares, so no row of a matrix is empty.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +22,8 @@ from ttamer.stats.isotonic import rising
 from ttamer.trace.losses import Losses
 from ttamer.trace.trace import Trace
 
-# The largest number of distinct confidences fitted to; finer ones are grouped by quantiles.
-MAX_LEVELS = 4096
 
-# The largest number of states of one node.
-MAX_STATES = 16
-
-_SAME = 1e-12  # shares nearer than this are equal but for rounding
-
-
-def level_starts(values: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+def level_starts(values: NDArray[np.float64], limit: int) -> NDArray[np.float64]:
     """Return the distinct values in increasing order, or about as many quantiles as allowed.
 
     The least value is always among them, so every value has a level that starts at or below it.
@@ -39,9 +32,9 @@ def level_starts(values: NDArray[np.float64], most: int) -> NDArray[np.float64]:
     [1.0, 3.0]
     """
     distinct = np.unique(values)
-    if len(distinct) <= most:
+    if len(distinct) <= limit:
         return distinct
-    return np.unique(np.quantile(values, np.linspace(0, 1, most), method="higher"))
+    return np.unique(np.quantile(values, np.linspace(0, 1, limit), method="higher"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,15 +53,18 @@ class Isotonic:
     values: NDArray[np.float64]
     """Shape (k,), increasing: the share of right answers in each block."""
 
+    max_levels: ClassVar[int] = 4096  # finer confidences are grouped by quantiles
+
     @classmethod
     def fit(cls, confidence: NDArray[np.float64], right: Losses) -> Isotonic:
         """Fit to rows: shape (T,) each, at least one row; ``right`` is from 0 to 1."""
-        levels = level_starts(confidence, MAX_LEVELS)
+        levels = level_starts(confidence, cls.max_levels)
         level = np.searchsorted(levels, confidence, side="right") - 1
         count = np.bincount(level, minlength=len(levels))
         hits = np.bincount(level, right, minlength=len(levels))
         pooled = rising(hits / count, count.astype(np.float64))
-        first = np.flatnonzero(np.append(True, np.diff(pooled) > _SAME))
+        # Shares nearer than that are equal but for rounding.
+        first = np.flatnonzero(np.append(True, np.diff(pooled) > 1e-12))
         return cls(levels[first], np.add.reduceat(hits, first) / np.add.reduceat(count, first))
 
     def level(self, confidence: NDArray[np.float64]) -> NDArray[np.intp]:
@@ -131,7 +127,7 @@ class States:
         confidence: NDArray[np.float64],
         wrong: Losses,
         *,
-        most: int = MAX_STATES,
+        limit: int = 16,
     ) -> States:
         """Fit to rows: shape (T,) each, at least one row."""
         curve = Isotonic.fit(confidence, 1 - wrong.astype(float))
@@ -139,7 +135,7 @@ class States:
         count = np.bincount(block, minlength=len(curve.starts))
         middle = np.cumsum(count) - count / 2
         _, first, pooled = np.unique(
-            np.floor(most * middle / len(confidence)), return_index=True, return_inverse=True
+            np.floor(limit * middle / len(confidence)), return_index=True, return_inverse=True
         )
         state = pooled[block]
         losses = np.bincount(state, wrong) / np.bincount(state)

@@ -65,7 +65,7 @@ class Chain:
             few = min(self.tuned, int((~too_long).sum()))
             ranked = np.argsort(value.min(axis=0), kind="stable")[:few]
             tuned = [tune(table.subsets[s], float(common[best[s]]), price) for s in ranked]
-            _, walk, thresholds = min(tuned, key=lambda each: each[0])
+            _, walk, thresholds = min(tuned, key=lambda chain: chain[0])
             knob = {
                 "price": price,
                 "nodes": [trace.names[node] for node in walk],
@@ -132,8 +132,8 @@ def chain_table(
         hit = chains[:, np.newaxis] & pattern  # nodes that would stop and belong to the chain
         answer = np.where(hit > 0, lowest[hit], highest[chains][:, np.newaxis])
         asked = chains[:, np.newaxis] & ((2 << answer) - 1)
-        each = np.arange(len(pattern))
-        errors[number] = wrongs[each, answer].sum(axis=1) / rows
-        costs[number] = (spent @ bits.T)[each, asked].sum(axis=1) / rows
+        patterns = np.arange(len(pattern))
+        errors[number] = wrongs[patterns, answer].sum(axis=1) / rows
+        costs[number] = (spent @ bits.T)[patterns, asked].sum(axis=1) / rows
     subsets = [walk[bits[chain] == 1] for chain in chains]
     return ChainTable(subsets, costs, errors)

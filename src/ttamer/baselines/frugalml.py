@@ -74,18 +74,18 @@ def group_rows(trace: Trace, base: int, groups: Mapping[str, int]) -> NDArray[np
 class Base:
     """All strategies of one base, on the fit rows."""
 
-    def __init__(self, scorer: RuleScorer, base: int, least: int) -> None:
+    def __init__(self, scorer: RuleScorer, base: int, min_rows: int) -> None:
         trace, count = scorer.trace, len(scorer.trace.spec)
         self.base = base
-        self.groups = _groups(trace, base, least)
+        self.groups = _groups(trace, base, min_rows)
         group = group_rows(trace, base, self.groups)
         rows = np.lexsort((trace.confidence[:, base], group))
-        if np.count_nonzero(group == 0) < least:
+        if np.count_nonzero(group == 0) < min_rows:
             # Too few to go by (or none, and then any label may still come): take all rows.
             everyone = np.argsort(trace.confidence[:, base], kind="stable")
-            kept = rows[group[rows] > 0]
-            rows = np.concatenate([everyone, kept])
-            group = np.concatenate([np.zeros(len(trace), np.intp), group[kept]])
+            listed = rows[group[rows] > 0]
+            rows = np.concatenate([everyone, listed])
+            group = np.concatenate([np.zeros(len(trace), np.intp), group[listed]])
         else:
             group = group[rows]
         sure = trace.confidence[rows, base]
@@ -105,9 +105,9 @@ class Base:
         """Return the strategy of least error + price * cost."""
         change = self.worse + price * self.spent
         change[:, self.barred] = np.inf
-        least = np.minimum.reduceat(change, self.first, axis=0)  # (groups, n)
-        addons = least.argmin(axis=1)
-        best = least.min(axis=1)
+        lowest = np.minimum.reduceat(change, self.first, axis=0)  # (groups, n)
+        addons = lowest.argmin(axis=1)
+        best = lowest.min(axis=1)
         mine = change[np.arange(len(change)), addons[self.of_end]]
         hits = np.flatnonzero(mine == best[self.of_end])
         _, where = np.unique(self.of_end[hits], return_index=True)  # the least confidence of equals
@@ -120,7 +120,7 @@ class FrugalML:
     """The best strategy over all bases, for a range of prices."""
 
     name: str = "frugalml"
-    least: int = 20
+    min_rows: int = 20
     """At least 1. A label predicted on fewer rows shares one strategy with the others like it."""
 
     def fit(self, trace: Trace) -> list[Setting]:
@@ -132,7 +132,7 @@ class FrugalML:
             raise Unsuitable("some nodes come after others, and it may ask any two of them")
         predictions_of(trace)
         scorer = RuleScorer.of(trace)
-        bases = [Base(scorer, base, self.least) for base in range(len(trace.spec))]
+        bases = [Base(scorer, base, self.min_rows) for base in range(len(trace.spec))]
 
         def solve(price: float) -> Setting:
             rules = [base.strategy(price) for base in bases]
@@ -144,11 +144,11 @@ class FrugalML:
         return sweep_prices(trace, solve)
 
 
-def _groups(trace: Trace, base: int, least: int) -> dict[str, int]:
+def _groups(trace: Trace, base: int, min_rows: int) -> dict[str, int]:
     """Return a group from 1 on for each label the base predicts often enough."""
     predicted = predictions_of(trace)[:, base]
     count = np.bincount(predicted[predicted >= 0], minlength=len(trace.classes))
-    labels = [trace.classes[code] for code in np.flatnonzero(count >= max(least, 1))]
+    labels = [trace.classes[code] for code in np.flatnonzero(count >= max(min_rows, 1))]
     return {label: group for group, label in enumerate(labels, start=1)}
 
 

@@ -39,10 +39,10 @@ class TableRule:
         at = np.full(len(trace), self.first)
         asked = np.zeros((len(trace), len(trace.spec)), bool)
         for step, node in enumerate(self.walk):
-            here = np.flatnonzero(at == step)
-            asked[here, node] = True
-            following = self.following[step][self.states[step].of(trace.confidence[here, node])]
-            at[here] = np.where(following < 0, step, following)
+            group = np.flatnonzero(at == step)
+            asked[group, node] = True
+            following = self.following[step][self.states[step].of(trace.confidence[group, node])]
+            at[group] = np.where(following < 0, step, following)
         return Played(self.walk[at], asked, self.walk[at])
 
 
@@ -58,17 +58,17 @@ class NoRecall:
         scorer, walk, spec = RuleScorer.of(trace), walk_of(trace), trace.spec
         by_node = fit_states(trace, scorer.wrong)
         states = tuple(by_node[node] for node in walk)
-        seen = [s.of(trace.confidence[:, v]) for s, v in zip(states, walk, strict=True)]
+        of_row = [s.of(trace.confidence[:, v]) for s, v in zip(states, walk, strict=True)]
         sizes = [len(s.losses) for s in states]
 
         def pair(source: int | None, target: int) -> NDArray[np.float64]:
             if source is None:
-                return transitions(None, seen[target], (1, sizes[target]))
-            return transitions(seen[source], seen[target], (sizes[source], sizes[target]))
+                return transitions(None, of_row[target], (1, sizes[target]))
+            return transitions(of_row[source], of_row[target], (sizes[source], sizes[target]))
 
         losses = [s.losses for s in states]
-        whole = scorer.whole_cost
-        costs = (trace.costs.mean(axis=0)[walk] / whole).tolist()
+        full = scorer.whole_cost
+        costs = (trace.costs.mean(axis=0)[walk] / full).tolist()
         steps = range(len(walk))
         if spec.asks_each or any(spec.parents):
             chances = [pair(step - 1 if step else None, step) for step in steps]
@@ -78,7 +78,7 @@ class NoRecall:
             # What is passed is counted in the cascade's order, which is the walk's where it costs.
             first = [0 if u is None else u + 1 for u, _ in pairs]
             tolls = {
-                (u, v): float(spec.reach[start:v].sum()) / whole
+                (u, v): float(spec.reach[start:v].sum()) / full
                 for start, (u, v) in zip(first, pairs, strict=True)
             }
             ways = {(u, v): toll + costs[v] for (u, v), toll in tolls.items()}

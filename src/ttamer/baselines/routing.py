@@ -30,7 +30,7 @@ class Gains:
     states: tuple[States, ...]
     rights: NDArray[np.float64]
     """Shape (X,), increasing: every calibrated correctness there is."""
-    place: tuple[NDArray[np.intp], ...]
+    rank: tuple[NDArray[np.intp], ...]
     """Per node, shape (states,): where the correctness of each state stands in ``rights``."""
     follows: tuple[NDArray[np.intp], ...]
     """Per node, shape (m,): the nodes that may be asked after it."""
@@ -41,9 +41,9 @@ class Gains:
     def fit(cls, trace: Trace, wrong: Losses) -> Gains:
         """Count pairs of states on a trace."""
         states = fit_states(trace, wrong)
-        seen = [s.of(trace.confidence[:, v]) for v, s in enumerate(states)]
+        of_row = [s.of(trace.confidence[:, v]) for v, s in enumerate(states)]
         rights = np.unique(np.concatenate([1 - s.losses for s in states]))
-        place = tuple(np.searchsorted(rights, 1 - s.losses) for s in states)
+        rank = tuple(np.searchsorted(rights, 1 - s.losses) for s in states)
         rise = [np.maximum((1 - s.losses)[:, np.newaxis] - rights, 0) for s in states]
         nodes = np.arange(len(states))
         if trace.spec.kind == "exits":
@@ -55,9 +55,9 @@ class Gains:
             gain = np.empty((len(mine.losses), len(rights), len(follows[u])))
             for column, v in enumerate(follows[u]):
                 sizes = (len(mine.losses), len(states[v].losses))
-                gain[:, :, column] = transitions(seen[u], seen[v], sizes) @ rise[v]
+                gain[:, :, column] = transitions(of_row[u], of_row[v], sizes) @ rise[v]
             tables.append(gain)
-        return cls(states, rights, place, follows, tuple(tables))
+        return cls(states, rights, rank, follows, tuple(tables))
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,37 +76,37 @@ class RoutingRule:
         rows, count = len(trace), len(trace.spec)
         asked = np.zeros((rows, count), bool)
         last, answer = np.full((2, rows), self.start)
-        best = np.full(rows, -1)  # the place of the best correctness in hand
+        best = np.full(rows, -1)  # the rank of the best correctness in hand
         toll = self.price * self.costs
         active = np.arange(rows)
         while active.size:
-            now = last[active]  # a copy: ``last`` moves on within the round
-            asked[active, now] = True
+            current = last[active]  # a copy: ``last`` moves on within the round
+            asked[active, current] = True
             onward = []
-            for node in np.unique(now):
-                here = active[now == node]
-                state = self.gains.states[node].of(trace.confidence[here, node])
-                place = self.gains.place[node][state]
-                better = place > best[here]
-                best[here[better]] = place[better]
-                answer[here[better]] = node
-                others = self.gains.follows[node]
-                if not others.size:
+            for node in np.unique(current):
+                group = active[current == node]
+                state = self.gains.states[node].of(trace.confidence[group, node])
+                rank = self.gains.rank[node][state]
+                better = rank > best[group]
+                best[group[better]] = rank[better]
+                answer[group[better]] = node
+                targets = self.gains.follows[node]
+                if not targets.size:
                     continue
-                gain = self.gains.tables[node][state, best[here]] - toll[others]
-                worth = np.where(self._may_ask(asked[here], others), gain, 0.0)
+                gain = self.gains.tables[node][state, best[group]] - toll[targets]
+                worth = np.where(self._may_ask(asked[group], targets), gain, 0.0)
                 choice = worth.argmax(axis=1)
-                goes = worth[np.arange(len(here)), choice] > 0
-                last[here[goes]] = others[choice[goes]]
-                onward.append(here[goes])
+                goes = worth[np.arange(len(group)), choice] > 0
+                last[group[goes]] = targets[choice[goes]]
+                onward.append(group[goes])
             active = np.concatenate(onward) if onward else active[:0]
         return Played(answer, asked, last)
 
-    def _may_ask(self, asked: NDArray[np.bool_], others: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return, shape (rows, others), which were not asked yet and need no other first."""
-        may = ~asked[:, others]
+    def _may_ask(self, asked: NDArray[np.bool_], targets: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return, shape (rows, targets), which were not asked yet and need no other first."""
+        may = ~asked[:, targets]
         if any(self.spec.parents):
-            for column, node in enumerate(others):
+            for column, node in enumerate(targets):
                 above = self.spec.required[node].copy()
                 above[node] = False
                 may[:, column] &= asked[:, above].all(axis=1)

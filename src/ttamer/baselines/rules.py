@@ -1,7 +1,7 @@
 """What baselines share: rules that stop at the first certain node, and which settings are kept.
 
 Two settings can always be mixed, so what lies inside the lower convex envelope of (cost, error) is
-left out: a family gains nothing from more settings. A family that can be optimised for a *price*
+low out: a family gains nothing from more settings. A family that can be optimised for a *price*
 (error + price * cost) finds the corners of its envelope one by one: the price at which two
 neighbouring corners are equal either brings a corner between them, or there is none.
 """
@@ -87,11 +87,11 @@ class StopRule:
 
         ``None`` where the score is of other columns than confidences.
         """
-        least = getattr(self.score, "least_confidence", None)
-        if least is None:
+        confidence_of = getattr(self.score, "least_confidence", None)
+        if confidence_of is None:
             return None
         steps = zip(self.walk[:-1].tolist(), self.thresholds.tolist(), strict=True)
-        return [least(node, threshold) for node, threshold in steps]
+        return [confidence_of(node, threshold) for node, threshold in steps]
 
 
 def walked(stop: NDArray[np.intp], walk: NDArray[np.intp], nodes: int) -> Played:
@@ -172,9 +172,9 @@ def pareto_settings(trace: Trace, settings: Iterable[Setting]) -> list[Setting]:
 
 
 def sweep_prices(
-    trace: Trace, solve: Callable[[float], Setting], *, most: int = 40
+    trace: Trace, solve: Callable[[float], Setting], *, limit: int = 40
 ) -> list[Setting]:
-    """Return the settings on the envelope that ``solve(price)`` gives, for at most ``most`` prices.
+    """Return the settings on the envelope that ``solve(price)`` gives, for a number of prices.
 
     ``solve`` returns a setting that makes ``error + price * cost`` small on the trace; a price is
     error per unit of cost. Wide gaps are looked into first.
@@ -189,22 +189,22 @@ def sweep_prices(
 
     gaps: list[tuple[float, int, int]] = []
 
-    def open_gap(left: int, right: int) -> None:
-        wider, lower = points[right][0] - points[left][0], points[left][1] - points[right][1]
+    def open_gap(low: int, high: int) -> None:
+        wider, lower = points[high][0] - points[low][0], points[low][1] - points[high][1]
         if wider > 0 and lower > 0:
-            heapq.heappush(gaps, (-wider * lower, left, right))
+            heapq.heappush(gaps, (-wider * lower, low, high))
 
     # The ends: whatever error, then whatever cost (but no cost for nothing).
     open_gap(ask(1e6 / scorer.whole_cost), ask(1e-3 / (len(trace) * scorer.whole_cost)))
-    while gaps and len(points) < most:
-        _, left, right = heapq.heappop(gaps)
-        (cost, error, _), (higher, better, _) = points[left], points[right]
+    while gaps and len(points) < limit:
+        _, low, high = heapq.heappop(gaps)
+        (cost, error, _), (higher, better, _) = points[low], points[high]
         price = (error - better) / (higher - cost)
         middle = ask(price)
         gain = error + price * cost - (points[middle][1] + price * points[middle][0])
         if gain > 1e-12:  # above rounding
-            open_gap(left, middle)
-            open_gap(middle, right)
+            open_gap(low, middle)
+            open_gap(middle, high)
     return as_policies(trace, _on_envelope(points))
 
 

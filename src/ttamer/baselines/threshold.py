@@ -59,12 +59,12 @@ class Extra:
 
 
 def common_thresholds(
-    trace: Trace, score: Score, walk: NDArray[np.intp], most: int = 60
+    trace: Trace, score: Score, walk: NDArray[np.intp], limit: int = 60
 ) -> NDArray[np.float64]:
     """Return thresholds to try: every score that could stop a walk, or quantiles; then ``inf``."""
     scores = [score(trace, int(node)) for node in walk[:-1]]
     pool = np.concatenate([values[~np.isnan(values)] for values in scores] or [np.empty(0)])
-    levels = level_starts(pool, most - 1) if pool.size else pool
+    levels = level_starts(pool, limit - 1) if pool.size else pool
     return np.append(levels, np.inf)
 
 
@@ -230,8 +230,8 @@ class PatienceRule:
         answers, last = predictions_of(trace)[:, self.walk], len(self.walk) - 1
         stop, row = np.full(len(trace), last), np.zeros(len(trace), np.intp)
         for step in range(len(self.walk)):
-            again = answers[:, step] == answers[:, step - 1] if step else np.False_
-            row = np.where(answers[:, step] < 0, 0, np.where(again, row + 1, 1))
+            same = answers[:, step] == answers[:, step - 1] if step else np.False_
+            row = np.where(answers[:, step] < 0, 0, np.where(same, row + 1, 1))
             stop = np.where((row >= self.times) & (stop == last), step, stop)
         return walked(stop, self.walk, len(trace.spec))
 

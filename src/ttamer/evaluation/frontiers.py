@@ -9,14 +9,14 @@ envelope is computed for each resample of the test rows.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import counted, in_unit, number, percent, priced, require_kind
+from ttamer._checks import counted, in_unit, number, priced, require_kind
 from ttamer.baselines import FAMILIES, fit_families, known_names
 from ttamer.baselines.rules import Unsuitable
 from ttamer.errors import ArgumentError
@@ -43,33 +43,24 @@ from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost, lowe
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Measure, Trace
 
-# The increases over the reference's error at which costs are compared.
-MORE_ERROR = (0.0, 0.005, 0.01, 0.02, 0.05)
 # Mean losses are compared at increases that are this many times as large, relative to the
 # reference's loss: from 1% to 10% of it.
 LOSS_PER_ERROR = 2.0
-# The largest number of families that can be distinguished in one plot.
-MAX_DRAWN = 8
 
 
 class FitFamily:
     """The policies of one kind of fit, one per tradeoff."""
 
-    def __init__(self, name: str, **options: Any) -> None:
-        self.name = name
-        self._options = options
+    def __init__(self, name: str, ladder: FittedLadder | None = None, **options: Any) -> None:
+        self.name, self._ladder, self._options = name, ladder, options
 
     def fit(self, trace: Trace) -> list[Setting]:
-        """Fit a ladder; its policies are the settings: their tradeoffs are chosen on no rows."""
+        """Fit a ladder, unless it is given; its policies are the settings."""
         try:
-            return settings_of(fit(trace, **self._options))
+            ladder = self._ladder or fit(trace, **self._options)
         except ArgumentError as error:
             raise Unsuitable(str(error)) from None
-
-
-def settings_of(ladder: FittedLadder) -> list[Setting]:
-    """Return the policies of a ladder as settings of a family."""
-    return [Setting({"tradeoff": policy.tradeoff}, policy) for policy in ladder]
+        return [Setting({"tradeoff": policy.tradeoff}, policy) for policy in ladder]
 
 
 # Our own fits as families; ``paper`` is the paper as written.
@@ -108,27 +99,6 @@ def family_names(names: Iterable[str]) -> list[str]:
     ['ttamer', 'chain']
     """
     return known_names(names, {**OURS, **FAMILIES})
-
-
-def fit_all(
-    trace: Trace,
-    names: Iterable[str] | None,
-    *,
-    ladder: FittedLadder | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> tuple[dict[str, list[Setting]], dict[str, str]]:
-    """Fit our families and the baselines: settings by name, and why others were left out.
-
-    ``ladder`` is the default fit, where it has been made already.
-    """
-    names = list({**OURS, **FAMILIES}) if names is None else family_names(names)
-    ready = {"ttamer": settings_of(ladder)} if ladder is not None and "ttamer" in names else {}
-    unfitted = [name for name in names if name not in ready]
-    settings, left_out = fit_families(
-        trace, unfitted, families={**OURS, **FAMILIES}, progress=progress
-    )
-    settings = {**ready, **settings}
-    return {name: settings[name] for name in names if name in settings}, left_out
 
 
 def uses_labels(family: str) -> bool:
@@ -267,9 +237,10 @@ class Frontier:
 
         They are points of error, or shares of the reference's mean loss.
         """
+        points = (0.0, 0.005, 0.01, 0.02, 0.05)
         if self.measure == "error":
-            return {f"+{100 * more:g}": more for more in MORE_ERROR}
-        shares = [LOSS_PER_ERROR * more for more in MORE_ERROR]
+            return {f"+{100 * more:g}": more for more in points}
+        shares = [LOSS_PER_ERROR * more for more in points]
         return {f"+{100 * share:g}%": share * self.reference.error for share in shares}
 
     @property
@@ -354,32 +325,37 @@ class Frontier:
             return "the full network"
         return f"{self.reference.node} alone"
 
-    def __str__(self) -> str:
+    def _table(self, families: list[str]) -> tuple[list[str], list[list[str]]]:
+        """Return the head and the rows of a table of costs, as shares of the reference's."""
         best, noun = self.reference, self.measure
         head = ["family", *(name if more else f"its {noun}" for name, more in self.margins.items())]
         rows = []
-        for family in self.families:
-            cells = []
-            for more in self.margins.values():
-                cost = self.cost_at(family, more)
-                share = "-" if cost is None else f"{cost / best.cost:.1%}" if best.cost else "0"
-                cells.append(share)
-            rows.append([family, *cells, shown_error(self.area(family), noun)])
+        for family in families:
+            costs = [self.cost_at(family, more) for more in self.margins.values()]
+            shares = ["-" if cost is None else f"{cost / best.cost:.1%}" if best.cost else "0"
+                      for cost in costs]  # fmt: skip
+            rows.append([family, *shares, shown_error(self.area(family), noun)])
+        return [*head, "mean error" if noun == "error" else noun], rows
+
+    def _sentences(self) -> list[str]:
+        """Return what was measured, what it is compared with, and what the table has."""
+        best, noun = self.reference, self.measure
+        fit_rows = counted(self.fit_rows, "row", ",")
         wider = "0.5 to 5 points more" if noun == "error" else "1% to 10% more"
         mean = "mean error" if noun == "error" else noun
-        fit_rows = counted(self.fit_rows, "row", ",")
-        lines = [
+        return [
             f"Fitted and measured on the same {fit_rows}: errors are too low. Split them."
             if self.same_rows
             else f"Fitted on {fit_rows}, measured on {counted(self.test_rows, 'other', ',')}.",
             f"Compared with {self.alone}: {noun} {shown_error(best.error, noun)}, "
             f"cost {self.priced(best.cost)} per input.",
-            "",
-            f"Cost as a share of what {self.alone} costs, at its {noun} and at {wider}",
+            f"Cost as a share of what {self.alone} costs, at its {noun} and at {wider}\n"
             f"('-': not reached); {mean} over all costs:",
-            "",
-            table([*head, mean], rows),
         ]
+
+    def __str__(self) -> str:
+        *facts, caption = self._sentences()
+        lines = [*facts, "", caption, "", table(*self._table(self.families))]
         if self.left_out:
             lines += ["", *(f"  left out: {name}: {why}" for name, why in self.left_out.items())]
         return "\n".join(lines)
@@ -407,21 +383,8 @@ class Frontier:
         return frame_of(rows, library)
 
     def _repr_html_(self) -> str:
-        alone, measured, rows = self.reference, self.measure, []
-        for family in sorted(self.deciding, key=self.area):
-            cost = self.cost_at(family)
-            share = "not reached" if cost is None else number(cost)
-            if cost is not None and alone.cost:
-                share = percent(cost / alone.cost)
-            rows.append([family, share, shown_error(self.area(family), measured)])
-        head = ["family", f"cost at the {measured} of {alone.node}", f"{measured}, all costs"]
-        notes = [
-            f"fitted on {counted(self.fit_rows, 'row', ',')}, measured on {self.test_rows:,}"
-            + (" of the same: errors are too low" if self.same_rows else ""),
-            f"{alone.node} alone: {measured} {shown_error(alone.error, measured)}, cost "
-            f"{self.priced(alone.cost)}",
-        ]
-        return card("Frontier", notes=notes, head=head, rows=rows)
+        head, rows = self._table(sorted(self.deciding, key=self.area))
+        return card("Frontier", notes=self._sentences(), head=head, rows=rows)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw the error against the cost of each family, where two settings may be mixed.
@@ -438,7 +401,7 @@ class Frontier:
             MissingExtra: If matplotlib is not installed.
         """
         curves = {}
-        for family in sorted(self.deciding, key=self.area)[:MAX_DRAWN]:
+        for family in sorted(self.deciding, key=self.area)[:8]:  # more cannot be told apart
             costs, errors = self.curve(family)
             corners = lower_envelope(costs, errors).tolist()
             curves[family] = ([costs[k] for k in corners], [errors[k] for k in corners])
@@ -541,7 +504,8 @@ def frontier(
     with shown(progress) as hook:
         if ladder is None and (names is None or "ttamer" in names):
             ladder = fit(fit_trace, progress=hook)
-        settings, left_out = fit_all(fit_trace, names, ladder=ladder, progress=hook)
+        choices_of = {**OURS, **FAMILIES, "ttamer": FitFamily("ttamer", ladder)}
+        settings, left_out = fit_families(fit_trace, names, families=choices_of, progress=hook)
         points, played = [], {}
         for count, (name, choices) in enumerate(settings.items(), start=1):
             if hook:

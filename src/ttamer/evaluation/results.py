@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +23,6 @@ from ttamer.fitting.replay import Played, Rule, full_cost, latency_of, paid
 from ttamer.show import card
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Measure, Trace
-
-# The largest number of groups of rows that are drawn. More rows are grouped at random: the mean
-# of a group varies less in proportion to its size, so the spread of the drawn means does not
-# change.
-MAX_BLOCKS = 4000
 
 Interval = tuple[float, float]
 Library = Literal["pandas", "polars"]
@@ -69,7 +64,10 @@ def units_of(trace: Trace) -> NDArray[np.intp]:
 
 @dataclass(frozen=True, eq=False)
 class RowBootstrap:
-    """Resamples of T rows, drawn in at most ``MAX_BLOCKS`` blocks; a group is never split.
+    """Resamples of T rows, drawn in at most ``max_blocks`` blocks; a group is never split.
+
+    More rows are put into blocks at random: the mean of a block varies less in proportion to its
+    size, so the spread of the drawn means does not change.
 
     >>> rows = RowBootstrap.of(np.arange(3), resamples=2, seed=0)
     >>> rows.means(np.ones(3)).tolist()
@@ -81,12 +79,14 @@ class RowBootstrap:
     share: NDArray[np.float64]
     """Shape (B, blocks): the weight of a block's sum in each resampled mean."""
 
+    max_blocks: ClassVar[int] = 4000
+
     @classmethod
     def of(cls, unit: NDArray[np.intp], *, resamples: int, seed: int) -> RowBootstrap:
         """Draw resamples of rows; ``unit`` has which of them belong together."""
         generator = np.random.default_rng(seed)
         units = int(unit.max()) + 1
-        blocks = min(units, MAX_BLOCKS)
+        blocks = min(units, cls.max_blocks)
         block = generator.permutation(np.arange(units) % blocks)[unit]
         drawn = generator.multinomial(blocks, np.full(blocks, 1 / blocks), size=resamples)
         return cls(block, drawn / (drawn @ np.bincount(block))[:, np.newaxis])

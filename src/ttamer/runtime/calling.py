@@ -24,8 +24,8 @@ from ttamer.runtime.reply import Reply, Unusable, error_text, reply_of, rows_of
 
 T = TypeVar("T")
 
+# Seconds after which a cancelled call that has not ended is abandoned.
 ABANDON_SECONDS = 0.1
-"""A cancelled call that does not end within this many seconds is abandoned."""
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,6 @@ from ttamer.show import card
 from ttamer.show.graph import Drawing, draw_path
 from ttamer.trace.schema import class_text
 
-_NAMES = ("prediction", "confidence", "answer", "cost", "latency")
-
 
 class Reply(NamedTuple):
     """What a node returned for one input, checked; returned by a callable, it is taken as it is."""
@@ -71,11 +69,13 @@ def reply_of(returned: Any) -> Reply:
     if isinstance(returned, tuple | list):
         if len(returned) not in (2, 3):
             raise Unusable(f"returned {len(returned)} values; (prediction, confidence) is needed")
-        fields = dict(zip(_NAMES[:3], returned, strict=False))
+        fields = dict(zip(Reply._fields[:3], returned, strict=False))
     elif isinstance(returned, Mapping):
         fields = returned
     else:
-        fields = {name: getattr(returned, name) for name in _NAMES if hasattr(returned, name)}
+        fields = {
+            name: getattr(returned, name) for name in Reply._fields if hasattr(returned, name)
+        }
     if "prediction" not in fields or "confidence" not in fields:
         raise Unusable(f"returned {type(returned).__name__}; (prediction, confidence) is needed")
     prediction, cost = fields["prediction"], fields.get("cost")

@@ -419,9 +419,10 @@ class CascadeEstimator(BaseEstimator):
             cost = np.full(count, self._price(name, count))
             return Decided(self._replies(name, model, rows), np.full(count, node), asked, cost)
         batch: Any = policy.batch(count)
-        known: Mapping[str, int] = policy.rule.codes  # type: ignore[union-attr]  # steps decide
+        number_of: Mapping[str, int] = policy.rule.codes  # type: ignore[union-attr]  # steps decide
         classes = () if self.trace_ is None else self.trace_.classes
-        codes = np.array([*(known.get(c, len(known) + new) for new, c in enumerate(classes)), -1])
+        numbers = (number_of.get(name, len(number_of) + k) for k, name in enumerate(classes))
+        codes = np.array([*numbers, -1])
         answered: list[tuple[int, NDArray[np.intp], Replies]] = []
         cost = np.zeros(count)
         for node, group in groups_to_ask(batch):

@@ -148,9 +148,9 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
             )
         columns = np.searchsorted(self.classes_, model.classes_)
         if hasattr(model, "predict_proba"):
-            known = model.predict_proba(rows)
-            share = np.zeros((len(known), len(self.classes_)))
-            share[:, columns] = known
+            part = model.predict_proba(rows)
+            share = np.zeros((len(part), len(self.classes_)))
+            share[:, columns] = part
             code = share.argmax(axis=1)
             answer = share if _all_have_probabilities(self) else code
             return Replies(code, share.max(axis=1), answer)

@@ -24,8 +24,6 @@ from ttamer.errors import ArgumentError
 from ttamer.runtime.batching import rows_at
 from ttamer.sklearn.base import CascadeEstimator, Learning, Replies, Table
 
-LOSSES = ("absolute_error", "squared_error")
-
 
 class CascadeRegressor(RegressorMixin, CascadeEstimator):
     """Several regressors as one: each row is answered at the cost that it needs.
@@ -78,9 +76,10 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
         self.cv, self.prefit, self.fit_options = cv, prefit, fit_options
 
     def _check_parameters(self) -> None:
-        if self.loss not in LOSSES:
+        losses = ("absolute_error", "squared_error")
+        if self.loss not in losses:
             raise ArgumentError(
-                f"loss is {self.loss!r}; it must be one of {', '.join(LOSSES)}", param="loss"
+                f"loss is {self.loss!r}; it must be one of {', '.join(losses)}", param="loss"
             )
         super()._check_parameters()
 

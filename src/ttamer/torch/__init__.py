@@ -34,4 +34,4 @@ from ttamer.torch.profiling import (
 from ttamer.torch.runner import Answers as Answers, Regrouping as Regrouping, Runner as Runner
 from ttamer.torch.tracing import trace_of as trace_of
 from ttamer.torch.training import Recipe as Recipe, train as train
-from ttamer.torch.tuning import Recommendation as Recommendation, recommend as recommend
+from ttamer.torch.tuning import Tuning as Tuning, recommend as recommend

@@ -80,16 +80,16 @@ class Candidate:
 
 
 @dataclass(frozen=True, eq=False)
-class Recommendation:
+class Tuning:
     """What to run on this machine, for batches of one size.
 
     >>> from ttamer.torch.tuning import Timing
     >>> slow, fast = Timing(2.0, 2.0, 2.0, 4.0), Timing(1.0, 1.0, 1.0, 8.0)
-    >>> advice = Recommendation(lambda value: value, None, None, 0.05, 0.05, fast, slow, ())
+    >>> advice = Tuning(lambda value: value, None, None, 0.05, 0.05, fast, slow, ())
     >>> advice.speed_up
     2.0
     >>> advice
-    Recommendation(the network itself: 2.00 times as fast, error 5.00% instead of 5.00%)
+    Tuning(the network itself: 2.00 times as fast, error 5.00% instead of 5.00%)
     """
 
     run: Callable[[Any], Tensor]
@@ -113,7 +113,7 @@ class Recommendation:
         # Not the policy's own costs and error: these may be of another target.
         what = "the network itself" if self.runner is None else ", ".join(self.runner.reached)
         return (
-            f"Recommendation({what}: {self.speed_up:.2f} times as fast, error {self.error:.2%} "
+            f"Tuning({what}: {self.speed_up:.2f} times as fast, error {self.error:.2%} "
             f"instead of {self.full_error:.2%})"
         )
 
@@ -136,7 +136,7 @@ def recommend(
     graphs: bool = False,
     measured: Profile | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Recommendation:
+) -> Tuning:
     """Find the fastest way to run a network within an allowance for extra error.
 
     Args:
@@ -206,9 +206,9 @@ def recommend(
     usual, tried = Timing.of(alone, batch), tuple(candidates)
     best = min(range(len(timings)), key=lambda k: timings[k].mean, default=None)
     if best is None or not clearly_faster(seconds[best], alone):
-        return Recommendation(full, None, None, full_error, full_error, usual, usual, tried)
+        return Tuning(full, None, None, full_error, full_error, usual, usual, tried)
     runner, candidate = runners[best], candidates[best]
-    return Recommendation(
+    return Tuning(
         lambda value: runner(value).logits, runner, candidate.policy, candidate.error, full_error,
         timings[best], usual, tried,
     )  # fmt: skip
