@@ -157,7 +157,8 @@ def _cost_warnings(trace: Trace) -> tuple[str, ...]:
     for node, costs in zip(trace.spec.nodes, trace.cost.T, strict=True):
         filled = costs[~np.isnan(costs)]
         # A ratio to a cost of 0 says nothing.
-        if node.cost and len(filled) and "cost_per_token" not in node.options:
+        is_part = node.cost_per_call or "cost_per_token" in node.options
+        if node.cost and len(filled) and not is_part:
             mean = float(filled.mean())
             means.append((max(mean / node.cost, node.cost / mean if mean else 1.0), mean, node))
     ratio, mean, changed = max(means, key=lambda entry: entry[0], default=(1.0, 0.0, None))
