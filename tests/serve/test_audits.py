@@ -14,11 +14,13 @@ import ttamer as tt
 from support.fake_models import uniform
 from support.served import COSTS, fitted_ladder
 from ttamer.cascade import CascadeSpec
+from ttamer.cli import main
 from ttamer.fitting.inputs import hashed_prompt
 from ttamer.llm.client import UpstreamFailed
+from ttamer.llm.labelling import Labelling, LabelPlan
 from ttamer.runtime.reply import NodeCall
 from ttamer.serve import audits as auditing
-from ttamer.serve.decisions import DecisionLog
+from ttamer.serve.decisions import DecisionLog, prompts_of
 from ttamer.trace.decisions import read_decisions
 
 
@@ -303,6 +305,42 @@ class TestFeedback:
 
         assert served.run(scenario) == {"known": True}
         assert rows_of(served.log)[-1]["label"] == "B"
+
+
+class TestPeople:
+    def test_a_log_with_texts_is_labelled_on_the_page_and_takes_the_labels(self, logged, capsys):
+        served = logged(share=0.5, serve={"log_texts": True})
+
+        async def scenario(client):
+            await ask(client, 40)
+            await settle(served)
+
+        served.run(scenario)
+        decisions = read_decisions(served.log)
+        rows, prompts = prompts_of(decisions)
+        assert 10 < len(rows) < 40
+        log = decisions.trace.take(np.array(rows))
+        with Labelling(LabelPlan(log, uniform=True), prompts, f"{served.log}.labels") as labelling:
+            for row in range(10):
+                labelling.add(row, ["large"])
+        assert main(["label", str(served.log), "--no-page"]) == 0
+        assert "has labels of 10 requests" in capsys.readouterr().out
+        loss = read_decisions(served.log).trace.loss[rows]
+        assert not np.isnan(loss[:10]).any()
+        assert np.isnan(loss[10:]).all()
+        assert (loss[:10, 1] == 0).all()
+        assert main(["label", str(served.log), "--no-page", "-o", "x.parquet"]) == 2
+        assert "leave out --output" in capsys.readouterr().err
+
+    def test_a_log_without_texts_or_audits_cannot_be_labelled(self, logged, capsys):
+        served = logged(share=1.0)
+        served.run(lambda client: ask(client, 3))
+        assert main(["label", str(served.log), "--no-page"]) == 2
+        assert "set log_texts = true in [serve]" in capsys.readouterr().err
+        served = logged(serve={"log": str(served.folder / "other.jsonl"), "log_texts": True})
+        served.run(lambda client: ask(client, 1))
+        assert main(["label", str(served.folder / "other.jsonl"), "--no-page"]) == 2
+        assert "has no audited request" in capsys.readouterr().err
 
 
 class TestLog:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from ttamer._checks import counted
 from ttamer.cascade import CascadeSpec
@@ -26,6 +28,7 @@ from ttamer.cli.options import (
     to_json,
 )
 from ttamer.errors import ArgumentError
+from ttamer.trace.decisions import is_decision_log, read_decisions
 from ttamer.trace.io import beside, suffix_of
 from ttamer.trace.trace import OnBad, Trace
 
@@ -194,12 +197,22 @@ def label_command(
     """Label the answers of TRACE, made by ttamer collect or import, on a local page.
 
     Rows on which nodes differ come first. Labels are saved one by one: the same command continues
-    where it stopped. The labelled trace is for ttamer fit.
+    where it stopped. The labelled trace is for ttamer fit. TRACE may be a server's decision log
+    with texts: its requests come in random order, and the log takes their labels.
     """
     from ttamer.llm.judging import Judge, judge_answers
     from ttamer.llm.prompts import read_answers
 
     source = Path(trace)
+    if _is_decision_log(source):
+        if output or judge or cascade:
+            raise ArgumentError(
+                "the labels of a decision log go into the log: leave out --output; a judge is set "
+                "in the server, [serve.audit] judge"
+            )
+        facts, lines = _label_log(source, quiet=as_json, **options)
+        print(to_json(facts) if as_json else "\n\n  ".join(lines))
+        return
     target = Path(output or beside(source, f".labelled{suffix_of(source)}"))
     if target.resolve() == source.resolve():
         raise ArgumentError(f"--output is {output!r}, the trace itself; choose another file")
@@ -213,7 +226,8 @@ def label_command(
         raise ArgumentError("--judge NODE and --cascade FILE go together, and --graded with them")
     log = Trace.read(source, beside_it)
     if judge is None:
-        labelled, facts, lines = _by_hand(log, source, quiet=as_json, **options)
+        rows = read_answers(f"{source}.answers.jsonl", log.names)
+        labelled, _, facts, lines = _by_hand(log, source, rows, quiet=as_json, **options)
     else:
         rows, judging = (
             read_answers(f"{source}.answers.jsonl", log.names),
@@ -233,19 +247,43 @@ def label_command(
             print('  and remove target = "last" from the cascade.toml that serves it')
 
 
+def _label_log(source: Path, **options: Any) -> tuple[dict[str, Any], list[str]]:
+    """Let a person label requests of a decision log; return facts, and lines to print."""
+    from ttamer.serve.decisions import add_labels, prompts_of  # needs the server's libraries
+
+    decisions = read_decisions(source)
+    audited, rows = prompts_of(decisions)
+    # Audited requests are a sample of the traffic, and so must be those with a label.
+    options["uniform"] = True
+    log = decisions.trace.take(np.array(audited, int))
+    _, right, facts, _ = _by_hand(log, source, rows, **options)
+    add_labels(source, {
+        decisions.requests[audited[row]]: dict(zip(log.names, map(float, verdicts), strict=True))
+        for row, verdicts in right.items()
+    })  # fmt: skip
+    facts |= {"notes": [], "written": [str(source), *facts["written"]]}
+    return facts, [f"{source} has labels of {counted(len(right), 'request')}"]
+
+
+def _is_decision_log(source: Path) -> bool:
+    with suppress(OSError, ValueError, TypeError), source.open("rb") as file:
+        return is_decision_log(tuple(json.loads(file.readline(2**20))))
+    return False
+
+
 def _by_hand(
-    log: Trace, source: Path, *, within: float, uniform: bool, port: int, no_page: bool, quiet: bool
-) -> tuple[Trace | None, dict[str, Any], list[str]]:
-    """Let a person label; return the labelled trace, facts, and lines to print."""
+    log: Trace, source: Path, rows: Sequence[Any], *,
+    within: float, uniform: bool, port: int, no_page: bool, quiet: bool,
+) -> tuple[Trace | None, dict[int, tuple[bool, ...]], dict[str, Any], list[str]]:  # fmt: skip
+    """Let a person label; return the labelled trace, labels, facts, and lines to print."""
     from ttamer.llm.labelling import Labelling, LabelPage, LabelPlan
-    from ttamer.llm.prompts import read_answers
 
     def ready(url: str) -> None:
         stream = sys.stderr if quiet else sys.stdout
         print(f"open {url}\n(Ctrl-C or the page's Finish ends it)", file=stream, flush=True)
 
     plan, labels = LabelPlan(log, within=within, uniform=uniform), Path(f"{source}.labels")
-    with Labelling(plan, read_answers(f"{source}.answers.jsonl", log.names), labels) as labelling:
+    with Labelling(plan, rows, labels) as labelling:
         if not no_page:
             with suppress(KeyboardInterrupt):
                 try:
@@ -262,7 +300,7 @@ def _by_hand(
     if labelling.unknown:
         unknown = counted(labelling.unknown, "label")
         notes = [*notes, f"{unknown} of other prompts or answers: not counted"]
-    return labelled, facts, [str(estimate), *notes]
+    return labelled, right, facts, [str(estimate), *notes]
 
 
 @click.group("import", no_args_is_help=False)

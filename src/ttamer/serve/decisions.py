@@ -23,16 +23,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from ttamer._files import atomic_write
 from ttamer.cascade import CascadeSpec
-from ttamer.errors import CascadeError
-from ttamer.fitting.inputs import hashed_prompt
+from ttamer.errors import CascadeError, TraceError
+from ttamer.fitting.inputs import HASHED, hashed_prompt
 from ttamer.llm.confidence import question_text
+from ttamer.llm.prompts import AnsweredPrompt
 from ttamer.runtime.reply import NodeCall
 from ttamer.serve.answering import is_ineligible
 from ttamer.serve.requests import Job
-from ttamer.trace.decisions import LOG_VERSION, log_files
+from ttamer.trace.decisions import LOG_VERSION, LoggedDecisions, log_files
 
 
 class DecisionLog:
@@ -219,6 +221,34 @@ def forget(path: str | os.PathLike[str], requests: Collection[str]) -> int:
                     part.write_bytes(b"".join(others))
                 deleted += len(lines) - len(others)
     return deleted
+
+
+def prompts_of(decisions: LoggedDecisions) -> tuple[list[int], list[AnsweredPrompt]]:
+    """Return the audited rows of a decision log with texts, and their prompts and answers.
+
+    Raises:
+        TraceError: If there are none, or the log has no texts.
+    """
+    # Requests on which the policy asked every node by itself are no sample of the traffic.
+    is_audited = ~np.isnan(decisions.drawn) & decisions.trace.answered.all(axis=1)
+    rows, prompts = np.flatnonzero(is_audited).tolist(), []
+    for row in rows:
+        line = decisions.lines[row]
+        if HASHED.fullmatch(line["prompt"]):
+            raise TraceError("this decision log has no texts: set log_texts = true in [serve]")
+        answers = {name: line["nodes"][name].get("prediction") for name in decisions.trace.names}
+        prompts.append(AnsweredPrompt(line["prompt"], None, answers))
+    if not rows:
+        raise TraceError("this decision log has no audited request; set share in [serve.audit]")
+    return rows, prompts
+
+
+def add_labels(path: str | os.PathLike[str], scores: Mapping[str, Mapping[str, float]]) -> None:
+    """Add to a decision log, by request and node, whether answers are right."""
+    facts = {"v": LOG_VERSION, "time": round(time.time(), 3), "label": None, "score": None}
+    rows = [{**facts, "feedback": key, "scores": right} for key, right in scores.items()]
+    with _locked(path), Path(path).open("ab") as file:
+        file.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
 
 
 def _request_of(line: bytes) -> str | None:
