@@ -176,9 +176,10 @@ class CrossFit:
         largest, view = max(map(len, contexts)), belief.view(answers)
         total, count = np.zeros((2, *answers.confidence.shape))
         for step in (step for step in contexts if len(step) == largest):
-            cells = np.ix_(answers.answered[:, list(step)].all(axis=1), step)
-            total[cells] += chance(view.odds(step))[cells[0].ravel()]
-            count[cells] += 1
+            nodes = list(step)
+            rows = np.flatnonzero(answers.answered[:, nodes].all(axis=1))[:, None]
+            total[rows, nodes] += chance(view.odds(step)[rows[:, 0]])
+            count[rows, nodes] += 1
         return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     def _view(self, out: Folds, fold: int) -> tuple[View, Ints]:
