@@ -326,6 +326,7 @@ class View:
         if len(step) == 1:
             v = step[0]
             return np.clip(self.curve[:, [v]] + self.offset[:, [v]], -MAX_ODDS, MAX_ODDS)
+        # Each answer by its own regression: what a peer says of it depends on both.
         odds = np.stack(
             [self.columns(step, a) @ self.belief.weights_of(step, a) for a in step], axis=1
         )

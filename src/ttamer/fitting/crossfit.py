@@ -74,11 +74,13 @@ def fit_steps(
         belief = BeliefOptions(seed=options.seed)
         if log.kind == "exits":  # few rows say little about how far exits agree
             pairs = len(log.classes) <= options.classes_in_pairs
+            # The last exits have seen what the earlier ones saw.
             memory = 2 if len(log.complete) >= 1000 else 1
             belief = replace(belief, memory=memory, pooled=True, pairs=pairs)
     arm = CrossFit(names, log, belief, options)
     if log.features is not None and len(log.complete) < options.gated:
         blind = CrossFit(names, replace(log, features=None), belief, options)
+        # Where rows are few, a prior that only looks useful costs more than it gains.
         if arm.score() > blind.score() * (1 - options.gate):
             arm = blind
     return arm.fit()
@@ -218,6 +220,7 @@ class CrossFit:
         else:
             plans = [topology.chain(subset) for subset in topology.sets]
         value = np.array([share @ planner.solve(plan)[0] for plan in plans])
+        # Chains of all subsets first; any order is tried on the best only, as it costs more to plan.
         best, chosen = value.min(axis=0), value.argmin(axis=0)
         shortlist = np.argsort(value, axis=0)[: self.options.shortlist]
         for number in np.unique(shortlist) if not topology.exits else ():
@@ -302,6 +305,7 @@ class CrossFit:
         worse = objective - objective[0]
         mean = worse @ weight / weight.sum()
         error = np.sqrt((worse - mean[..., None]) ** 2 @ weight**2) / weight.sum()
+        # Within one standard error the first kind stays: its noise would be chosen, too.
         mean[mean > -error] = 0.0
         return np.asarray(mean.argmin(axis=0))
 

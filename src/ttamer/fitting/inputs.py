@@ -427,6 +427,7 @@ class CrossFittedPrior:
         rows, nodes = self.features[self.complete].astype(float), self.nodes
         self._centre = rows.mean(axis=0)
         rows -= self._centre
+        # The smaller of the two matrices has the same eigenvalues.
         wide = rows.shape[1] > len(rows)
         values, vectors = np.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
         values = np.maximum(values, 1e-9 * max(float(values[-1]), 1e-9))
@@ -439,6 +440,7 @@ class CrossFittedPrior:
         turned = turned @ directions
         scores = rows @ basis
         product, square = scores.T @ turned, scores**2
+        # A direction is regressed only if that lowers its squares by a thousandth.
         best = 0.999 * (turned**2).mean(axis=0)
         self._penalty = np.full(2 * nodes, np.inf)
         for penalty in self.penalties:

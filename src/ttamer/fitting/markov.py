@@ -9,7 +9,7 @@ and confidence is the chance to be right.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, starmap
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,23 +128,19 @@ def fit_states(
         rows = np.bincount(numbers[:, v], minlength=sizes[v])
         total = np.bincount(numbers[:, v], confidence[:, v], minlength=sizes[v])
         losses.append(1 - total / np.maximum(rows, 1))
-    start = np.zeros(len(numbers), np.intp)
+
+    def edge(u: int, v: int) -> Edge:
+        before, size = np.zeros(len(numbers), np.intp), 1
+        if u >= 0:
+            before, size = numbers[:, u], sizes[u]
+        share = transitions(before, numbers[:, v], (size, sizes[v]))
+        source, price = None if u < 0 else names[u], float(cost[v]) / full_cost
+        return Edge(source, names[v], cost=price, probabilities=share)
+
     problem = Problem(
         "precedence" if tree else "walk",
         tuple(Node(names[v], losses[v]) for v in order),
-        tuple(
-            Edge(
-                None if u < 0 else names[u],
-                names[v],
-                cost=float(cost[v]) / full_cost,
-                probabilities=transitions(
-                    start if u < 0 else numbers[:, u],
-                    numbers[:, v],
-                    (1 if u < 0 else sizes[u], sizes[v]),
-                ),
-            )
-            for u, v in pairs
-        ),
+        tuple(starmap(edge, pairs)),
     )
     ladder = solve_ladder(problem, default_tradeoffs() if tradeoffs is None else tradeoffs)
     return StateTables(tuple(names), np.asarray(cost, float), edges, tuple(order), ladder)

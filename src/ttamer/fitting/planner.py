@@ -142,6 +142,7 @@ def prices_of(mean_cost: Floats, count: int) -> Floats:
     if mean[-1] <= 0:  # all are free: prices do not matter
         mean = np.ones(1)
     gaps = np.diff(mean)
+    # Nodes of almost equal cost would call for prices without end.
     gaps = gaps[gaps > 1e-3 * mean[-1]]
     top = np.clip(mean[-1] / gaps.min(), 10, 300) if len(gaps) else 30.0
     ratios = np.append(0.0, np.geomspace(1e-3, top, count - 1))
@@ -170,6 +171,7 @@ def raked(losses: Floats, odds: Floats, complete: Ints, strength: float = 1.0) -
     count = len(missing)
     hessian = centred.T @ centred + strength * count**2 / len(complete) * np.eye(count)
     weight = 1 + centred @ np.linalg.solve(hessian, missing) * len(complete)
+    # No row may stand for many: what raking gains in bias it would lose in noise.
     weight = np.clip(weight, 0.2, 5.0)
     return np.asarray(weight / weight.mean())
 
@@ -322,7 +324,9 @@ class Planner:
         self.board, self.prices = board, prices.astype(np.float32)
         self.losses, self.weight, self.inputs = losses, weight, inputs
         self.cost, self.predicted = cost.astype(np.float32), predicted.astype(np.float32)
+        # Outcomes are unbiased and noisy, beliefs are not: more rows give outcomes more weight.
         self.share = 0.5 * len(losses) / (len(losses) + 300)
+        # Few rows say little of how an input shifts a gain.
         self.ridge, self.input_ridge = ridge, 20 + 20000 / len(losses)
         self._knots: dict[Step, Floats] = {}
         self._smoothers: dict[tuple[Step, int], Smoother] = {}
@@ -342,6 +346,7 @@ class Planner:
             rows = np.arange(len(self.losses))
             lost = self.losses[rows, self.board.owner(step)]
             mixed = self.share * lost + (1 - self.share) * chance(self.board.x(step))
+            # Single precision: products over rows and prices take most of the time of a fit.
             self._stop[step] = mixed.astype(np.float32)[:, None]
         return self._stop[step]
 
@@ -394,6 +399,7 @@ class Planner:
                     levels[:-2] = risen.astype(np.float32)
                 gains[step, node] = levels
                 net = smoother.columns @ levels - self.predicted[:, [node]] * rate
+                # As it happened on the row, not as estimated: no optimism adds up from step to step.
                 going = onward + self.cost[:, [node]] * rate
                 if best is None and not step:
                     best, value = net, going

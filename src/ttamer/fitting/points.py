@@ -231,6 +231,7 @@ class OperatingPoints:
         """
         reference = self.alone(self.best)
         error, cost = self.excess_error, self.cost
+        # A lead of policies that cost more says nothing about returning to the reference.
         able = (cost <= self.costs[reference]) & (error > 0)
         lead = float(np.max(-self.excess[able] / error[able], initial=0.0))
         bound = self.excess + caution(error, lead, tolerance) * error
@@ -263,6 +264,7 @@ class OperatingPoints:
             share = (cost - costs[right - 1]) / (costs[right] - costs[right - 1])
             if share > 0:
                 mix = Mix(corners[right - 1], corners[right], float(share))
+        # The cheapest corner that is as good, but for what nobody would notice.
         enough = np.flatnonzero(errors[:right] <= mix.mean(self.errors) + tolerance)
         return Mix.of(corners[int(enough[0])]) if enough.size else mix
 

@@ -171,6 +171,7 @@ class StepPolicy:
     def after(self, asked: Step, answered: Step) -> tuple[Way, ...]:
         """Return the ways after the nodes asked, of which some answered."""
         ways = self.ways.get(asked, ())
+        # An input is never left without an answer while some node could give one.
         if not ways and not answered:  # all failed where the policy would have stopped
             ways = tuple(way for way in self.ways[()] if way.node not in asked)
         if not ways and not answered:  # so did every start: any other node may have an answer

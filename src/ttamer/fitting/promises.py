@@ -271,6 +271,7 @@ class Held:
         share only moves rows to the more expensive one.
         """
         columns = [self._column(point, count) for point in mix[:2]]
+        # One draw per pair of points: a test of a larger share looks at the same rows, moved.
         draws = np.random.default_rng([self.seed, *columns]).random(len(self))
         mine = np.where(draws < mix.share, columns[1], columns[0])
         rows, reference = np.arange(len(self)), len(self.policies) + against
@@ -278,6 +279,7 @@ class Held:
         if kind != "budget":
             loss = self._lost[mine, rows]
         if self.weight is not None:
+            # 1 minus the loss is weighted, so that clipping can only make the bound wider.
             right = np.minimum(self.weight[mine, rows], self.cap) * (1 - loss)
             width = self.cap
             if kind == "drop":
@@ -483,6 +485,7 @@ def make_promise(
         chain = _corners(points, held.policies, limit)[::-1]
         if kind == "drop" and chain[0] != reference:
             chain = [reference, *(point for point in chain if point != reference)]
+    # The node was chosen on these rows: the drop must hold against whichever is best in truth.
     peers = range(len(names)) if chosen and kind == "drop" else (against,)
 
     def tested(mix: Mix, nodes: Iterable[int]) -> float:

@@ -98,6 +98,7 @@ def logistic(
     # A column that hardly varies gets no large weight: what a row's offset lacks of the row itself
     # would tell its loss.
     penalty = ridge * np.maximum(columns.var(axis=0), 0.01) + 1e-9 * count
+    # The constant is free, but for what keeps the matrix regular.
     penalty[0] = 1e-6 * count
     share = np.ones(count) if weight is None else weight
     diagonal = np.arange(width)
@@ -174,6 +175,7 @@ class Curve:
             return cls(edges, on_grid(start, cls.limit))
         bad = np.bincount(number, losses, len(rows))[full]
         rows, offset = rows[full], start[full]
+        # By rank, so that the scale of a confidence does not matter; its log-odds give the tails room.
         rank = log_odds((np.cumsum(rows) - rows / 2) / rows.sum())
         at = np.linspace(rank[0], rank[-1], min(cls.knots, len(rank)))
         tents = np.stack([np.interp(rank, at, tent) for tent in np.eye(len(at))], axis=1)
@@ -186,6 +188,7 @@ class Curve:
             gradient = tents.T @ (rows * p - bad) + penalty @ h
             h -= np.clip(np.linalg.solve((tents * v[:, None]).T @ tents + penalty, gradient), -2, 2)
         free = offset + tents @ h
+        # Some services report doubt, not confidence: the direction is the one that fits.
         falls, rises = -rising(-free, rows), rising(free, rows)
         loss = [rows @ np.logaddexp(0, odds) - bad @ odds for odds in (falls, rises)]
         best = rises if loss[0] - loss[1] > cls.switch else falls
@@ -221,6 +224,7 @@ class Offsets:
         p = sigmoid(odds)
         score, info = sums(losses - p), sums(p * (1 - p))
         spread = max(float((score**2 - info).sum()), 1e-9)
+        # Offsets that spread no more than noise would get the largest ridge, and so almost nothing.
         ridge = float(np.clip((info**2).sum() / spread, 1.0, 1e4))
         table = np.zeros(count)
         for _ in range(8):
@@ -231,6 +235,7 @@ class Offsets:
         v = p * (1 - p)
         hessian = sums(v) + ridge
         without = np.zeros(len(has))
+        # Else a class of one row would tell the later regressions the loss of that row.
         without[has] = table[codes] - (losses - p) / np.maximum(hessian[codes] - v, ridge)
         return cls(on_grid(table), on_grid(without))
 
@@ -311,6 +316,7 @@ class FitView(View):
         nodes, base, size = self.losses.shape[1], None, Curve.size
         if self.options.pooled:
             on = self.labelled
+            # Exits of one network rate their answers alike: each curve is drawn to one of all.
             base, size = Curve.fit(answers.confidence[on], self.losses[on]), 1.0
         curves = [
             Curve.fit(answers.confidence[on, v], self.losses[on, v], base=base, size=size)
@@ -428,6 +434,7 @@ class FitView(View):
             parts, targets = [], []
             for step in before:
                 rows = np.flatnonzero(on & self.answers.answered[:, list(step)].all(axis=1))
+                # Enough rows for seven weights; more would only cost time.
                 rows = self.rng.permutation(rows)[: max(200, 6000 // len(before))]
                 x, ones = self.best(step)[0][rows], np.ones(len(rows))
                 columns = self._of_input(m)[rows]

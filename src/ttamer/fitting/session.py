@@ -106,6 +106,7 @@ class FittedSession(Session):
         except TraceError as error:
             raise ObservationError(f"node {self.next!r}: {error}") from None
         if value != value:
+            # A model that gave no confidence gave an answer all the same.
             value = -inf
             self.unclear += 1
         self._pay(node)
