@@ -220,7 +220,7 @@ class CrossFit:
         else:
             plans = [topology.chain(subset) for subset in topology.sets]
         value = np.array([share @ planner.solve(plan)[0] for plan in plans])
-        # Chains of all subsets first; any order is tried on the best only, as it costs more to plan.
+        # Any order is tried on the best chains only, as it costs more to plan.
         best, chosen = value.min(axis=0), value.argmin(axis=0)
         shortlist = np.argsort(value, axis=0)[: self.options.shortlist]
         for number in np.unique(shortlist) if not topology.exits else ():

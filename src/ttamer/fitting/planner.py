@@ -399,7 +399,7 @@ class Planner:
                     levels[:-2] = risen.astype(np.float32)
                 gains[step, node] = levels
                 net = smoother.columns @ levels - self.predicted[:, [node]] * rate
-                # As it happened on the row, not as estimated: no optimism adds up from step to step.
+                # As it happened on the row: the optimism of estimates would add up over steps.
                 going = onward + self.cost[:, [node]] * rate
                 if best is None and not step:
                     best, value = net, going

@@ -175,7 +175,7 @@ class Curve:
             return cls(edges, on_grid(start, cls.limit))
         bad = np.bincount(number, losses, len(rows))[full]
         rows, offset = rows[full], start[full]
-        # By rank, so that the scale of a confidence does not matter; its log-odds give the tails room.
+        # By rank: the scale of a confidence does not matter. Log-odds give the tails room.
         rank = log_odds((np.cumsum(rows) - rows / 2) / rows.sum())
         at = np.linspace(rank[0], rank[-1], min(cls.knots, len(rank)))
         tents = np.stack([np.interp(rank, at, tent) for tent in np.eye(len(at))], axis=1)
