@@ -1,10 +1,12 @@
 """The report: numbers, figures and words on one page, looked at in headless Chromium."""
 
+import dataclasses
 import html
 import json
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from support.browser import headless
@@ -12,6 +14,7 @@ from support.traces import answering_trace, chain_trace
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import frontier
 from ttamer.reporting import draw_frontier, recommend, report, write_report
+from ttamer.reporting.figures import calibration_chart
 
 FAMILIES = ["ttamer", "threshold", "chain", "always-best", "oracle"]
 FIGURES = ["answered", "calibration", "frontier", "stopping"]
@@ -93,6 +96,24 @@ def test_report_takes_one_trace(tmp_path):
     with pytest.raises(ArgumentError, match="give a name that ends in") as caught:
         report(chain_trace(300), tmp_path / "r.png")
     assert caught.value.param == "path"
+
+
+def test_figures_without_anything_in_them_are_left_out(tmp_path):
+    trace = answering_trace(300)
+    flat = dataclasses.replace(trace, confidence=np.zeros_like(trace.confidence))
+    result = frontier(flat, families=["ttamer"], resamples=0)
+    paths = write_report(result, tmp_path / "page.html")
+    assert {path.stem for path in paths[1:]} <= {"frontier", "answered", "stopping"}
+    assert 'id="calibration"' not in paths[0].read_text("utf-8")
+
+
+def test_long_names_have_fewer_columns_in_the_legend():
+    trace = answering_trace(300)
+    names = {node.name: f"a long name of {node.name}" for node in trace.spec.nodes}
+    nodes = [dataclasses.replace(node, name=names[node.name]) for node in trace.spec.nodes]
+    long = dataclasses.replace(trace, spec=dataclasses.replace(trace.spec, nodes=tuple(nodes)))
+    columns = [calibration_chart(rows).figure.legends[0]._ncols for rows in (trace, long)]
+    assert columns == [3, 2]
 
 
 def test_costs_are_logarithmic_where_most_settings_are_cheap(result):

@@ -34,7 +34,8 @@ THEME = {"ink": "#2b2b2b", "muted": "#67615a", "rule": "#e3ded6"}
 INK, MUTED, RULE = THEME.values()
 # The colours of ttamer, and of other families and nodes: readable on light and on dark.
 OURS = "#1b7f79"
-PALETTE = ("#d9822b", "#3d78b8", "#c8553d", "#8e6bbf", "#5f8f3e", "#b0599b", "#3f8ea8", "#a5721f")
+PALETTE = ("#d9822b", "#3d78b8", "#c8553d", "#8e6bbf", "#5f8f3e", "#b0599b", "#3f8ea8", "#a5721f",
+           "#7d8590", "#d46a8c", "#9aa23c")  # fmt: skip
 # The most nodes that are drawn apart.
 MAX_NODES = 8
 
@@ -71,12 +72,19 @@ class Chart:
         artist.set_gid(name)
         self.tips[name] = tip
 
-    def legend(self, columns: int = 3) -> Chart:
+    def legend(self) -> Chart:
         """Draw the legend below the axes, if there is something in them."""
-        if self.axes.lines or self.axes.patches:
+        labels = self.axes.get_legend_handles_labels()[1]
+        if labels:
+            columns = 3 if max(map(len, labels)) < 14 else 2
             self.figure.legend(loc="outside lower center", ncols=columns, frameon=False,
                                fontsize=10, labelcolor=INK)  # fmt: skip
         return self
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is drawn."""
+        return not (self.axes.lines or self.axes.patches)
 
     def svg(self) -> str:
         """Return the figure as SVG for a page: colours by theme, marks with titles."""
@@ -204,7 +212,7 @@ def frontier_chart(frontier: Frontier) -> Chart:
     axes.xaxis.set_major_formatter(as_percent)
     if measure == "error":
         axes.yaxis.set_major_formatter(as_percent)
-    return chart.legend(2)
+    return chart.legend()
 
 
 def _tip(point: Point, unit: float, node: str) -> str:
@@ -270,6 +278,8 @@ def calibration_chart(trace: Trace) -> Chart:
         if not answered.size:
             continue
         groups = [answered[group] for group in _groups(confidence[answered])]
+        if len(groups) < 2:  # a node that states no confidence
+            continue
         x = [float(confidence[group].mean()) for group in groups]
         y = [float(losses[group, node].mean()) for group in groups]
         if not is_graded:
@@ -282,7 +292,7 @@ def calibration_chart(trace: Trace) -> Chart:
             for across, up, group in zip(x, y, groups, strict=True)
         ]
         chart.line(x, y, tips, _node_colour(node), printable(name))
-    if within:
+    if within and chart.axes.lines:
         chart.axes.plot([0, 1], [0, 1], color=MUTED, lw=1, ls=(0, (1, 3)), zorder=2)
     if not is_graded:
         chart.axes.yaxis.set_major_formatter(as_percent)

@@ -140,6 +140,8 @@ def write_report(
     target = require_page(path)
     advice, trace = recommend(frontier), frontier.test_trace
     notes = [*advice.notes]
+    if advice.outcome == "loses":
+        notes.append("ttamer frontier LOG -o policy.ttamer writes the recommended policy.")
     if fit_trace is not None and frontier.reference.cost > 0:
         curve = learning_curve(frontier, fit_trace, more_error=advice.more_error, progress=progress)
         notes.append(str(curve))
@@ -209,7 +211,7 @@ def _pictures(frontier: Frontier, advice: Recommendation) -> dict[str, tuple[str
     groups = "Rows in ten groups by a node's confidence."
     if trace.measure == "error":
         groups += " On the dotted line the confidence is the chance of being right."
-    return {
+    pictures = {
         "frontier": (
             "Error against cost",
             "Each curve is what a family reaches when two of its settings may be mixed; grey: "
@@ -229,6 +231,8 @@ def _pictures(frontier: Frontier, advice: Recommendation) -> dict[str, tuple[str
             stopping_chart(played, trace),
         ),
     }
+    # Without confidences there is no calibration, and a router never goes on.
+    return {name: picture for name, picture in pictures.items() if not picture[-1].is_empty}
 
 
 Tile = tuple[str, str, str]  # a large number, what it is, and more about it
@@ -294,13 +298,14 @@ def _families(frontier: Frontier) -> dict[str, Any]:
         cells = zip([*texts, form.format(area)], is_best, strict=True)
         rows.append((family, SUMMARIES.get(family, ""), list(cells)))
     theirs = shown_error(frontier.reference.error, frontier.measure, digits=1)
+    mean = "the mean error" if frontier.measure == "error" else "the mean loss"
     return {
         "head": ["family", *frontier.margins, "mean"],
         "rows": rows,
         "caption": (
             f"What each family costs at the {frontier.measure} of {frontier.alone} ({theirs}) and "
             f"at more, as a share of what that costs ({frontier.priced(unit)} per input); mean: "
-            f"the mean {frontier.measure} over all costs."
+            f"{mean} over all costs."
         ),
         "unserved": [name for name in frontier.deciding if not frontier.can_serve(name)],
         "left_out": frontier.left_out,
