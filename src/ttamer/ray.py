@@ -39,9 +39,6 @@ from ttamer.trace.trace import Trace
 
 ray = require("ray", "ray")
 
-RETRIES = 5  # times that the work of a process that died is repeated
-RESULT_COLUMNS = ("answer", "by", "cost", "asked", "error")
-
 
 class WorkLost(TTamerError):  # noqa: N818 - named after what happened
     """Work failed on the cluster although it was repeated."""
@@ -95,7 +92,7 @@ def run(
     """
     cascade = Cascade(policy, dict.fromkeys(nodes, _elsewhere), **limits)
     names = _columns_of(dataset, column, key, *inputs)
-    if clashes := set(names) & set(RESULT_COLUMNS):
+    if clashes := set(names) & {"answer", "by", "cost", "asked", "error"}:
         raise ArgumentError(
             f"the dataset has a column {clashes.pop()!r}, which the result needs: rename it"
         )
@@ -390,7 +387,8 @@ def _pools(
                 f"{size.get(resource, 0):g}; give fewer workers or resources",
                 param="workers",
             )
-    actor = ray.remote(max_restarts=-1, max_task_retries=RETRIES)(_Node)
+    # The work of a process that died is repeated, at most five times.
+    actor = ray.remote(max_restarts=-1, max_task_retries=5)(_Node)
     pools: dict[str, list[Any]] = {name: [] for name in nodes}
     try:
         for name, node in nodes.items():
@@ -429,9 +427,10 @@ def _blocks(
     actors = sum(map(len, pools.values()))
     dataset.context.execution_options.preserve_order = True
     dataset.context.enable_progress_bars = False
-    # Of the core that the actors leave: twice as many blocks as actors are under way, so that no
-    # actor waits for decisions.
-    share = max(0.0001, _share(actors) / (2 * actors))
+    # Of the cores that actors leave: twice as many blocks as actors are under way, so that no actor
+    # waits for decisions.
+    free = ray.cluster_resources().get("CPU", 1) - actors * _share(actors)
+    share = min(1.0, max(0.0001, free / (2 * actors)))
     staged = dataset.map_batches(
         stage, fn_kwargs={"pools": pools, **options}, batch_size=batch_size,
         batch_format="pyarrow", num_cpus=share,

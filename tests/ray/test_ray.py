@@ -140,6 +140,15 @@ def test_a_process_that_dies_loses_nothing_and_nothing_is_asked_again_after_a_st
     assert {row["by"] for row in rows} == {"small"}
 
 
+@pytest.mark.parametrize("cores", [[1.0] * 3, [1.0] * 7, [2.0, 1.0], [64.0], [0.5, 0.25]])
+def test_every_actor_and_a_block_find_a_machine(clusters, monkeypatch, cores):
+    monkeypatch.setattr(clusters.ray, "cluster_resources", lambda: {"CPU": sum(cores)})
+    monkeypatch.setattr(clusters.ray, "nodes", lambda: [{"Alive": True}] * len(cores))
+    for actors in range(1, 50):
+        share = clusters._share(actors)
+        assert sum(int(core / share + 1e-9) for core in cores) > actors
+
+
 def test_a_trace_collected_there_is_the_one_collected_here(clusters):
     import ray
 

@@ -12,8 +12,7 @@ import torch
 
 from support.exit_networks import adding_network, evidence
 from ttamer.errors import ArgumentError
-from ttamer.torch import profiling
-from ttamer.torch.cuda import branching
+from ttamer.torch import cuda, profiling
 from ttamer.torch.deciding import threshold_tables
 from ttamer.torch.profiling import Profile, full_run, profile, runner_for, timed_in_turns
 
@@ -257,8 +256,8 @@ def test_one_graph_of_a_pool_is_there_when_the_next_is_captured(monkeypatch):
         captures.append(weakref.ref(replay))
         return replay
 
-    monkeypatch.setattr(branching, "captured", captured)
-    monkeypatch.setattr(branching, "release_memory", lambda: None)
+    monkeypatch.setattr(cuda, "captured", captured)
+    monkeypatch.setattr(cuda, "release_memory", lambda: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
     value = evidence(2, seed=0, exits=2)[0]
     as_run = profiling._as_graphs()

@@ -9,7 +9,7 @@ of tables cover all policies:
   best loss so far is all that an input brings along.
 
 All numbers keep the precision that they have in the policy, so that every device decides as a
-session does. A GPU decides in :mod:`ttamer.torch.cuda.decide_kernel`, by the same tables.
+session does. A GPU decides in :mod:`ttamer.torch.cuda`, by the same tables.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ Ints = NDArray[np.int32]
 
 STOP = -1  # the next stage of an input that stops
 NO_ANSWER = -1  # the prediction of an exit whose logits have a NaN
-MAX_EXITS = 64  # the exits asked are bits of a 64-bit integer
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,9 +351,9 @@ def _padded(rows: Sequence[Floats], filling: float = np.inf) -> Floats:
 
 def check_tables(tables: Tables) -> None:
     """Refuse tables of more exits than there are bits."""
-    if len(tables.bounds) > MAX_EXITS:
+    if len(tables.bounds) > 64:  # the exits asked are bits of a 64-bit integer
         raise ArgumentError(
-            f"there are {len(tables.bounds)} exits, and at most {MAX_EXITS} are supported: build "
+            f"there are {len(tables.bounds)} exits, and at most 64 are supported: build "
             "the network with fewer ramps",
             param="network",
         )
@@ -425,9 +424,7 @@ class HostDecider:
         exit_: int,
         rows: Tensor,
         logits: Tensor,
-        *,
-        awaited: bool = True,  # noqa: ARG002 - the host decides, and so has waited
-        first: bool = False,  # noqa: ARG002 - a batch starts with new memory
+        **_: bool,
     ) -> None:
         """Record the logits of one exit for some rows, and update the rows that are due there.
 
@@ -436,8 +433,8 @@ class HostDecider:
             exit_: The number of the exit.
             rows: Shape (m,): positions in the batch.
             logits: Shape (m, classes).
-            awaited: Whether :meth:`going` follows.
-            first: Whether no exit was asked before.
+            **_: What a kernel needs: whether :meth:`going` follows, and whether this exit is the
+                first. The host has waited, and a batch starts with new memory.
         """
         carry.logits[exit_].index_copy_(0, rows, logits.to(carry.logits.dtype))
         tables = self.tables

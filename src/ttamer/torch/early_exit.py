@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,7 @@ from ttamer.torch.devices import Inputs, Value, by_position
 
 # The vector of an input: its first token, the mean of its tokens, or its last token.
 Pool = Literal["first", "mean", "last"]
-# The ways of pooling.
-POOLS = ("first", "mean", "last")
+POOLS = get_args(Pool)
 # Whether kernels can be written in Triton here.
 HAS_TRITON = find_spec("triton") is not None
 
@@ -192,7 +191,7 @@ class Ramp(nn.Module):
 
     def _in_kernels(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
         """Return logits: in one kernel where at most a norm comes before the last layer."""
-        from ttamer.torch.cuda.ramp_kernel import run_ramp
+        from ttamer.torch.cuda import run_ramp
 
         return run_ramp(self.layers, hidden, mask, cast("Pool", self.pool))
 

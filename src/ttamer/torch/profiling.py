@@ -52,11 +52,6 @@ from ttamer.torch.devices import (
 from ttamer.torch.early_exit import EarlyExit, require_exits
 from ttamer.torch.runner import Regrouping, Runner, group_sizes
 
-# The least number of timings whose median counts, and the mean duration that they last together.
-TIMINGS, MIN_SECONDS = 5, 0.005
-# The largest number of timings; work of so many seconds is timed twice only.
-MAX_REPEATS, SLOW = 200, 0.2
-
 
 @dataclass(frozen=True)
 class Costs:
@@ -346,7 +341,7 @@ Work = Callable[[], object]
 
 def _as_graphs() -> Callable[[Work], Work]:
     """Return a function that captures work; the graphs share memory, and run one after another."""
-    from ttamer.torch.cuda.branching import captured, release_memory
+    from ttamer.torch.cuda import captured, release_memory
 
     release_memory()
     pool, latest = torch.cuda.graph_pool_handle(), list[Work]()
@@ -506,15 +501,15 @@ def _turns(flows: Sequence[Callable[[], list[float]]]) -> list[list[list[float]]
     """Return turns, in each of which every flow runs once: the seconds of the parts of each."""
     for flow in flows:  # the first call may compile or capture, which says nothing of the others
         flow()
-    start, fewest = time.perf_counter(), TIMINGS
+    start, fewest = time.perf_counter(), 5
     turns: list[list[list[float]]] = []
     while len(turns) < fewest or (
-        time.perf_counter() - start < TIMINGS * MIN_SECONDS * len(flows)
-        and len(turns) < MAX_REPEATS
+        # Short work is timed more often, up to 25 ms of each flow.
+        time.perf_counter() - start < 0.025 * len(flows) and len(turns) < 200
     ):
         turns.append([flow() for flow in flows])
-        if sum(turns[-1][-1]) > SLOW:
-            fewest = 2
+        if sum(turns[-1][-1]) > 0.2:
+            fewest = 2  # the median of two passes of long work is as steady as that of five
     return turns
 
 
@@ -557,7 +552,7 @@ def runner_for(
     """Return a runner, with or without CUDA graphs; ``sizes`` are the group sizes of graphs."""
     if not graphs:
         return Runner(network, policy, **options)
-    from ttamer.torch.cuda.graphs import GraphRunner
+    from ttamer.torch.cuda import GraphRunner
 
     return GraphRunner(network, policy, example, sizes=sizes, **options)
 
@@ -567,7 +562,7 @@ def full_run(
 ) -> Callable[[Any], Tensor]:
     """Return the network without ramps, run as a runner runs, for batches like the example."""
     if graphs:
-        from ttamer.torch.cuda.graphs import full_graph
+        from ttamer.torch.cuda import full_graph
 
         return full_graph(network, example, precision=precision)
     device = device_of(network)

@@ -362,7 +362,7 @@ def _shapes(value: Value) -> list[torch.Size]:
 def decider_for(tables: Tables, device: torch.device) -> Any:
     """Return the fastest decider for a device: on a GPU with Triton, a kernel."""
     if device.type == "cuda" and HAS_TRITON:
-        from ttamer.torch.cuda.decide_kernel import KernelDecider
+        from ttamer.torch.cuda import KernelDecider
 
         return KernelDecider(tables, device)
     return HostDecider(tables, device)

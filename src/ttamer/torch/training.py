@@ -31,7 +31,6 @@ from ttamer.torch.early_exit import EarlyExit, require_exits
 Part = Literal["backbone", "ramps", "all"]
 Optimiser = Literal["sgd", "adamw"]
 Weights = Literal["equal", "depth"]
-IGNORED = -100  # the label of rows that PyTorch's losses leave out
 
 
 @dataclass(frozen=True)
@@ -276,7 +275,8 @@ def _targets(labels: Tensor, logits: Tensor) -> Tensor:
     """Return labels on the device of logits; wrong ones are named before, for a GPU would not."""
     if labels.ndim == 1 and labels.device.type == "cpu":
         classes = logits.shape[1]
-        wrong = labels[((labels < 0) & (labels != IGNORED)) | (labels >= classes)]
+        # PyTorch's losses leave out rows whose label is -100.
+        wrong = labels[((labels < 0) & (labels != -100)) | (labels >= classes)]
         if len(wrong):
             raise ArgumentError(
                 f"a label is {int(wrong[0])}, and the network has {classes} classes: number them 0 "

@@ -32,14 +32,8 @@ from ttamer.trace.checks import require_trace
 from ttamer.trace.losses import complete_losses
 from ttamer.trace.trace import Trace
 
-# The number of policies that are timed in full.
-MAX_TIMED = 4
 # The largest number of ramps in a set that grows one by one, and in the set of all.
 MAX_RAMPS, MANY_RAMPS = 3, 12
-# The share of the network's time below which a policy counts as faster, by two standard errors.
-MAX_TIME_SHARE = 0.97
-# The number of tradeoffs that policies are fitted for.
-TRADEOFFS = 60
 
 
 @dataclass(frozen=True)
@@ -259,7 +253,7 @@ def search(
     if trace.prediction is not None and trace.spec.target == "label":
         for few_or_all in dict.fromkeys((chosen or ramps, ramps)):
             fastest(few_or_all, "last")
-    return sorted(best.values(), key=lambda candidate: candidate.seconds)[:MAX_TIMED]
+    return sorted(best.values(), key=lambda candidate: candidate.seconds)[:4]  # timed in full
 
 
 def fitted_for(
@@ -363,9 +357,10 @@ def clearly_faster(policy: NDArray[np.float64], network: NDArray[np.float64]) ->
     False
     """
     usual = (policy <= _slowest_usual(policy)) & (network <= _slowest_usual(network))
-    saved = (MAX_TIME_SHARE * network - policy)[usual]
+    # A gain of less than 3% is not worth the change.
+    saved = (0.97 * network - policy)[usual]
     if len(saved) < 2:
-        return bool(policy.mean() < MAX_TIME_SHARE * network.mean())
+        return bool(policy.mean() < 0.97 * network.mean())
     return bool(saved.mean() > 2 * saved.std(ddof=1) / np.sqrt(len(saved)))
 
 

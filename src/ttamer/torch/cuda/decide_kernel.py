@@ -30,14 +30,8 @@ from ttamer.torch.deciding import BeliefTables, Tables, check_classes, check_tab
 BLOCK, MAX_ROWS = 8, 8192
 # The host's number is the next exit times this, plus the rows that continue.
 STEP = MAX_ROWS + 1
-# Blocks are at least this large: kernels are compiled for few sizes.
-MIN_LIST, MIN_BOUNDS, MIN_EDGES = 128, 128, 64
 # What the pinned memory holds until the device has written to it.
 PENDING = -1
-# How often the host looks for the result before it waits for the device, some 10 ms.
-MAX_LOOKS = 20_000
-# Tensors in one piece of memory begin at multiples of this many bytes, as Triton likes them.
-ALIGNMENT = 16
 # Log-odds are multiples of 1 / GRID up to LIMIT; what is added to round them.
 GRID, LIMIT, ROUND = (tl.constexpr(k) for k in (4096.0, 8.0, 1.5 * 2.0**52))
 _give_way = getattr(os, "sched_yield", int)
@@ -110,8 +104,8 @@ class KernelDecider:
             ("confidence", torch.float32, (rows, exits)),
             ("prediction", torch.int32, (rows, exits)),
         )
-        sizes = [-(-math.prod(shape) * kind.itemsize // ALIGNMENT) * ALIGNMENT
-                 for _, kind, shape in layout]  # fmt: skip
+        # Each begins at a multiple of 16 bytes, as Triton likes them.
+        sizes = [-(-math.prod(shape) * kind.itemsize // 16) * 16 for _, kind, shape in layout]
         packed = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
         return KernelCarry(
             stage=torch.empty(rows, dtype=torch.int64, device=device),
@@ -147,7 +141,7 @@ class KernelDecider:
         size, classes = logits.shape
         positions, following = self.lists(size) if lists is None else lists
         # What the last program lists; 0 where one program holds all rows.
-        listed = 0 if size <= BLOCK else block_for(size, MIN_LIST)
+        listed = 0 if size <= BLOCK else block_for(size, 128)
         self._host_word[0] = PENDING
         _decide[(-(-size // BLOCK), 1, 1)](
             logits, logits.stride(0), logits.stride(1), rows, size, exit_, int(first),
@@ -170,13 +164,14 @@ class KernelDecider:
         }
         exits = torch.tensor(tables.exit_of, dtype=torch.int32, device=self._device)
         bounds, onward = t["bounds"], t["onward"]
-        blocks = (self._exits, block_for(bounds.shape[1], MIN_BOUNDS))
+        # Blocks have a least size, so that kernels are compiled for few sizes.
+        blocks = (self._exits, block_for(bounds.shape[1], 128))
         if isinstance(tables, BeliefTables):
             edges, width = t["edges"], t["context"].shape[1]
             names = ("levels", "offsets", "context", "peers", "pair_of", "pairs", "edges")
             sizes = (bounds.shape[1], t["levels"].shape[1], onward.shape[1], edges.shape[1])
             return (exits, bounds, t["weights"], onward, *(t[name] for name in names), *sizes), (
-                *blocks, block_for(edges.shape[1], MIN_EDGES), width, block_for(width), True,
+                *blocks, block_for(edges.shape[1], 64), width, block_for(width), True,
                 len(tables.pairs) > 1,
             )  # fmt: skip
         loss = t["loss"]  # also stands in for what is not read
@@ -205,7 +200,7 @@ class KernelDecider:
         """Wait for the device; return how many rows continue, and the exit that some ask next."""
         word = self._host_word
         try:
-            for _ in range(MAX_LOOKS):
+            for _ in range(20_000):  # some 10 ms; then it waits for the device
                 if word[0] != PENDING:
                     break
                 _give_way()

@@ -149,8 +149,6 @@ def _shapes(tensors: Sequence[Tensor]) -> str:
 
 # The number of words of a row that one program copies.
 BLOCK = 1024
-# What rows are copied as, the widest first.
-WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 def copy_rows(
@@ -212,7 +210,7 @@ def _words(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     width = read[0].numel()
     lines = read.as_strided((len(read), width), (read.stride(0), 1))
-    for kind in WORDS:
+    for kind in (torch.int64, torch.int32, torch.int16, torch.uint8):  # the widest first
         with contextlib.suppress(RuntimeError):
             return lines.view(kind), written.view(len(written), width).view(kind)
     return None

@@ -13,15 +13,12 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from ttamer.torch.cuda.branching import block_for, counters
-from ttamer.torch.early_exit import Pool
+from ttamer.torch.early_exit import Pool, run_in_order
 
 # The most classes of :func:`classify`, which computes one after another.
 MAX_CLASSES = 32
 # The numbers of a vector that one program pools.
 WIDTH_BLOCK = 32
-# The fewest and the most tokens that are read at once: a program that waits for few reads in turn
-# takes longer.
-MIN_TOKENS, MAX_TOKENS = 16, 256
 NO_NORM, LAYER_NORM, RMS_NORM = (tl.constexpr(k) for k in range(3))
 
 
@@ -35,11 +32,8 @@ def run_ramp(layers: nn.Sequential, hidden: Tensor, mask: Tensor | None, pool: P
         return classify(hidden, mask, last, pool=pool)
     if len(before) == 1 and is_norm(before[0]):
         return classify(hidden, mask, last, pool=pool, norm=before[0])
-    tanh = isinstance(before[-1], nn.Tanh)
-    vectors = pool_tokens(hidden, mask, pool)
-    for layer in before[:-1] if tanh else before:
-        vectors = layer(vectors)
-    return classify(vectors.unsqueeze(1), None, last, pool="first", tanh=tanh)
+    vectors = run_in_order(before, pool_tokens(hidden, mask, pool))
+    return classify(vectors.unsqueeze(1), None, last, pool="first")
 
 
 def is_norm(layer: nn.Module) -> bool:
@@ -71,9 +65,8 @@ def classify(
     *,
     pool: Pool,
     norm: nn.Module | None = None,
-    tanh: bool = False,
 ) -> Tensor:
-    """Return logits of tokens, pooled: of the norm of the vectors, if given, or of their tanh."""
+    """Return logits of tokens, pooled: of the norm of the vectors, if it is given."""
     rows, tokens, width = hidden.shape
     device, arrived = hidden.device, None
     if pool == "mean":
@@ -95,7 +88,7 @@ def classify(
         weight if bias is None else bias, out, tokens,
     )  # fmt: skip
     constants = (
-        width, _norm_kind(norm), _eps(norm), shift is not None, tanh, bias is not None,
+        width, _norm_kind(norm), _eps(norm), shift is not None, bias is not None,
         last.out_features, block_for(width), mask is not None, _token_block(tokens),
     )  # fmt: skip
     if arrived is not None:
@@ -117,8 +110,11 @@ def _readable(mask: Tensor | None, hidden: Tensor) -> Tensor:
 
 
 def _token_block(tokens: int) -> int:
-    """Return how many tokens are read at once."""
-    return min(block_for(tokens, MIN_TOKENS), MAX_TOKENS)
+    """Return how many tokens are read at once.
+
+    A program that waits for few reads in turn takes longer.
+    """
+    return min(block_for(tokens, 16), 256)
 
 
 def _norm_kind(norm: nn.Module | None) -> int:
@@ -171,8 +167,8 @@ def _last_of(mask, tokens, MASKED: tl.constexpr, TOKEN_BLOCK: tl.constexpr):
 @triton.jit
 def _logits_of(
     vector, column, inside, row, scale, shift, weight, bias, out, width,
-    NORM: tl.constexpr, EPS: tl.constexpr, SHIFT: tl.constexpr, TANH: tl.constexpr,
-    BIAS: tl.constexpr, CLASSES: tl.constexpr,
+    NORM: tl.constexpr, EPS: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
+    CLASSES: tl.constexpr,
 ):  # fmt: skip
     """Write the logits of one row."""
     kind = out.dtype.element_ty
@@ -183,8 +179,6 @@ def _logits_of(
         vector = vector * tl.load(scale + column, mask=inside, other=0.0).to(tl.float32)
         if SHIFT:
             vector += tl.load(shift + column, mask=inside, other=0.0).to(tl.float32)
-    if TANH:
-        vector = 2.0 * tl.sigmoid(2.0 * vector) - 1.0
     vector = vector.to(kind).to(tl.float32)
     for k in tl.static_range(CLASSES):
         factors = tl.load(weight + k * width + column, mask=inside, other=0.0)
@@ -215,8 +209,8 @@ def _pool(
 @triton.jit(do_not_specialize=["tokens"])
 def _classify_token(
     hidden, mask, scale, shift, weight, bias, out, tokens, width: tl.constexpr,
-    NORM: tl.constexpr, EPS: tl.constexpr, SHIFT: tl.constexpr, TANH: tl.constexpr,
-    BIAS: tl.constexpr, CLASSES: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    NORM: tl.constexpr, EPS: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
+    CLASSES: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
     TOKEN_BLOCK: tl.constexpr, IS_LAST: tl.constexpr,
 ):  # fmt: skip
     """Classify a row by its first or last token."""
@@ -228,14 +222,14 @@ def _classify_token(
         start += _last_of(mask + row * tokens, tokens, MASKED, TOKEN_BLOCK) * width
     vector = tl.load(start + column, mask=inside, other=0.0).to(tl.float32)
     _logits_of(vector, column, inside, row, scale, shift, weight, bias, out, width,
-               NORM, EPS, SHIFT, TANH, BIAS, CLASSES)  # fmt: skip
+               NORM, EPS, SHIFT, BIAS, CLASSES)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _classify_mean(
     hidden, mask, scale, shift, weight, bias, out, tokens, vectors, arrived, width: tl.constexpr,
-    NORM: tl.constexpr, EPS: tl.constexpr, SHIFT: tl.constexpr, TANH: tl.constexpr,
-    BIAS: tl.constexpr, CLASSES: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    NORM: tl.constexpr, EPS: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
+    CLASSES: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
     TOKEN_BLOCK: tl.constexpr, WIDTH_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Pool a part of a row; the last program of the row to arrive classifies it."""
@@ -256,4 +250,4 @@ def _classify_mean(
             vectors + row * width + full, mask=full < width, other=0.0, cache_modifier=".cg"
         ).to(tl.float32)
         _logits_of(vector, full, full < width, row, scale, shift, weight, bias, out, width,
-                   NORM, EPS, SHIFT, TANH, BIAS, CLASSES)  # fmt: skip
+                   NORM, EPS, SHIFT, BIAS, CLASSES)  # fmt: skip
