@@ -221,6 +221,8 @@ def test_certificates_are_of_the_models_that_are_deployed(digits):
             if promised.promise.certified:
                 cascade.policy_ = promised.expensive
                 assert 1 - cascade.score(held, labels) <= at_most
+    cascade.fit(x, y, certify_on=(held, labels, np.arange(len(held)) // 3))
+    assert len(np.unique(cascade.ladder_.held.group)) == -(-len(held) // 3)
     with pytest.raises(ArgumentError, match=r"hold_out keeps rows .* certify_on=\(X, y\)"):
         cascade.set_params(fit_options={"hold_out": 0.3}).fit(x, y)
 

@@ -43,7 +43,8 @@ def fitted(numbers):
 def test_it_passes_the_checks_of_scikit_learn():
     models = [("ridge", Ridge()), ("tree", DecisionTreeRegressor(random_state=0))]
     costs = {"ridge": 1.0, "tree": 5.0}
-    check_estimator(CascadeRegressor(models, costs=costs, cv=2))
+    options = {"belief": "threshold"}  # twice as fast to fit, some 80 times
+    check_estimator(CascadeRegressor(models, costs=costs, cv=2, fit_options=options))
 
 
 def test_it_keeps_to_a_budget_and_is_better_than_a_random_mix(numbers, fitted):

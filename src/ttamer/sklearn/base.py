@@ -178,7 +178,7 @@ class CascadeEstimator(BaseEstimator):
         sample_weight: Any = None,
         *,
         groups: Any = None,
-        certify_on: tuple[Table, Any] | None = None,
+        certify_on: tuple[Any, ...] | None = None,
     ) -> Self:
         """Fit the models, and the policy to their answers on rows kept from them.
 
@@ -188,7 +188,7 @@ class CascadeEstimator(BaseEstimator):
             sample_weight: Shape (rows,): how much each row counts, for the policy and for models
                 that take weights.
             groups: Shape (rows,): what rows have in common, such as a user; folds split no group.
-            certify_on: Further rows with their classes or target, kept from models and policy:
+            certify_on: Further rows ``(X, y)``, or ``(X, y, groups)``, kept from models and policy:
                 ``ladder_.for_error`` and ``ladder_.for_drop`` are certified on them, and without
                 them refused.
 
@@ -234,9 +234,12 @@ class CascadeEstimator(BaseEstimator):
         if not self.prefit:  # other models than those of the folds will answer
             ladder = dataclasses.replace(ladder, held=None)
         if certify_on is not None:
-            held, labels = self._checked(certify_on[0], reset=False), self._target(certify_on[1])
+            held, labels, *of_held = certify_on
+            held, labels = self._checked(held, reset=False), self._target(labels)
             answers = [self._replies(name, model, held) for name, model in self.models_]
-            ladder = ladder.with_holdout(self._trace(answers, labels, None))
+            groups = np.asarray(of_held[0]) if of_held else None
+            check_consistent_length(held, labels, groups)
+            ladder = ladder.with_holdout(self._trace(answers, labels, groups))
         if samples:  # a call for one row costs as much as one for a whole batch
             costs = [self._time(policy.play(trace).asked) for policy in ladder]
             points = dataclasses.replace(ladder.points, cost=np.array(costs))

@@ -2,7 +2,8 @@
 
 A regressor gives no confidence, so a small model learns how far each regressor is off: a tree over
 the features and the prediction, fitted to errors on rows that the regressor did not learn from.
-Less expected error is more confidence. What an answer loses is its absolute or squared error.
+Less expected error, beside the spread of the target, is more confidence. What an answer loses is
+its absolute or squared error.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
     def _prepared(self, learning: Learning) -> Learning:
         """Give rows of like targets one stratum: sorted rows would have models extrapolate."""
         self.error_models_, count = {}, len(learning.target)
+        self._spread = float(np.abs(learning.target - np.median(learning.target)).mean()) or 1.0
         folds = self.cv if isinstance(self.cv, int) else 5
         groups = max(1, min(10, count // max(2, min(folds, count))))
         ranks = np.argsort(np.argsort(learning.target, kind="stable"))
@@ -99,10 +101,14 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
     def _replies(self, name: str, model: Any, rows: Table) -> Replies:
         """Return predictions, with confidences once the model of errors is fitted."""
         answer = np.asarray(model.predict(rows), np.float64).reshape(-1)
-        sure = np.zeros(len(answer))
+        off = np.zeros(len(answer))
         if name in self.error_models_:
-            sure = -self.error_models_[name].predict(_features(rows, answer))
-        return Replies(np.full(len(answer), -1), sure, answer)
+            off = self.error_models_[name].predict(_features(rows, answer))
+        return Replies(np.full(len(answer), -1), self._confidence(off), answer)
+
+    def _confidence(self, off: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return confidences, from 0 to 1, in answers that are so far off by expectation."""
+        return 1 / (1 + off / self._spread)
 
     def _cross_fitted(
         self, name: str, model: Any, learning: Learning, folds: list[tuple[Any, Any]]
@@ -115,9 +121,9 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
         # Leaves of ten rows, or a fiftieth of all, are as fine as so noisy a target allows.
         tree = DecisionTreeRegressor(min_samples_leaf=max(10, len(off) // 50), random_state=0)
         parts = KFold(min(5, len(off)), shuffle=True, random_state=0)
-        sure = -cross_val_predict(tree, features, off, cv=parts)
+        expected = cross_val_predict(tree, features, off, cv=parts)
         self.error_models_[name] = tree.fit(features, off)
-        return replies._replace(confidence=sure)
+        return replies._replace(confidence=self._confidence(expected))
 
     def _columns(self, replies: Sequence[Replies], target: NDArray[Any]) -> dict[str, Any]:
         off = np.abs(np.stack([reply.answer for reply in replies], axis=1) - target[:, np.newaxis])
