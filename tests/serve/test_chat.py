@@ -236,7 +236,7 @@ class TestStreams:
         assert {"tool_calls": [{"index": 0, **call}]} in deltas
 
     def test_a_wait_is_filled_with_comments(self, serve, monkeypatch):
-        monkeypatch.setattr("ttamer.serve.stream.KEEP_ALIVE", 0.05)
+        monkeypatch.setattr("ttamer.serve.stream._Stream.keep_alive", 0.05)
         served = serve()
         for model in served.models.values():
             model.delay = 0.3
@@ -341,7 +341,10 @@ class TestLimits:
             statuses = []
             for token in ("", "Bearer ", "Bearer s3cre", "Bearer s3cret", "bearer \xe9"):
                 headers = {"authorization": token.encode("latin-1")}
-                statuses.append((await client.chat(headers=headers)).status_code)
+                response = await client.chat(headers=headers)
+                statuses.append(response.status_code)
+                # What is left of a body is not read.
+                assert ("connection" in response.headers) == (response.status_code == 401)
             for path in ("/v1/models", "/metrics", "/health", "/ready"):
                 response = await client.get(f"http://127.0.0.1{path}")
                 statuses.append(response.status_code)

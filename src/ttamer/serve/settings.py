@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -28,46 +29,52 @@ OperatingPoint = Literal["tradeoff", "mistake_cost", "budget", "error"]
 POINTS: tuple[OperatingPoint, ...] = get_args(OperatingPoint)
 
 _PROXY = "keys, budgets and tenants belong to the proxy in front, such as LiteLLM"
-_TOKEN = "write token_env for the one token of the server; " + _PROXY
-_SERVER = "it belongs to the proxy in front, such as nginx or Envoy"
-_STREAMS = "a stream is relayed where its node's answer is returned in any case"
-_RANGE = 'write allow = ["tradeoff"], "budget" or "error": any value may then be asked for'
 _FILES = "four files of the decision log are kept, of 64 MiB each"
-GONE = {
-    **dict.fromkeys(("keys_env", "keys_file"), _TOKEN),
+
+
+def _by_key(sentences: Mapping[str, str]) -> dict[str, str]:
+    """Return where each key went, of sentences for one or several."""
+    return {key: text for keys, text in sentences.items() for key in keys.split()}
+
+
+GONE = _by_key({
+    "keys_env keys_file": f"write token_env for the one token of the server; {_PROXY}",
     "key": _PROXY,
     "admin_keys_env": "SIGHUP and a changed file reload the policy; there is no /admin",
     "hosts": "without a token only requests to this machine are answered",
-    **dict.fromkeys(("cors", "max_connections", "max_connections_per_address"), _SERVER),
+    "cors max_connections max_connections_per_address":
+        "it belongs to the proxy in front, such as nginx or Envoy",
     "queue": "as many requests wait as max_concurrent are answered",
     "retry_after": "it is one second, or what a model's server asked for",
     "max_depth": "the parser has its own limit",
     "hedge": "hedging belongs to the proxy in front of a model's servers",
     "direct": "ask a model at its own server",
-    **dict.fromkeys(("tradeoff_range", "budget_range", "error_range"), _RANGE),
+    "tradeoff_range budget_range error_range":
+        'write allow = ["tradeoff"], "budget" or "error": any value may then be asked for',
     "trace_log": "write log: it is a trace",
-    **dict.fromkeys(("trace_log_bytes", "trace_log_files"), _FILES),
+    "trace_log_bytes trace_log_files": _FILES,
     "log_predictions": "write log_texts",
     "otel": "set OpenTelemetry's own ASGI instrumentation up around the app",
-    **dict.fromkeys(("speculate", "speculate_chance", "speculate_budget"), _STREAMS),
+    "speculate speculate_chance speculate_budget":
+        "a stream is relayed where its node's answer is returned in any case",
     "signals": "what the policy reads of a prompt is computed",
     "keep_alive": "a stream without an answer has a comment every 10 seconds",
     "watch": "the policy's file is looked at every 2 seconds",
     "lame_duck": "write ttamer serve --lame-duck SECONDS",
     "drain": "write ttamer serve --drain SECONDS",
-}
-_LOOP = "confidence false_alarms refit_rows shadow_rows attempts window seed"
-AUDIT_GONE = {
+})  # fmt: skip
+AUDIT_GONE = _by_key({
     "budget_in_all": "write budget, the most that audits may cost in an hour",
     "at_once": "four audits run at once",
     "max_client_share": _PROXY,
     "log": "write log in [serve]: audited rows are in the decision log",
     "log_answers": "write log_texts in [serve]",
-    **dict.fromkeys(("keep_rows", "keep_bytes", "keep_days"), _FILES),
+    "keep_rows keep_bytes keep_days": _FILES,
     "error": "write error in [serve]: it is the operating point that the loop guarantees",
     "drop": "write error in [serve]; ttamer drift can guarantee a drop",
-    **dict.fromkeys(_LOOP.split(), "the loop uses its default; ttamer drift has the others"),
-}
+    "confidence false_alarms refit_rows shadow_rows attempts window seed":
+        "the loop uses its default; ttamer drift has the others",
+})  # fmt: skip
 
 
 class AuditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -29,8 +29,6 @@ from ttamer.serve.chat import Chat
 from ttamer.serve.requests import Job, Refused
 
 log = logging.getLogger("ttamer")
-KEEP_ALIVE = 10.0  # seconds between comments while there is no answer
-_END = object()
 
 
 async def streamed(chat: Chat, job: Job, stack: AsyncExitStack) -> StreamingResponse:
@@ -56,7 +54,9 @@ class _Unread(Exception):
 class _Stream(StreamingResponse):
     """A task that runs the policy and puts events, and the response that reads them."""
 
+    keep_alive = 10.0  # seconds between comments while there is no answer
     unread_seconds = 60.0  # after which a stream that the client does not read ends
+    end = object()  # the last item in the queue
     _task: asyncio.Task[None]
 
     def __init__(self, chat: Chat, job: Job) -> None:
@@ -78,7 +78,7 @@ class _Stream(StreamingResponse):
         self._task = asyncio.create_task(self._run(held))
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(KEEP_ALIVE):
+                async with asyncio.timeout(self.keep_alive):
                     self._first = await self._queue.get()
         except asyncio.CancelledError:
             await self._end()
@@ -101,11 +101,11 @@ class _Stream(StreamingResponse):
 
     async def _read(self) -> AsyncIterator[bytes]:
         item = self._first
-        while item is not _END:
+        while item is not self.end:
             if item is not None:
                 yield event(item.body) if isinstance(item, Refused) else item
             try:
-                async with asyncio.timeout(KEEP_ALIVE):
+                async with asyncio.timeout(self.keep_alive):
                     item = await self._queue.get()
             except TimeoutError:
                 item = b": waiting\n\n"
@@ -115,11 +115,11 @@ class _Stream(StreamingResponse):
         async with held:
             try:
                 await self._put_events()
-                await self._put(_END)
+                await self._put(self.end)
             except _Unread:
                 if self._queue.full():
                     self._queue.get_nowait()  # whose place the end takes
-                self._queue.put_nowait(_END)
+                self._queue.put_nowait(self.end)
 
     async def _put(self, item: Any) -> None:
         if not self._queue.full():
