@@ -8,17 +8,7 @@ from ttamer.errors import MissingExtra
 
 
 def require(module: str, extra: str) -> Any:
-    """Import an optional library.
-
-    Args:
-        module: The module to import.
-        extra: The extra of this package that installs it.
-
-    Returns:
-        The module.
-
-    Raises:
-        MissingExtra: If it is not installed; the message names the extra.
+    """Import an optional library, or raise how to install it: the extra of this package that does.
 
     >>> require("json", "io").dumps([1])
     '[1]'

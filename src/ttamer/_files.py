@@ -19,24 +19,9 @@ def atomic_write(
     """Yield a path in the same folder to write to; at the end it takes the place of ``path``.
 
     If the block raises, the new file is deleted and an old one stays as it was. A symbolic link
-    stays a link: the file that it points to is replaced.
-
-    Args:
-        path: The file to write.
-        durable: Flush the file and its folder to the disk, so that the new name never points to
-            an empty file after a power failure.
-        private: Only its owner may read the file (mode 600), and a symbolic link at ``path`` is
-            replaced instead of followed.
-
-    Raises:
-        OSError: If the folder cannot be written to.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with atomic_write(Path(folder, "a.txt")) as part:
-    ...         _ = part.write_text("whole")
-    ...     [(file.name, file.read_text()) for file in Path(folder).iterdir()]
-    [('a.txt', 'whole')]
+    stays a link: the file that it points to is replaced. With ``durable`` the file and its folder
+    are flushed to the disk, so that the new name never points to an empty file after a power
+    failure. A ``private`` file may be read by its owner alone, and replaces a symbolic link.
     """
     target = Path(path).absolute() if private else Path(os.path.realpath(path))
     # One found after a crash may be deleted.
@@ -69,12 +54,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """Flush a file or a folder to the disk.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     sync(folder)
-    """
+    """Flush a file or a folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -86,26 +66,8 @@ def open_database(path: str | os.PathLike[str], schema: str) -> sqlite3.Connecti
     """Open a database in a file that only its owner may read; create it with a schema.
 
     What is committed survives the end of the process (``kill -9``); a loss of power may lose the
-    last commits. Several processes may write; each opens the database for itself.
-
-    Args:
-        path: The file, whose folder is created where it does not exist; or ``":memory:"``.
-        schema: The statements that create the tables (``CREATE TABLE IF NOT EXISTS``).
-
-    Returns:
-        The connection, which threads may share under a lock; every statement is committed by itself
-        unless it is in a transaction.
-
-    Raises:
-        TraceError: If the file is on a network disk, is no database, or cannot be written.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     base = open_database(Path(folder, "a.db"), "CREATE TABLE IF NOT EXISTS t (x)")
-    ...     _ = base.execute("INSERT INTO t VALUES (1)")
-    ...     base.execute("SELECT x FROM t").fetchall()
-    ...     base.close()
-    [(1,)]
+    last commits. Several processes may write; each opens the database for itself. Threads may share
+    the connection under a lock; every statement outside a transaction is committed by itself.
     """
     file = Path(path)
     with database_errors(file):

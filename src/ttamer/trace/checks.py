@@ -105,12 +105,7 @@ def require_trace(trace: object, what: str) -> None:
 
 
 def require_rows(trace: Sized, least: int, what_for: str) -> None:
-    """Refuse a trace too short for what is asked.
-
-    >>> require_rows([1, 2, 3], 5, "a fit")
-    Traceback (most recent call last):
-    ttamer.errors.TraceError: the trace has 3 rows, and a fit needs at least 5: bring a longer trace
-    """
+    """Refuse a trace too short for what is asked."""
     if len(trace) < least:
         raise TraceError(
             f"the trace has {counted(len(trace), 'row')}, and {what_for} needs at least {least}: "

@@ -77,15 +77,7 @@ def log_files(path: Path) -> list[Path]:
 def read_decisions(
     path: str | os.PathLike[str], spec: CascadeSpec | None = None
 ) -> LoggedDecisions:
-    """Read a decision log, with the older files beside it.
-
-    Args:
-        path: The newest file.
-        spec: The cascade; by default that in the log.
-
-    Raises:
-        TraceError: If the log has no requests, or requests of other nodes.
-    """
+    """Read a decision log with the older files beside it; by default with its own cascade."""
     require_path(path, "read_decisions")
     rows: list[dict[str, Any]] = []
     by_request: dict[str, dict[str, Any]] = {}
@@ -181,11 +173,8 @@ def decisions_of(
 ) -> LoggedDecisions:
     """Return lines of a decision log as a trace.
 
-    Args:
-        rows: The lines of requests, with what was prediction about them later.
-        spec: The cascade.
-        is_graded: Whether scores are losses; by default where one is neither 0 nor 1. Say so where
-            these are some rows of many.
+    Scores are losses where ``is_graded``: by default where one is neither 0 nor 1. Say so where
+    these are some rows of many.
     """
     answers = [[row["nodes"].get(name) or {} for name in spec.names] for row in rows]
 

@@ -40,17 +40,7 @@ def losses_of(trace: Columns, target: str | None = None) -> Losses:
 
 
 def complete_losses(trace: Trace, target: str | None = None) -> Losses:
-    """Return, shape (T, n), the losses from 0 to 1; refuse a trace in which one is not known.
-
-    >>> from ttamer.trace.trace import Trace
-    >>> trace = Trace.from_arrays({"a": 1.0}, [[0.5], [0.6]], prediction=[["x"], ["x"]],
-    ...                           label=["x", None])
-    >>> complete_losses(trace)
-    Traceback (most recent call last):
-    ttamer.errors.TraceError: row 1 (counting from 0): the loss of 'a' is not known (no label, or no
-    correct), and so 1 of 2 rows; this needs complete rows: leave these out with
-    trace.take(~np.isnan(trace.loss).any(axis=1))
-    """
+    """Return, shape (T, n), the losses from 0 to 1; refuse a trace in which one is not known."""
     losses = losses_of(trace, target) / trace.unit
     bad = np.argwhere(np.isnan(losses))
     if not len(bad):
