@@ -163,12 +163,11 @@ def test_nodes_that_only_fail_are_soon_left_alone_and_all_listed(make_served):
     assert served.counts == [2 * Asked.max_failures] * 2
 
 
-def test_labels_on_some_prompts_need_a_judge(make_served):
-    served = make_served()
-    prompts = [Prompt({"prompt": text}, "A" if k else None) for k, text in enumerate("xyz")]
-    with pytest.raises(TraceError, match=r"prompt 0 .* has no label, and 2 of 3 have .*--judge"):
-        collected(served, prompts)
-    assert served.counts == [0, 0]
+def test_a_prompt_without_a_label_is_a_row_without_a_known_loss(served):
+    prompts = [Prompt(p.body, None if k < 3 else p.label) for k, p in enumerate(LABELLED)]
+    trace = collected(served, prompts)
+    assert np.isnan(trace.loss).all(axis=1).tolist() == [k < 3 for k in range(30)]
+    assert trace.notes == ("3 of 30 rows without a label",)
 
 
 def test_labels_that_no_answer_equals_are_refused_with_what_was_compared(make_served):

@@ -88,6 +88,15 @@ def test_a_new_model_joins_a_log_by_its_prompts(served, log, tmp_path):
             collect_more(served.cascade, options["log"], options["only"], paid)
 
 
+def test_a_log_with_labels_on_some_rows_takes_a_new_model(served, log, tmp_path):
+    some = dataclasses.replace(log, label=np.where(np.arange(60) < 20, log.label, -1))
+    trace = collect_more(
+        served.cascade, some, ["large"], tmp_path / "new.paid", upstream=served.upstream
+    )
+    assert (~np.isnan(trace.loss)).sum(axis=0).tolist() == [20, 20]
+    assert trace.answered.all()
+
+
 def test_a_judge_that_is_not_asked_itself_says_whether_new_answers_are_right(served, log, tmp_path):
     judged = dataclasses.replace(log, label=None, correct=(log.loss == 0))
     served.change('name = "large"', 'name = "large"\nconfidence = "verifier"\nverifier = "small"')

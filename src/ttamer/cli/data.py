@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -72,12 +71,10 @@ def collect_command(
 
     suffix_of(output)  # refused before any model is called
     progress = progress_line(quiet=as_json)
-    spec, prompts, judge = _asked(cascade, **options)
+    spec, log, prompts, judge = _asked(cascade, **options)
     paid, answers = Path(options["cache"] or f"{output}.cache"), Path(f"{output}.answers.jsonl")
     if dry_run:
-        if prompts is None:
-            raise ArgumentError("--dry-run is for --prompts: with --prompts-from give a --budget")
-        plan = plan_collection(spec, prompts, paid, judge=judge)
+        plan = plan_collection(spec, prompts, paid, only=options["only"], judge=judge)
         print(to_json(dataclasses.asdict(plan)) if as_json else plan)
         return
     noun = "answers" if judge is None else "answers and verdicts"
@@ -85,16 +82,15 @@ def collect_command(
     def report(done: int, total: int, failed: int) -> None:
         progress(f"{done} of {total} {noun}" + (f", {failed} failed" if failed else ""))
 
-    more: Any = {"progress": report, "budget": options["budget"]}
+    more: Any = {"progress": report, "judge": judge}
+    more |= {name: options[name] for name in ("budget", "pairs")}
     try:
-        if prompts is None:
-            log, request = Trace.read(options["prompts_from"]), _request(options["max_tokens"])
-            trace = collect_more(spec, log, options["only"], paid, request=request, **more)
+        if log is not None:
+            more["request"] = _request(**options)
+            trace = collect_more(spec, log, options["only"], paid, **more)
         else:
             more["on_error"] = "skip" if skip_bad else "refuse"
-            trace = collect_prompts(
-                spec, prompts, paid, answers=answers, judge=judge, pairs=options["pairs"], **more
-            )
+            trace = collect_prompts(spec, prompts, paid, answers=answers, **more)
     except KeyboardInterrupt:
         print(f"\nstopped: the answers so far are kept in {paid}, and the same command asks only "
               "for those that are missing", file=sys.stderr)  # fmt: skip
@@ -114,8 +110,9 @@ def collect_command(
     print(f"\nNext: ttamer fit {output}{_cascade_words(output)}")
 
 
-def _asked(cascade: str, **options: Any) -> tuple[CascadeSpec, Sequence[Any] | None, Any]:
-    """Return the cascade, the prompts and the judge that options name."""
+def _asked(cascade: str, **options: Any) -> tuple[CascadeSpec, Trace | None, list[Any], Any]:
+    """Return the cascade, the log, the prompts and the judge that options name."""
+    from ttamer.llm.collecting import prompts_of
     from ttamer.llm.judging import Judge
     from ttamer.llm.prompts import read_prompts, read_text
 
@@ -139,18 +136,17 @@ def _asked(cascade: str, **options: Any) -> tuple[CascadeSpec, Sequence[Any] | N
             "--prompts FILE is needed: the prompts to collect answers for; or --prompts-from "
             "TRACE with --only NODE"
         )
-    spec, label, prompts = CascadeSpec.from_file(cascade), options["label"], None
-    if options["prompts"] is not None:
-        request = _request(options["max_tokens"])
-        prompts = read_prompts(options["prompts"], label=label, request=request)
-        if label != "label" and all(prompt.label is None for prompt in prompts):
-            raise ArgumentError(
-                f"--label {label}: no prompt of {options['prompts']} has that field"
-            )
-    return spec, prompts, judge
+    spec, label, request = CascadeSpec.from_file(cascade), options["label"], _request(**options)
+    if options["prompts"] is None:
+        log = Trace.read(options["prompts_from"])
+        return spec, log, prompts_of(log, request), judge
+    prompts = read_prompts(options["prompts"], label=label, request=request)
+    if label != "label" and all(prompt.label is None for prompt in prompts):
+        raise ArgumentError(f"--label {label}: no prompt of {options['prompts']} has that field")
+    return spec, None, prompts, judge
 
 
-def _request(max_tokens: int) -> dict[str, Any]:
+def _request(max_tokens: int, **_: Any) -> dict[str, Any]:
     return {"temperature": 0, "max_tokens": max_tokens}
 
 

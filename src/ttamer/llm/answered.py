@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ttamer._checks import counted
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import TraceError
 from ttamer.llm.compare import Comparer, Comparison, quoted
@@ -57,6 +58,8 @@ async def trace_of(
     facts: dict[str, Any] = {}
     texts, labels = [row.texts for row in rows], [row.label for row in rows]
     predictions = [[None if t is None else rule.prediction(t) for t in row] for row in texts]
+    if any(labels) and None in labels:
+        notes = [*notes, f"{labels.count(None)} of {counted(len(rows), 'row')} without a label"]
     notes = [*notes, *_without_content(rule, spec.names, texts, predictions)]
     is_stated = not np.isnan(right).all()
     if rule.is_transitive and not is_stated:

@@ -84,18 +84,12 @@ class Collection:
 
     def _checked_labels(self) -> list[str | None]:
         """Return the reference answers in the form that is compared."""
-        lacking = [row for row, prompt in enumerate(self.prompts) if prompt.label is None]
-        count = len(self.prompts) - len(lacking)
-        if self.verdicts is None and not count and self.spec.target == "label":
+        has_label = any(prompt.label is not None for prompt in self.prompts)
+        if self.verdicts is None and not has_label and self.spec.target == "label":
             raise TraceError(
                 "the prompts have no reference answers; give each a label, name a judge (--judge "
                 'NODE), or set target = "last" under [cascade]: then the last node is right, until '
                 "ttamer label is used"
-            )
-        if self.verdicts is None and count and lacking:
-            raise TraceError(
-                f"prompt {lacking[0]} (counting from 0) has no label, and {count} of "
-                f"{len(self.prompts)} have one; label all, or name a judge (--judge NODE)"
             )
         labels: list[str | None] = []
         for row, prompt in enumerate(self.prompts):

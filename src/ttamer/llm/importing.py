@@ -114,9 +114,6 @@ def import_answers(
     inputs = [name for name in columns if name.startswith(INPUT) and name not in read]
     if dropped := [name for name in columns if name not in {*read, *inputs}]:
         notes.append("not read: " + ", ".join(dropped[:8]) + (", ..." if len(dropped) > 8 else ""))
-    unlabelled = sum(answered.label is None for _, answered in used)
-    if 0 < unlabelled < len(used):
-        notes.append(f"{unlabelled} of {counted(len(used), 'row')} without a label")
     silent = dataclasses.replace(spec, nodes=tuple(
         dataclasses.replace(node, options={**node.options, "confidence": "none"})
         if node.name in quiet else node for node in spec.nodes
