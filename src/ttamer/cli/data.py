@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
