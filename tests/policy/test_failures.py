@@ -119,7 +119,7 @@ def test_several_parents_of_which_one_failed():
     turn.observe(1)
     # The judge is worth asking where its answer is good in half of the cases.
     assert turn.next == "judge"
-    assert turn._inner._unsure.sum() == pytest.approx(1)
+    assert turn._law.sum() == pytest.approx(1)
     turn.observe(0)
     assert (turn.next, turn.answer) == (None, "judge")
 

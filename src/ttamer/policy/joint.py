@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
 from ttamer.policy.base import Policy
-from ttamer.policy.future import Future, Means, cost_keys
-from ttamer.policy.session import Batch, Explanation, StateSession
-from ttamer.policy.walk import WalkPolicy, WalkSession
-from ttamer.problem.graph import STOP
+from ttamer.policy.future import Future, Means
+from ttamer.policy.session import INFINITY, Batch, Explanation, StateSession
+from ttamer.policy.walk import WalkPolicy
+from ttamer.problem.checks import TIE
+from ttamer.problem.graph import START, STOP
 
 
 @dataclass(frozen=True)
@@ -139,18 +140,17 @@ class JointPolicy(Policy):
 
 
 class JointSession(StateSession):
-    """A session where more than the last node matters."""
+    """A session where more than the last node matters: the chances of the states of its step."""
 
-    __slots__ = ("_inner", "_spent")
+    __slots__ = ("_best", "_law", "_step", "_target", "_value")
 
     _policy: JointPolicy
 
     def __init__(self, policy: JointPolicy) -> None:
         super().__init__(policy)
-        self._inner = WalkSession(policy.walk)
-        self._inner.barred = policy.barred
-        self._spent = 0.0
-        self._follow()
+        self._step, self._law = START, np.ones(1)
+        self._best = len(policy.walk.problem.grid) - 1
+        self._choose()
 
     def observe(self, state: int) -> None:
         if (
@@ -159,26 +159,14 @@ class JointSession(StateSession):
             or not (0 <= state < len(self._policy.problem.nodes[self._node].losses))
         ):
             raise self._refuse(state)
-        step, state = self._policy.steps[self._inner.number], int(state)
-        if self._failed is None:  # all states before are known, and so is what was spent
-            edge, chances = self._next_edge()  # the states of the sources are certain
-            sources = np.unravel_index(int(chances.argmax()), chances.shape)
-            if self._policy.cap is not None:
-                cost = edge.cost_table[(*sources, state)]
-                self._spent += float(self._policy.cap.counted(cost))
-            # A state of chance 0 may have cost what is not among the sums.
-            spent = int(np.searchsorted(step.spent, cost_keys(np.array(self._spent))))
-            spent = min(spent, len(step.spent) - 1)
-            self._spent = step.spent[spent]
-            states = {**dict(self._path), step.node: state}
-            joint = [*(states[node] for node in step.relevant), spent]
-            self._inner.observe(int(np.ravel_multi_index(joint, step.sizes)))
-        else:
-            observed = np.indices(step.sizes)[step.relevant.index(step.node)].ravel()
-            possible = np.flatnonzero(observed == state)
-            self._inner.observe_among(possible, lambda chances: _most_spent(step, chances))
-        self._path.append((step.node, state))
-        self._follow()
+        grid, node = self._policy.walk.problem.grid, self._node
+        column = grid.column(float(self._policy.problem.nodes[node].losses[state]))
+        if not self._policy.recall:
+            self._best, self._answer = column, node if column < len(grid) - 1 else STOP
+        elif column < self._best:
+            self._best, self._answer = column, node
+        self._path.append((node, int(state)))
+        self._move(int(state))
 
     def fail(self) -> None:
         """Record that ``next`` was asked and gave no answer, and move on.
@@ -186,20 +174,41 @@ class JointSession(StateSession):
         Its state stays unknown. Under a cap it counts as having cost as much as it may.
         """
         self._fail()
-        step = self._policy.steps[self._inner.number]
-        self._inner.fail(lambda chances: _most_spent(step, chances))
-        self._follow()
+        if not self._policy.recall:
+            self._best, self._answer = len(self._policy.walk.problem.grid) - 1, STOP
+        self._move(None)
 
     def explain(self) -> Explanation:
-        return self._explained(*self._inner.compared())
+        return self._explained(float(self._policy.walk.fallbacks[self._best]), self._value)
 
-    def _follow(self) -> None:
-        """Take over what the walk decided."""
-        steps, problem = self._policy.steps, self._policy.problem
-        number, answer = self._inner.number, self._inner._answer
-        self._node = steps[number].node if number >= 0 else STOP
-        self.next = problem.names[self._node] if number >= 0 else None
-        self._answer = steps[answer].node if answer >= 0 else STOP
+    def _move(self, state: int | None) -> None:
+        """Take the step chosen; its node was seen in a state, or failed."""
+        walk, step = self._policy.walk.problem, self._policy.steps[self._target]
+        [edge] = [e for e in walk.outgoing[self._step] if walk.ends[e][1] == self._target]
+        law = (self._law @ walk.edges[edge].probabilities)[: math.prod(step.sizes)]
+        if state is not None:
+            observed = np.indices(step.sizes)[step.relevant.index(step.node)].ravel() == state
+            law = np.where(observed, law, 0.0)
+            if not law.any():  # of chance 0 by the problem: all that it may come with are alike
+                law = observed.astype(float)
+        # As much counts as spent as may have been.
+        table = law.reshape(-1, step.sizes[-1])
+        law = np.zeros_like(table)
+        law[:, np.flatnonzero(table.any(axis=0))[-1]] = table.sum(axis=1)
+        self._step, self._law = self._target, np.zeros(len(walk.nodes[self._target].losses))
+        self._law[: table.size] = law.ravel() / law.sum()
+        self._choose()
+
+    def _choose(self) -> None:
+        """Decide what comes next."""
+        walk = self._policy.walk
+        column = self._best if walk.recall else 0
+        self._value, target = walk._going_on(self._step, self._law, column, self._policy.barred)
+        stop = float(walk.fallbacks[self._best])
+        goes_on = stop == INFINITY or self._value < stop * (1 - TIE)
+        self._target = target if goes_on else STOP
+        self._node = self._policy.steps[self._target].node if self._target >= 0 else STOP
+        self.next = self._policy.problem.names[self._node] if self._target >= 0 else None
 
 
 class JointBatch(Batch):
@@ -226,12 +235,3 @@ class JointBatch(Batch):
             self._course[inputs] = len(self._courses)
             self._courses.append(states_seen)
             self.next[inputs], self.answer[inputs] = turn.number, turn._answer
-
-
-def _most_spent(step: Step, chances: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Take it that as much has been spent as may have been; the chances of all else stay."""
-    size = math.prod(step.sizes)
-    table = chances[:size].reshape(-1, step.sizes[-1])
-    largest = np.zeros_like(table)
-    largest[:, np.flatnonzero(table.any(axis=0))[-1]] = table.sum(axis=1)
-    return np.concatenate([largest.ravel(), np.zeros(len(chances) - size)])

@@ -7,7 +7,7 @@ several times faster to read than arrays.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -34,8 +34,6 @@ from ttamer.problem.problem import Problem
 
 # Chances below this are left out, so that on a long line few losses stay in play.
 NO_MASS = 1e-60
-# What to make of the chances of states that are not known.
-Settle = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 class WalkTables(NamedTuple):
@@ -182,7 +180,7 @@ class WalkPolicy(Policy):
 class WalkSession(StateSession):
     """A session of a walk, with recall or without."""
 
-    __slots__ = ("_best", "_names", "_recall", "_tables", "_unsure", "barred")
+    __slots__ = ("_best", "_names", "_recall", "_tables", "_unsure")
 
     _policy: WalkPolicy
 
@@ -191,7 +189,6 @@ class WalkSession(StateSession):
         self._names, first, self._best, self._tables = policy.tables
         self._recall = policy.recall
         self._unsure: NDArray[np.float64] | None = None
-        self.barred: tuple[int, ...] = ()  # per node, the state that must not be met, or -1
         self._node = first
         self.next = self._names[first]
 
@@ -218,42 +215,15 @@ class WalkSession(StateSession):
         self._path.append((node, state))
         self.next = self._names[following]
 
-    def observe_among(self, states: NDArray[np.intp], settle: Settle) -> None:
-        """Give several states of one loss, in one of which ``next`` is observed, and move on."""
-        chances = np.zeros(len(self._tables[self._node][0]))
-        chances[states] = self._chances()[states]
-        if not chances.any():  # observed, and of chance 0 by the problem: all are alike
-            chances[states] = 1.0
-        column = self._tables[self._node][0][states[0]]
-        if not self._recall:
-            self._best = column
-            self._answer = STOP if column == self._policy.tables.columns else self._node
-        elif column < self._best:
-            self._best, self._answer = column, self._node
-        self._failed = {**(self._failed or {}), self._node: settle(chances / chances.sum())}
-        self._path.append((self._node, -1))
-        self._go_on()
-
-    def fail(self, settle: Settle | None = None) -> None:
+    def fail(self) -> None:
         """Record that ``next`` was asked and gave no answer, and move on.
 
         Its state stays unknown: what comes next is the best on average over its states.
-
-        Args:
-            settle: What to make of their chances, if anything.
         """
-        node, chances = self._node, self._fail()
-        if settle is not None and self._failed is not None:
-            self._failed[node] = settle(chances)
+        node, self._unsure = self._node, self._fail()
         if not self._recall:  # the last node has no answer, and no earlier one may be returned
             self._best, self._answer = self._policy.tables.columns, STOP
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """Decide where the state of the node asked last is not known."""
-        node, _ = self._path[-1]
-        self._unsure = (self._failed or {})[node]
-        value, target = self._policy._going_on(node, self._unsure, self._column, self.barred)
+        value, target = self._policy._going_on(node, self._unsure, self._column)
         stop = float(self._policy.fallbacks[self._best])
         self._node = target if stop == INFINITY or value < stop * (1 - TIE) else STOP
         self.next = self._names[self._node]
@@ -264,19 +234,15 @@ class WalkSession(StateSession):
         return self._best if self._recall else 0
 
     def explain(self) -> Explanation:
-        return self._explained(*self.compared())
-
-    def compared(self) -> tuple[float, float]:
-        """Return the loss in hand and the value of going on, weighed."""
         best = float(self._policy.fallbacks[self._best])
         node, state = self._path[-1] if self._path else (START, 0)
-        if self._unsure is None and self._policy.choices[node][state, self._column] != STOP:
-            return best, float(self._policy.phi[node][state, self._column])
         chances = self._unsure
         if chances is None:
+            if self.next is not None:
+                return self._explained(best, float(self._policy.phi[node][state, self._column]))
             chances = np.zeros(len(self._policy.choices[node]))
             chances[state] = 1.0
-        return best, self._policy._going_on(node, chances, self._column, self.barred)[0]
+        return self._explained(best, self._policy._going_on(node, chances, self._column)[0])
 
 
 class WalkBatch(Batch):
