@@ -377,14 +377,6 @@ def test_the_future_without_recall_is_the_law_of_the_last_answer_and_the_cost(pr
 
 
 @examples(80)
-@given(problems("tree", informers=False), tradeoffs)
-def test_the_one_node_that_stands_for_a_tree_is_the_future_of_the_tree(problem, tradeoff):
-    policy = tt.solve(problem, tradeoff)
-    whole = law_of(policy.equivalent_node("n0"))
-    assert whole == pytest.approx(law_of(policy.future()), abs=1e-12)
-
-
-@examples(80)
 @given(problems("forest", informers=False), st.floats(0.1, 0.9))
 def test_the_one_node_that_stands_for_a_subtree_has_the_same_index(problem, tradeoff):
     policy = tt.solve(problem, tradeoff)
@@ -448,15 +440,6 @@ def test_a_future_from_a_loss_that_cannot_be_is_refused(best):
         POLICIES["index"].future(best=best)
     with pytest.raises(ArgumentError, match="is not a loss of this problem"):
         POLICIES["walk"].future(best=best)
-
-
-def test_with_its_index_in_hand_the_one_node_gains_what_it_costs():
-    line = tt.Problem.line([0.1, 0.5], [0.1, 0.2], [[0.5, 0.5], [[0.6, 0.4], [0.3, 0.7]]])
-    policy = tt.solve(line.with_moves("precedence"), 0.6)
-    sigma = policy.index("m1")[0]
-    node = policy.equivalent_node("m1", fallback=sigma / 0.6)
-    gain = np.maximum(sigma - 0.6 * node.losses, 0) @ node.probabilities
-    assert gain == pytest.approx(0.4 * node.mean_cost, abs=1e-12)
 
 
 # Failures.

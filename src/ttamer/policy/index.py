@@ -139,7 +139,9 @@ class IndexPolicy(Policy):
             column=column,
             group_of=np.array([column[parent] for parent in self.problem.parents]),
             queue=Queue(array("d", index.tobytes()), array("i", node.astype(np.int32).tobytes())),
-            opens=tuple(tuple(starts.get(v, np.empty(0)).tolist()) for v in range(len(self.sigma))),
+            opens=tuple(
+                tuple(starts[v].tolist()) if v in starts else () for v in range(len(self.sigma))
+            ),
             losses=(*(tuple(losses.tolist()) for losses in self.weighed_losses), ()),
             names=(*self.problem.names, None),
         )
