@@ -54,4 +54,6 @@ def record(wanted: list[str]) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(HERE.parent))
+    import conftest  # noqa: F401 - sums in the same order as in the tests
+
     record(sys.argv[1:])
