@@ -92,17 +92,21 @@ def test_the_version_is_the_same_everywhere():
     assert re.search(rf"^## \[?{re.escape(ttamer.__version__)}", changelog, re.MULTILINE)
 
 
-def test_workflows_run_targets_that_the_makefile_has():
+def test_workflows_run_targets_and_tests_that_exist():
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     used = set()
+    tests = []
     for path in (ROOT / ".github" / "workflows").glob("*.yml"):
         for job in yaml.safe_load(path.read_text("utf-8"))["jobs"].values():
             for step in job["steps"]:
                 words = shlex.split(step.get("run", ""))
                 if words[:1] == ["make"]:
                     used.add(words[1])
+                tests += [word for word in words if word.startswith("tests/")]
     assert {"test", "docs", "release-check", "explore"} <= used
     assert used <= targets
+    assert tests
+    assert all((ROOT / path).exists() for path in tests), tests
 
 
 def test_the_lowest_versions_are_those_that_the_project_states():
