@@ -1,7 +1,8 @@
-"""What the site needs beyond its pages: public names, and links that leave the site.
+"""What the site needs beyond its pages: public names, links that leave the site, whole words.
 
 A reference page names a package; its public names, those that its ``__init__`` imports as
 themselves, are listed here. Links to files of the repository outside the site become their paths.
+Words of inline code are marked, so that no line ends at a hyphen in them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ OUTSIDE = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#]+)(?:#[^)]*)?\)")
 """A link that climbs out of the folder of its page."""
 REFERENCE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 """The line of a reference page that names its package."""
+CODE = re.compile(r"(?<!</span>)<code>[^<]+</code>")
+"""Inline code; a block of code begins with an empty span."""
+WORD = re.compile(r"(?<=[\s>])(?=[^\s<>]*[^\w\s<>])[^\s<>]{2,36}(?=[\s<])")
+"""A word with a character at which browsers end lines, unless it is wider than a phone."""
 DOCS = Path(__file__).parent
 ERRORS = DOCS.parent / "src" / "ttamer" / "errors.py"
 
@@ -32,6 +37,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"{found[1]} (`{path.relative_to(DOCS.parent)}` in the repository)"
 
     return REFERENCE.sub(_public, OUTSIDE.sub(replace, markdown))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Mark the words of inline code."""
+    return CODE.sub(lambda code: WORD.sub(r'<span class="word">\g<0></span>', code[0]), html)
 
 
 def _public(found: re.Match[str]) -> str:
