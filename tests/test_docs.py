@@ -197,7 +197,7 @@ def test_options_that_a_page_mentions_exist(page):
 
 def test_pages_show_commands():
     shown = [words[0] for page in GUIDES for words in commands_shown(page)]
-    assert {"fit", "serve", "report", "collect", "import"} <= set(shown)
+    assert {"fit", "serve", "report", "collect"} <= set(shown)
 
 
 def test_every_family_is_explained():
