@@ -84,6 +84,8 @@ def test_the_story_of_the_tutorial_runs_with_recorded_answers():
     assert done.returncode == 0, done.stderr
     for text in (
         "180 requests, 5.00 each",  # in shadow mode the incumbent answers
+        "160 requests, 2.75 each",
+        "watching after 80 audited rows; towards an alarm: calibration 0%, promise 0%",
         "a policy would have cost",
         "dealt at random",
         "estimated change at row",

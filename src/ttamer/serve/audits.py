@@ -31,7 +31,7 @@ from ttamer.llm.judging import Judge, verdict_from
 from ttamer.llm.node import ModelNode, Usage, Verification, Work
 from ttamer.runtime.reply import NodeCall, Outcome
 from ttamer.serve.answering import ask_others, is_ineligible
-from ttamer.serve.decisions import DecisionLog
+from ttamer.serve.decisions import DecisionLog, text_of
 from ttamer.serve.policies import PolicyStore
 from ttamer.serve.requests import Job
 from ttamer.serve.settings import AuditSettings, Settings
@@ -113,6 +113,7 @@ class Audits:
                     job.work, deadline=limit, usage=Usage(), answers={**job.work.answers}
                 )
                 calls = await ask_others(job.cascade, work, outcome.asked)
+                job.work.answers |= work.answers
             answered = [call for call in calls if call.confidence is not None]
             missing = set(self._settings.spec.names) - {call.node for call in answered}
             # A node that cannot take the request would be missing on every such request.
@@ -151,7 +152,7 @@ class Audits:
         node = None if judge is None else self._nodes[judge.node]
         if judge is None or not isinstance(node, ModelNode):  # no node verifies, beside audits
             return scores, spent
-        for text in dict.fromkeys(str(call.prediction or "") for call in calls):
+        for text in dict.fromkeys(text_of(job, call) for call in calls):
             if not text:  # no answer can be read
                 scores[text] = 0.0
                 continue

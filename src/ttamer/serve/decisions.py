@@ -95,7 +95,7 @@ class DecisionLog:
         if not self.path:
             return
         text = question_text(job.work.body)
-        answers = {c.node: str(c.prediction or "") for c in calls if c.error is None}
+        answers = {call.node: text_of(job, call) for call in calls if call.error is None}
         self._remember(job.id, answers)
         if not self._has_room(len(text) + sum(map(len, answers.values()))):
             return
@@ -112,8 +112,8 @@ class DecisionLog:
             elif call.confidence is not None:
                 row["confidence"] = call.confidence
                 row["prediction"] = self.digest(call.prediction, job.active.classes)
-                if scores and str(call.prediction or "") in scores:
-                    row["score"] = scores[str(call.prediction or "")]
+                if scores and answers[call.node] in scores:
+                    row["score"] = scores[answers[call.node]]
         self._rows.append({
             "v": LOG_VERSION, "time": round(time.time(), 3), "request": job.id,
             "policy": job.active.version, "by": by, "cost": cost, "nodes": nodes, "prompt": text,
@@ -197,6 +197,12 @@ class DecisionLog:
                 older = self.path if number == 1 else f"{self.path}.{number - 1}"
                 with suppress(FileNotFoundError):
                     Path(older).replace(f"{self.path}.{number}")
+
+
+def text_of(job: Job, call: NodeCall) -> str:
+    """Return the answer of a call as text: a policy may know it by its digest."""
+    answer = job.work.answers.get(call.node)
+    return str((call.prediction if answer is None else answer.prediction) or "")
 
 
 def forget(path: str | os.PathLike[str], requests: Collection[str]) -> int:
