@@ -154,7 +154,7 @@ def post(url: str, body: dict[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 def traffic(url: str, styles: tuple[str, ...], count: int) -> None:
-    """Ask, and say afterwards what was right, as users do; wait for the audits."""
+    """Ask, and say afterwards what was right, as users do; rows are logged in their order."""
     known = capitals().items()
     questions = [(style.format(country), city) for style in styles for country, city in known]
     costs = []
@@ -164,9 +164,9 @@ def traffic(url: str, styles: tuple[str, ...], count: int) -> None:
             _, headers = post(f"{url}/chat/completions", body)
             costs.append(float(headers["x-ttamer-cost"]))
             post(f"{url}/feedback", {"request": headers["x-request-id"], "label": capital})
-    end = time.monotonic() + 300
-    while audited(url) < len(costs) and time.monotonic() < end:
-        time.sleep(0.2)
+        end = time.monotonic() + 300
+        while audited(url) < len(costs) and time.monotonic() < end:
+            time.sleep(0.002)
     print(f"{len(costs)} requests, {sum(costs) / len(costs):.2f} each")
 
 

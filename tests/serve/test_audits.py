@@ -350,7 +350,7 @@ class TestLog:
         return log
 
     def write(self, log, request="r", text="", calls=()):
-        work = SimpleNamespace(body={"messages": [{"role": "user", "content": text}]})
+        work = SimpleNamespace(answers={}, body={"messages": [{"role": "user", "content": text}]})
         active = SimpleNamespace(version="v", classes=())
         job = SimpleNamespace(id=request, work=work, active=active, inputs=None)
         log.write(job, calls, by="small", cost=1.0)
