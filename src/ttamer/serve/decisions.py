@@ -15,7 +15,7 @@ import os
 import secrets
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -47,7 +47,8 @@ class DecisionLog:
 
     def __init__(self, path: str, spec: CascadeSpec, *, texts: bool = False) -> None:
         self.path, self._spec, self._texts = path, spec, texts
-        self._rows: list[dict[str, Any]] = []
+        # The server appends while the thread takes: both are atomic, a list in its place is not.
+        self._rows: deque[dict[str, Any]] = deque()
         self._characters = self._recent_characters = 0  # of rows that wait, and of recent answers
         self.recent: OrderedDict[str, dict[str, str]] = OrderedDict()
         """By the id of a request and node: the answers as they are, in memory alone."""
@@ -162,7 +163,8 @@ class DecisionLog:
 
     def flush(self) -> None:
         """Write what waits, now."""
-        rows, self._rows, self._characters = self._rows, [], 0
+        self._characters = 0
+        rows = [self._rows.popleft() for _ in range(len(self._rows))]
         if not rows:
             return
         try:
