@@ -6,7 +6,7 @@ import numpy as np
 from result import Result, show
 from timing import interleaved
 
-from ttamer.baselines.threshold import Threshold
+from ttamer.baselines import FAMILIES
 from ttamer.cascade import CascadeSpec
 from ttamer.fitting.fits import fit
 from ttamer.trace.trace import Trace
@@ -32,7 +32,7 @@ def _replaying() -> list[Result]:
     trace = _trace(REPLAY_ROWS)
     tradeoffs = np.linspace(0.01, 0.99, 100)
     ladder = fit(trace.take(slice(0, SAMPLE)), belief="markov", states=16, tradeoffs=tradeoffs)
-    settings = Threshold().fit(trace.take(slice(0, 5000)))
+    settings = FAMILIES["threshold"].fit(trace.take(slice(0, 5000)))
     rules = [settings[i % len(settings)].rule for i in range(100)]
 
     def policies() -> None:

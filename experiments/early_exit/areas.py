@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import ttamer as tt
-from ttamer.baselines.rules import Unsuitable
-from ttamer.baselines.threshold import (
-    EntropyThreshold,
-    MarginThreshold,
-    Threshold,
-    ThresholdPerExit,
-)
+from ttamer.baselines import FAMILIES, Unsuitable
 from ttamer.fitting.replay import full_cost
 from ttamer.stats.envelope import area_under
 
@@ -38,7 +32,7 @@ if TYPE_CHECKING:
     from ttamer.trace import Trace
 
 TARGETS = {"label": "label", "backbone": "last"}
-FAMILIES = (Threshold, ThresholdPerExit, MarginThreshold, EntropyThreshold)
+THRESHOLDS = ("threshold", "threshold-per-exit", "margin", "entropy")
 
 
 class ExitAreas:
@@ -62,9 +56,9 @@ class ExitAreas:
     def best_threshold(self, known: Trace) -> float:
         """Return the least area of the kinds of threshold, each fitted to some rows."""
         areas = []
-        for family in FAMILIES:
+        for family in THRESHOLDS:
             with suppress(Unsuitable):  # no margins or entropies in this trace
-                areas.append(self.of(setting.rule for setting in family().fit(known)))
+                areas.append(self.of(setting.rule for setting in FAMILIES[family].fit(known)))
         return min(areas)
 
 

@@ -11,10 +11,12 @@ from support.small_traces import (
     random_trace,
 )
 from ttamer.baselines import fit_families
-from ttamer.baselines.calibration import Isotonic, States, level_starts, transitions
+from ttamer.baselines.routing import States
 from ttamer.baselines.rules import RuleScorer, sweep_prices, walk_of
+from ttamer.baselines.threshold import Isotonic, level_starts
 from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.evaluation.results import measure
+from ttamer.fitting.markov import transitions
 from ttamer.fitting.replay import Setting
 from ttamer.trace.trace import Trace
 
@@ -112,7 +114,7 @@ def test_sweeping_prices_finds_every_corner_of_an_exact_family():
 def test_the_scorer_agrees_with_evaluation():
     for seed in range(4):
         trace = random_trace(seed, nodes=3, rows=17)
-        scorer = RuleScorer.of(trace)
+        scorer = RuleScorer(trace)
         for settings in fit_families(trace)[0].values():
             for setting in settings:
                 result = measure(setting.rule.play(trace), trace, resamples=0)

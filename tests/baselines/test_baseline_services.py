@@ -19,24 +19,15 @@ from support.small_traces import (
     points,
     random_trace,
 )
-from ttamer.baselines.calibration import Calibrated
-from ttamer.baselines.chain import chain_table
+from ttamer.baselines.chain import chain_table, chains_of
 from ttamer.baselines.frugalml import FrugalML
+from ttamer.baselines.rules import RuleScorer
+from ttamer.baselines.threshold import Calibrated
 
 if TYPE_CHECKING:
     from ttamer.trace.trace import Trace
 
 # Chains
-
-
-def test_chain_leaves_out_a_model_that_does_not_help():
-    said = [[0.9, 0.5, 0.5], [0.9, 0.5, 0.5], [0.1, 0.5, 0.5], [0.1, 0.5, 0.5]]
-    right = [[1, 0, 1], [1, 0, 1], [0, 0, 1], [0, 0, 1]]
-    trace = make(said, right)
-    settings = fit("chain", trace)
-    assert settings[-1].knob["nodes"] == ["a", "c"]
-    assert settings[-1].knob["thresholds"] == [1.0]
-    assert points(settings, trace) == [(1.0, 0.5), ((1 + 1 + 4 + 4) / 4, 0.0)]
 
 
 def every_chain(trace: Trace, *, common: bool) -> list[tuple[float, float]]:
@@ -67,8 +58,8 @@ def test_the_table_of_chains_holds_every_subset_at_every_threshold(seed):
     wrong = trace.loss > 0
     score = Calibrated.fit(trace, wrong)
     cuts = np.array([*np.unique([score(trace, v) for v in range(3)]), np.inf])
-    table = chain_table(trace, wrong, score, cuts)
-    mine = np.column_stack([table.costs.ravel(), table.errors.ravel()])
+    errors, costs = chain_table(RuleScorer(trace), chains_of(trace, 3), score, cuts)
+    mine = np.column_stack([costs.ravel(), errors.ravel()])
     brute = np.array(every_chain(trace, common=True))
     assert sorted(map(tuple, mine.round(9))) == sorted(map(tuple, brute.round(9)))
 

@@ -27,58 +27,147 @@ from ttamer.evaluation.results import measure
 from ttamer.fitting.replay import Setting
 from ttamer.trace.trace import Trace
 
-# One node for everything
-
-
-@pytest.mark.parametrize(("kind", "first", "last"), [("exits", "a", "abc"), ("models", "a", "c")])
-def test_always_first_and_last_pay_for_the_exits_on_the_way(kind, first, last):
-    trace = make(SURE, RIGHT, kind=kind)
-    assert asked(*fit("always-first", trace), trace) == [first] * 4
-    assert asked(*fit("always-last", trace), trace) == [last] * 4
-
-
-def test_first_and_last_are_meant_as_the_nodes_stand():
-    trace = make(SURE, RIGHT, costs=[3, 2, 1])
-    assert fit("always-first", trace)[0].knob == {"node": "a"}
-    assert fit("always-last", trace)[0].knob == {"node": "c"}
-
-
-def test_always_best_is_the_node_of_least_error_and_of_equals_the_cheapest():
-    assert fit("always-best", make(SURE, RIGHT))[0].knob == {"node": "c"}
-    even = [[1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 0, 0]]
-    assert fit("always-best", make(SURE, even, costs=[3, 2, 1]))[0].knob == {"node": "c"}
-    # As exits of one network, the earliest is the cheapest whatever its own cost.
-    assert fit("always-best", make(SURE, even, costs=[3, 2, 1], kind="exits"))[0].knob == {
-        "node": "a"
-    }
-
-
-# Thresholds
-
-
-def test_threshold_stops_at_the_first_exit_that_is_sure_enough():
-    trace = make(SURE, RIGHT, kind="exits")
-    settings = fit("threshold", trace)
+HALF = [[0.9, 0.5, 0.5]] * 10 + [[0.1, 0.5, 0.5]] * 10
+EVEN = [[1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 0, 0]]
+SEEN = {
     # At 0.1 the first exit always answers; at 0.7 rows 0 and 1 stop there and row 2 at b; row 3
     # goes to the end. 0.8 and 0.9 cost more and fix nothing.
-    assert [s.knob for s in settings] == [{"threshold": 0.1}, {"threshold": 0.7}]
-    assert asked(settings[1], trace) == ["a", "a", "ab", "abc"]
-    assert answers(settings[1], trace) == "aabc"
-    assert points(settings, trace) == [(1.0, 0.5), ((1 + 1 + 3 + 6) / 4, 0.0)]
+    "a threshold stops at the first exit that is sure enough": (
+        "threshold", make(SURE, RIGHT, kind="exits"),
+        [(1.0, 0.5), ((1 + 1 + 3 + 6) / 4, 0.0)], ["a", "a", "ab", "abc"], "aabc",
+        {"threshold": 0.7},
+    ),
+    "a threshold asks separate models from the cheapest on": (
+        "threshold", make([[0.1, 0.9], [0.1, 0.2]], [[1, 1], [1, 0]], costs=[5, 1]),
+        [(1.0, 0.5), (3.5, 0.0)], ["b", "ab"], "ba", {"threshold": 0.9},
+    ),
+    "never stopping is a setting too, and is written as none": (
+        "threshold", make([[0.9, 0.9], [0.8, 0.1]], [[0, 1], [0, 1]]),
+        [(1.0, 1.0), (3.0, 0.0)], ["ab", "ab"], "bb", {"threshold": None},
+    ),
+    # a can be trusted from 0.3 on, b only at 0.9; one threshold for both asks once more.
+    "one threshold per exit does what one for all cannot": (
+        "threshold-per-exit",
+        make([[0.3, 0.8, 1.0], [0.2, 0.8, 1.0], [0.2, 0.9, 1.0], [0.3, 0.1, 1.0]],
+             [[1, 0, 1], [0, 0, 1], [0, 1, 1], [1, 0, 1]], kind="exits", costs=[1, 1, 1]),
+        [(1.0, 0.5), ((1 + 3 + 2 + 1) / 4, 0.0)], ["a", "abc", "ab", "a"], "acba",
+        None,
+    ),
+    # a speaks in hundreds, b in hundredths; each is right in its upper half.
+    "calibration makes one threshold fair to scales that differ": (
+        "calibrated",
+        make([[100, 0.01, 0], [200, 0.01, 0], [100, 0.02, 0], [200, 0.02, 0]],
+             [[0, 0, 1], [1, 0, 1], [0, 1, 1], [1, 1, 1]], kind="exits", costs=[1, 1, 1]),
+        [(1.0, 0.5), (7 / 4, 0.0)], ["abc", "a", "ab", "a"], "caba", {"threshold": 1.0},
+    ),
+    "patience stops where the same answer came twice in a row": (
+        "patience",
+        make(np.ones((3, 3)), prediction=[list("xyy"), list("yyx"), list("xyx")],
+             label=list("yyx"), kind="exits"),
+        [(1.0, 1 / 3), ((6 + 3 + 6) / 3, 0.0)], ["abc", "ab", "abc"], "cbc", {"patience": 2},
+    ),
+    "a chain leaves out a model that does not help": (
+        "chain",
+        make([[0.9, 0.5, 0.5]] * 2 + [[0.1, 0.5, 0.5]] * 2,
+             [[1, 0, 1]] * 2 + [[0, 0, 1]] * 2),
+        [(1.0, 0.5), ((1 + 1 + 4 + 4) / 4, 0.0)], ["a", "a", "ac", "ac"], "aacc", None,
+    ),
+    "no recall goes on only from states where it pays": (
+        "no-recall",
+        make([row[:2] for row in HALF], [[1, 1]] * 10 + [[0, 1]] * 10, kind="exits", costs=[1, 1]),
+        [(1.0, 0.5), (1.5, 0.0)], ["a"] * 10 + ["ab"] * 10, "a" * 10 + "b" * 10, None,
+    ),
+    # b never mends anything, but c is always right: it pays to pass b.
+    "no recall looks further than one step": (
+        "no-recall", make(HALF, [[1, 0, 1]] * 10 + [[0, 0, 1]] * 10, kind="exits", costs=[1, 1, 1]),
+        [(1.0, 0.5), (2.0, 0.0)], ["a"] * 10 + ["abc"] * 10, "a" * 10 + "c" * 10, None,
+    ),
+    "no recall leaves out a separate model that does not help": (
+        "no-recall", make(HALF, [[1, 0, 1]] * 10 + [[0, 0, 1]] * 10),
+        [(1.0, 0.5), ((10 * 1 + 10 * 4) / 20, 0.0)], ["a"] * 10 + ["ac"] * 10, "a" * 10 + "c" * 10,
+        None,
+    ),
+    # a is sure on the first ten rows; where it is not, b is right and c is wrong.
+    "routing goes where the first answer points": (
+        "routing",
+        make([[0.9, 0.1, 0.5]] * 10 + [[0.1, 0.9, 0.5]] * 10, [[1, 0, 0]] * 10 + [[0, 1, 0]] * 10,
+             costs=[1, 2, 1.5]),
+        [(1.0, 0.5), ((10 * 1 + 10 * 3) / 20, 0.0)], ["a"] * 10 + ["ab"] * 10,
+        "a" * 10 + "b" * 10, None,
+    ),
+    # Where a says 0.4 it is right half the time. b is always right at 0.9 and never at 0.1.
+    "routing returns the surest answer even if it is an earlier one": (
+        "routing",
+        make([[0.4, 0.9]] * 10 + [[0.4, 0.1]] * 10, [[0, 1]] * 10 + [[1, 0]] * 10, kind="exits",
+             costs=[1, 1]),
+        [(1.0, 0.5), (2.0, 0.0)], ["ab"] * 20, "b" * 10 + "a" * 10, None,
+    ),
+    # At 0.4 both are right half the time; b is asked for the rows where it says 0.9.
+    "routing keeps the earlier of two answers as sure as each other": (
+        "routing",
+        make([[0.4, 0.9]] * 10 + [[0.4, 0.4]] * 20,
+             [[1, 1]] * 5 + [[0, 1]] * 5 + [[1, 0], [0, 1]] * 10, kind="exits", costs=[1, 1]),
+        [(1.0, 0.5), (2.0, 1 / 3)], ["ab"] * 30, "b" * 10 + "a" * 20, None,
+    ),
+    "the oracle takes the cheapest right answer": (
+        "oracle",
+        make(np.ones((4, 3)), [[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]], kind="exits",
+             costs=[3, 2, 1]),
+        [((3 + 5 + 6 + 3) / 4, 0.25)], ["a", "ab", "abc", "a"], "abca", {},
+    ),
+    "of separate models the oracle takes the cheapest that is right": (
+        "oracle",
+        make(np.ones((4, 3)), [[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]], costs=[3, 2, 1]),
+        [(1.0, 0.25)], ["c"] * 4, "cccc", {},
+    ),
+    "the oracle sees the cost of each row": (
+        "oracle", make(np.ones((2, 2)), np.ones((2, 2)), cost=np.array([[1.0, 2.0], [4.0, 3.0]])),
+        [(2.0, 0.0)], ["a", "b"], "ab", {},
+    ),
+    "first is meant as the nodes stand": (
+        "always-first", make(SURE, RIGHT, costs=[3, 2, 1]), [(3.0, 0.5)], ["a"] * 4, "aaaa",
+        {"node": "a"},
+    ),
+    "last is meant as the nodes stand": (
+        "always-last", make(SURE, RIGHT, costs=[3, 2, 1]), [(1.0, 0.0)], ["c"] * 4, "cccc",
+        {"node": "c"},
+    ),
+    "the last exit is paid for with those on the way": (
+        "always-last", make(SURE, RIGHT, kind="exits"), [(6.0, 0.0)], ["abc"] * 4, "cccc",
+        {"node": "c"},
+    ),
+    "the best model is the one of least error": (
+        "always-best", make(SURE, RIGHT), [(3.0, 0.0)], ["c"] * 4, "cccc", {"node": "c"},
+    ),
+    "of equals the best is the cheapest": (
+        "always-best", make(SURE, EVEN, costs=[3, 2, 1]), [(1.0, 0.25)], ["c"] * 4, "cccc",
+        {"node": "c"},
+    ),
+    "of equal exits the earliest is the cheapest, whatever its own cost": (
+        "always-best", make(SURE, EVEN, costs=[3, 2, 1], kind="exits"), [(3.0, 0.25)], ["a"] * 4,
+        "aaaa", {"node": "a"},
+    ),
+}  # fmt: skip
 
 
-def test_threshold_asks_separate_models_from_the_cheapest_on():
-    trace = make([[0.1, 0.9], [0.1, 0.2]], [[1, 1], [1, 0]], costs=[5, 1])
-    settings = fit("threshold", trace)
-    assert [s.knob for s in settings] == [{"threshold": 0.2}, {"threshold": 0.9}]
-    assert asked(settings[1], trace) == ["b", "ab"]
-    assert answers(settings[1], trace) == "ba"
-    assert points(settings, trace) == [(1.0, 0.5), (3.5, 0.0)]
+@pytest.mark.parametrize("case", SEEN)
+def test_what_a_family_does_can_be_seen(case):
+    family, trace, ends, whom, whose, knob = SEEN[case]
+    settings = fit(family, trace)
+    assert points(settings, trace) == pytest.approx(np.array(ends))
+    assert (asked(settings[-1], trace), answers(settings[-1], trace)) == (whom, whose)
+    assert knob is None or settings[-1].knob == knob
 
 
-def test_never_stopping_is_a_setting_too_and_is_written_as_none():
-    trace = make([[0.9, 0.9], [0.8, 0.1]], [[0, 1], [0, 1]])
-    assert [s.knob for s in fit("threshold", trace)] == [{"threshold": 0.8}, {"threshold": None}]
+def test_knobs_name_nodes():
+    _, trace, *_ = SEEN["one threshold per exit does what one for all cannot"]
+    assert fit("threshold-per-exit", trace)[-1].knob["thresholds"] == {"a": 0.3, "b": 0.9}
+    assert points(fit("threshold", trace), trace)[-1] == ((3 + 3 + 2 + 3) / 4, 0.0)
+    _, trace, *_ = SEEN["a chain leaves out a model that does not help"]
+    knob = fit("chain", trace)[-1].knob
+    assert (knob["nodes"], knob["thresholds"]) == (["a", "c"], [1.0])
+    _, trace, *_ = SEEN["routing goes where the first answer points"]
+    assert fit("routing", trace)[-1].knob["start"] == "a"
 
 
 def test_many_confidences_are_swept_by_quantiles():
@@ -88,35 +177,21 @@ def test_many_confidences_are_swept_by_quantiles():
     settings = fit("threshold", trace)
     assert 10 < len(settings) <= 60
     cost, error = np.array(points(settings, trace)).T
-    assert cost[0] == 1.0
-    assert error[-1] == 0.0
-
-
-def test_one_threshold_per_exit_does_what_one_for_all_cannot():
-    # Exit a can be trusted from 0.3 on, exit b only at 0.9.
-    said = [[0.3, 0.8, 1.0], [0.2, 0.8, 1.0], [0.2, 0.9, 1.0], [0.3, 0.1, 1.0]]
-    right = [[1, 0, 1], [0, 0, 1], [0, 1, 1], [1, 0, 1]]
-    trace = make(said, right, kind="exits", costs=[1, 1, 1])
-    tuned = fit("threshold-per-exit", trace)
-    assert tuned[-1].knob["thresholds"] == {"a": 0.3, "b": 0.9}
-    assert points(tuned, trace)[-1] == ((1 + 3 + 2 + 1) / 4, 0.0)
-    assert points(fit("threshold", trace), trace)[-1] == ((3 + 3 + 2 + 3) / 4, 0.0)
+    assert (cost[0], error[-1]) == (1.0, 0.0)
 
 
 def test_entropy_stops_when_it_is_low_and_margin_when_it_is_high():
-    values = np.array(SURE)
-    trace = make(np.ones((4, 3)), RIGHT, kind="exits")
-    trace = dataclasses.replace(
-        trace,
-        **{"margin": None, "entropy": None, "latency": None}
-        | {"entropy": 1 - values, "margin": values},
-    )
-    plain = fit("threshold", make(SURE, RIGHT, kind="exits"))
-    for name in ("entropy", "margin"):
+    values, exits = np.array(SURE), make(SURE, RIGHT, kind="exits")
+    columns = {"entropy": 1 - values, "margin": values}
+    trace = dataclasses.replace(exits, confidence=np.ones((4, 3)), **columns)
+    for name in columns:
         settings = fit(name, trace)
-        assert points(settings, trace) == points(plain, make(SURE, RIGHT, kind="exits"))
+        assert points(settings, trace) == points(fit("threshold", exits), exits)
     assert fit("entropy", trace)[1].knob["threshold"] == pytest.approx(0.3)
+    rule = fit("margin", trace)[1].rule
     assert fit("margin", trace)[1].knob["threshold"] == 0.7
+    with pytest.raises(Unsuitable, match="margin"):
+        rule.play(exits)
 
 
 def test_a_node_that_never_reports_its_margin_is_passed():
@@ -126,35 +201,13 @@ def test_a_node_that_never_reports_its_margin_is_passed():
     assert asked(fit("margin", trace)[0], trace) == ["ab"] * 4
 
 
-def test_a_rule_on_what_a_trace_does_not_say_is_refused_there_too():
-    trace = dataclasses.replace(make(SURE, RIGHT), margin=np.array(SURE))
-    rule = fit("margin", trace)[0].rule
-    with pytest.raises(Unsuitable, match="margin"):
-        rule.play(make(SURE, RIGHT))
-
-
-def test_calibration_makes_one_threshold_fair_to_scales_that_differ():
-    # a speaks in hundreds, b in hundredths; each is right in its upper half.
-    said = [[100, 0.01, 0], [200, 0.01, 0], [100, 0.02, 0], [200, 0.02, 0]]
-    right = [[0, 0, 1], [1, 0, 1], [0, 1, 1], [1, 1, 1]]
-    trace = make(said, right, kind="exits", costs=[1, 1, 1])
-    settings = fit("calibrated", trace)
-    assert [s.knob for s in settings] == [{"threshold": 0.0}, {"threshold": 1.0}]
-    assert asked(settings[1], trace) == ["abc", "a", "ab", "a"]
-    assert points(settings, trace)[1] == (7 / 4, 0.0)
-    assert points(fit("threshold", trace), trace)[1][0] > 7 / 4
-
-
 # In the last three, a descent from never stopping alone ends in a worse place.
 @pytest.mark.parametrize("seed", [*range(6), 18, 25, 52])
 def test_thresholds_per_exit_are_no_worse_than_one_for_all(seed):
     trace = random_trace(seed, nodes=4, rows=30, kind="exits")
-    mine, one = (points(fit(f, trace), trace) for f in ("threshold-per-exit", "threshold"))
+    mine, common = (points(fit(f, trace), trace) for f in ("threshold-per-exit", "threshold"))
     for price in PRICES:
-        assert best_at(mine, price) <= best_at(one, price) + 1e-9
-
-
-# Patience
+        assert best_at(mine, price) <= best_at(common, price) + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -165,93 +218,27 @@ def test_thresholds_per_exit_are_no_worse_than_one_for_all(seed):
         (3, ["abcd", "abcd", "abcd", "abcd"]),
     ],
 )
-def test_patience_stops_once_the_same_answer_came_k_times_in_a_row(times, expected):
+def test_patience_counts_equal_answers_in_a_row(times, expected):
     said = [list("xxyx"), list("xyyy"), list("xyxy"), [None, "x", None, "x"]]
     trace = make(np.ones((4, 4)), prediction=said, label=list("xyyx"), kind="exits")
     rule = fit("patience", trace)[0].rule
     assert asked(Setting({}, dataclasses.replace(rule, times=times)), trace) == expected
 
 
-def test_patience_returns_the_answer_of_the_exit_where_it_stops():
-    said = [list("xyy"), list("yyx"), list("xyx")]
-    trace = make(np.ones((3, 3)), prediction=said, label=list("yyx"), kind="exits")
-    settings = fit("patience", trace)
-    assert [s.knob for s in settings] == [{"patience": 1}, {"patience": 2}]
-    assert answers(settings[1], trace) == "cbc"
+def test_routing_helps_by_recall():
+    _, trace, *_ = SEEN["routing returns the surest answer even if it is an earlier one"]
+    played = fit("routing", trace)[-1].rule.play(trace)
+    assert measure(played, trace, resamples=0).recall_helped == 0.5
 
 
-# Without recall
-
-
-def test_no_recall_goes_on_only_from_states_where_it_pays():
-    said = [[0.9, 0.5]] * 10 + [[0.1, 0.5]] * 10
-    right = [[1, 1]] * 10 + [[0, 1]] * 10
-    trace = make(said, right, kind="exits", costs=[1, 1])
-    settings = fit("no-recall", trace)
-    assert points(settings, trace) == [(1.0, 0.5), (1.5, 0.0)]
-    assert asked(settings[1], trace) == ["a"] * 10 + ["ab"] * 10
-
-
-def test_no_recall_looks_further_than_one_step():
-    # b never mends anything, but c is always right: it pays to pass b.
-    said = [[0.9, 0.5, 0.5]] * 10 + [[0.1, 0.5, 0.5]] * 10
-    right = [[1, 0, 1]] * 10 + [[0, 0, 1]] * 10
-    trace = make(said, right, kind="exits", costs=[1, 1, 1])
-    assert points(fit("no-recall", trace), trace) == [(1.0, 0.5), (2.0, 0.0)]
-
-
-def test_no_recall_leaves_out_a_separate_model_that_does_not_help():
-    said = [[0.9, 0.5, 0.5]] * 10 + [[0.1, 0.5, 0.5]] * 10
-    right = [[1, 0, 1]] * 10 + [[0, 0, 1]] * 10
-    trace = make(said, right, costs=[1, 2, 3])
-    settings = fit("no-recall", trace)
-    assert points(settings, trace) == [(1.0, 0.5), ((10 * 1 + 10 * 4) / 20, 0.0)]
-    assert set(asked(settings[-1], trace)) == {"a", "ac"}
-
-
-# Routing
-
-
-def test_routing_goes_where_the_first_answer_points():
-    # a is sure on the first ten rows; where it is not, b is right and c is wrong.
-    said = [[0.9, 0.5, 0.5]] * 10 + [[0.1, 0.9, 0.5]] * 10
-    right = [[1, 0, 0]] * 10 + [[0, 1, 0]] * 10
-    said = [[*s[:1], 0.1 if i < 10 else 0.9, s[2]] for i, s in enumerate(said)]
-    trace = make(said, right, costs=[1, 2, 1.5])
-    settings = fit("routing", trace)
-    assert points(settings, trace) == [(1.0, 0.5), ((10 * 1 + 10 * 3) / 20, 0.0)]
-    assert asked(settings[-1], trace) == ["a"] * 10 + ["ab"] * 10
-    assert settings[-1].knob["start"] == "a"
-
-
-def test_routing_returns_the_surest_answer_even_if_it_is_an_earlier_one():
-    # Where a says 0.4 it is right half the time. b is always right at 0.9 and never at 0.1.
-    said = [[0.4, 0.9]] * 10 + [[0.4, 0.1]] * 10
-    right = [[0, 1]] * 10 + [[1, 0]] * 10
-    trace = make(said, right, kind="exits", costs=[1, 1])
-    setting = fit("routing", trace)[-1]
-    assert answers(setting, trace) == "b" * 10 + "a" * 10
-    assert measure(setting.rule.play(trace), trace, resamples=0).recall_helped == 0.5
-
-
-def test_routing_keeps_the_earlier_of_two_answers_as_sure_as_each_other():
-    # At 0.4 both are right half the time; b is asked for the rows where it says 0.9.
-    said = [[0.4, 0.9]] * 10 + [[0.4, 0.4]] * 20
-    right = [[1, 1]] * 5 + [[0, 1]] * 5 + [[1, 0], [0, 1]] * 10
-    trace = make(said, right, kind="exits", costs=[1, 1])
-    assert answers(fit("routing", trace)[-1], trace) == "b" * 10 + "a" * 20
-
-
-def test_routing_passes_parents_first():
+def test_parents_are_asked_first():
     nodes = (CascadeNode("a", 1.0), CascadeNode("b", 1.0, "a"), CascadeNode("c", 0.1, "b"))
     rng = np.random.default_rng(5)
     right = np.column_stack([rng.random((40, 2)) < 0.5, np.ones(40, bool)])
     trace = Trace(CascadeSpec(nodes), rng.random((40, 3)), correct=right)
-    for setting in fit("routing", trace):
-        assert set(asked(setting, trace)) <= {"a", "ab", "abc"}
-
-
-# The router
+    for family in ("routing", "chain", "pairwise", "no-recall"):
+        for setting in fit(family, trace):
+            assert set(asked(setting, trace)) <= {"a", "ab", "abc"}
 
 
 def test_the_router_reads_the_input_and_is_a_policy_that_can_be_saved(tmp_path):
@@ -263,91 +250,65 @@ def test_the_router_reads_the_input_and_is_a_policy_that_can_be_saved(tmp_path):
         correct=np.stack([~hard, np.ones(1200, bool)], axis=1),
         inputs={"hard": hard.astype(float)},
     )
-    settings = FAMILIES["router"].fit(trace)
+    settings = fit("router", trace)
     rule = settings[len(settings) // 2].rule
     played = rule.play(trace)
     assert (played.asked.sum(axis=1) == 1).all()
     save(rule, tmp_path / "router.ttamer")
-    loaded = load(tmp_path / "router.ttamer")
-    assert np.array_equal(loaded.play(trace).answer, played.answer)
-    with pytest.raises(Unsuitable, match="no inputs"):
-        fit("router", make(SURE, RIGHT))
-
-
-# The oracle
-
-
-def test_the_oracle_takes_the_cheapest_right_answer_and_the_cheapest_where_none_is_right():
-    right = [[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]]
-    exits = make(np.ones((4, 3)), right, kind="exits", costs=[3, 2, 1])
-    apart = make(np.ones((4, 3)), right, costs=[3, 2, 1])
-    assert asked(*fit("oracle", exits), exits) == ["a", "ab", "abc", "a"]
-    assert asked(*fit("oracle", apart), apart) == ["c", "c", "c", "c"]
-    assert points(fit("oracle", apart), apart) == [(1.0, 0.25)]
-
-
-def test_the_oracle_sees_the_cost_of_each_row():
-    trace = make(np.ones((2, 2)), np.ones((2, 2)), cost=np.array([[1.0, 2.0], [4.0, 3.0]]))
-    assert answers(*fit("oracle", trace), trace) == "ab"
-
-
-# The list of families
+    again = load(tmp_path / "router.ttamer").play(trace)
+    assert np.array_equal(again.answer, played.answer)
 
 
 def test_the_families_have_their_names_in_a_stable_order():
     assert list(FAMILIES) == [
-        "always-first",
-        "always-last",
-        "always-best",
-        "threshold",
-        "threshold-per-exit",
-        "entropy",
-        "margin",
-        "patience",
-        "calibrated",
-        "chain",
-        "pairwise",
-        "no-recall",
-        "frugalml",
-        "routing",
-        "router",
-        "oracle",
+        *("always-first", "always-last", "always-best", "threshold", "threshold-per-exit"),
+        *("entropy", "margin", "patience", "calibrated", "chain", "pairwise", "no-recall"),
+        *("frugalml", "routing", "router", "oracle"),
     ]
     assert all(family.name == name for name, family in FAMILIES.items())
 
 
 def test_families_that_cannot_be_used_are_left_out_with_the_reason():
     settings, left_out = fit_families(make(SURE, RIGHT, kind="exits"))
-    assert list(left_out) == [
-        "entropy",
-        "margin",
-        "patience",
-        "chain",
-        "pairwise",
-        "frugalml",
-        "router",
-    ]
-    assert "entropy" in left_out["entropy"]
-    assert "predictions" in left_out["patience"]
-    assert "calibrated" in left_out["chain"]
-    assert "separate" in left_out["frugalml"]
+    reasons = {
+        "entropy": "entropy", "margin": "margin", "patience": "predictions", "chain": "separate",
+        "pairwise": "separate", "frugalml": "separate", "router": "separate",
+    }  # fmt: skip
+    assert list(left_out) == list(reasons)
+    assert all(word in left_out[name] for name, word in reasons.items())
     assert list(settings) == [name for name in FAMILIES if name not in left_out]
 
 
-def test_chain_is_left_out_where_the_subsets_are_too_many():
-    trace = make(np.ones((3, 11)), np.ones((3, 11)))
-    with pytest.raises(Unsuitable, match="at most 10; there are 11"):
-        fit("chain", trace)
-    assert issubclass(Unsuitable, TTamerError)
-
-
-def test_frugalml_needs_predictions_and_models_that_can_be_asked_alone():
-    with pytest.raises(Unsuitable, match="the trace has none"):
-        fit("frugalml", make(SURE, RIGHT))
+def tree_with_predictions() -> Trace:
     nodes = (CascadeNode("a", 1.0), CascadeNode("b", 1.0, "a"))
-    tree = Trace.from_arrays(CascadeSpec(nodes), [[1, 1]], prediction=[["x", "x"]], label=["x"])
-    with pytest.raises(Unsuitable, match="come after"):
-        fit("frugalml", tree)
+    return Trace.from_arrays(CascadeSpec(nodes), [[1, 1]], prediction=[["x", "x"]], label=["x"])
+
+
+@pytest.mark.parametrize(
+    ("name", "trace", "reason"),
+    [
+        ("chain", make(np.ones((3, 11)), np.ones((3, 11))), "at most 10 nodes, and there are 11"),
+        ("frugalml", make(SURE, RIGHT), "the trace has none"),
+        ("frugalml", tree_with_predictions(), "come after"),
+        ("router", make(SURE, RIGHT), "no inputs"),
+    ],
+)
+def test_a_trace_that_does_not_suit_is_refused_with_the_reason(name, trace, reason):
+    with pytest.raises(Unsuitable, match=reason) as caught:
+        fit(name, trace)
+    assert isinstance(caught.value, TTamerError)
+
+
+def test_pairs_are_found_among_many_models():
+    rng = np.random.default_rng(0)
+    names = [f"m{number}" for number in range(24)]
+    right = rng.random((200, 24)) < 0.5
+    right[:, 20] = True
+    sure = np.where(right, 0.9, 0.1)
+    costs = dict(zip(names, [*range(1, 20), 90.0, 80.0, 95.0, 96.0, 97.0], strict=True))
+    trace = Trace(CascadeSpec.of(costs), sure, correct=right)
+    cheapest, *_, best = fit("pairwise", trace)
+    assert (cheapest.knob["nodes"], best.knob["nodes"]) == (["m0"], ["m0", "m20"])
 
 
 def test_an_unknown_family_is_refused_with_the_names_there_are():
@@ -362,9 +323,8 @@ def test_a_trace_without_correctness_is_refused_not_left_out():
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_trace_without_rows_is_refused(name):
-    trace = make(SURE, RIGHT).take([])
     with pytest.raises((TraceError, Unsuitable)):
-        fit(name, trace)
+        fit(name, make(SURE, RIGHT).take([]))
 
 
 def test_a_node_right_by_definition_is_never_left_for_another():

@@ -11,9 +11,8 @@ from hypothesis import given, strategies as st
 
 from support.examples import examples
 from ttamer.baselines import FAMILIES, Unsuitable, fit_families
-from ttamer.baselines.calibration import Calibrated
 from ttamer.baselines.rules import StopRule, as_policies, walk_of
-from ttamer.baselines.threshold import Confidence
+from ttamer.baselines.threshold import Calibrated, Confidence
 from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.evaluation.results import measure
 from ttamer.fitting.ladder import FittedPolicy

@@ -8,7 +8,7 @@ import pytest
 import ttamer as tt
 from support.shifting import rows_of
 from support.traces import answering_trace
-from ttamer.baselines.reference import AlwaysLast
+from ttamer.baselines import FAMILIES
 from ttamer.drift.monitor import decide
 from ttamer.evaluation.results import measure
 from ttamer.fitting.ladder import Mixture
@@ -58,7 +58,7 @@ def test_a_mixture_is_drawn_by_keys_as_its_sessions_are(fitted):
 
 def test_a_rule_that_believes_nothing_can_be_decided_too():
     rows = rows_of(50, seed=1)
-    found = decide(AlwaysLast().fit(rows)[0].rule, rows)
+    found = decide(FAMILIES["always-last"].fit(rows)[0].rule, rows)
     assert found.believed is None
     assert found.states is None
     assert not found.wrong.any()

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from ttamer._checks import require_kind
 from ttamer.baselines.chain import Chain, Pairwise
 from ttamer.baselines.frugalml import FrugalML
-from ttamer.baselines.no_recall import NoRecall
-from ttamer.baselines.reference import AlwaysBest, AlwaysFirst, AlwaysLast, Oracle
-from ttamer.baselines.routing import Router, Routing
+from ttamer.baselines.reference import Always, Oracle, best_node, first_node, last_node
+from ttamer.baselines.routing import NoRecall, Router, Routing
 from ttamer.baselines.rules import Unsuitable
 from ttamer.baselines.threshold import (
     CalibratedThreshold,
-    EntropyThreshold,
-    MarginThreshold,
+    Column,
+    ColumnThreshold,
     Patience,
     Threshold,
     ThresholdPerExit,
@@ -30,13 +29,13 @@ from ttamer.trace.trace import Trace
 
 # Every baseline by name, in the order they are shown.
 FAMILIES: dict[str, Family] = {family.name: family for family in (
-    AlwaysFirst(),
-    AlwaysLast(),
-    AlwaysBest(),
+    Always("always-first", first_node),
+    Always("always-last", last_node),
+    Always("always-best", best_node),
     Threshold(),
     ThresholdPerExit(),
-    EntropyThreshold(),
-    MarginThreshold(),
+    ColumnThreshold("entropy", Column("entropy", -1.0)),
+    ColumnThreshold("margin", Column("margin")),
     Patience(),
     CalibratedThreshold(),
     Chain(),

@@ -1,88 +1,83 @@
 """The best chain of separate models: any subset, a threshold on the calibrated chance at each.
 
 All subsets are tried with all common thresholds, exactly: at one threshold a row matters only
-through the nodes that would stop there, a pattern of n bits, so rows are counted by pattern and
-each subset is scored on the counts. For each price the best few subsets are then tuned with one
-threshold per node, beginning from their best common one.
+through the nodes that would stop there, so rows with the same such nodes are counted together. For
+each price the best few subsets are then tuned with one threshold per node, beginning from their
+best common one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer.baselines.calibration import Calibrated
 from ttamer.baselines.rules import (
     RuleScorer,
     StopRule,
     Unsuitable,
     plain,
-    separate_models,
+    require_models,
     sweep_prices,
     walk_of,
 )
-from ttamer.baselines.threshold import common_thresholds, descend
+from ttamer.baselines.threshold import Calibrated, common_thresholds, descend
 from ttamer.fitting.replay import Setting
-from ttamer.trace.losses import Losses
 from ttamer.trace.trace import Trace
 
 
 class Chain:
-    """Chains in the walking order, for a range of prices."""
+    """Chains in the order of asking, for a range of prices."""
 
     name = "chain"
-    max_nodes = longest = 10
-    """Of so many nodes all subsets are tried; and the most nodes of one chain."""
+    longest = 10
+    """The most nodes of one chain."""
+    max_nodes = 10
+    """The most nodes of the cascade: of so many all subsets are tried."""
     tuned = 6
     """So many subsets are tuned for each price."""
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the chains on the envelope."""
         walk = walk_of(trace)
-        if trace.spec.asks_each:
+        require_models(trace.spec)
+        if len(walk) > self.max_nodes:
             raise Unsuitable(
-                "the nodes are exits of one network, where it is the same as calibrated"
+                f"it tries every subset of at most {self.max_nodes} nodes, and there are "
+                f"{len(walk)}: take the best of them with trace.restrict(names)"
             )
-        separate_models(trace.spec)
-        if len(trace.spec) > self.max_nodes:
-            raise Unsuitable(
-                f"it tries every subset of the nodes, at most {self.max_nodes}; "
-                f"there are {len(trace.spec)}"
-            )
-        scorer = RuleScorer.of(trace)
+        scorer = RuleScorer(trace)
         score = Calibrated.fit(trace, scorer.wrong)
+        # As if the last node could stop too: it does in chains where it is not the last.
         common = common_thresholds(trace, score, np.append(walk, 0))
-        table = chain_table(trace, scorer.wrong, score, common)
-        too_long = np.array([len(subset) > self.longest for subset in table.subsets])
+        subsets = chains_of(trace, self.longest)
+        errors, costs = chain_table(scorer, subsets, score, common)
         levels = [c.level(trace.confidence[:, v]) for v, c in enumerate(score.curves)]
 
+        def tune(number: int, cut: float, price: float) -> tuple[float, int, NDArray[np.float64]]:
+            chain = subsets[number]
+            values = [score.curves[node].values for node in chain[:-1]]
+            begin = [int(np.searchsorted(value, cut)) for value in values]
+            spent = np.cumsum(trace.costs[:, chain], axis=1)
+            losses = list((scorer.wrong[:, chain] + price * spent).T)
+            sizes = [len(value) for value in values]
+            cuts, loss = descend([levels[node] for node in chain[:-1]], sizes, losses, begin)
+            ends = [np.append(value, np.inf)[at] for value, at in zip(values, cuts, strict=True)]
+            return loss, number, np.array(ends)
+
         def solve(price: float) -> Setting:
-            value = table.errors + price * table.costs
-            value[:, too_long] = np.inf
-            best = value.argmin(axis=0)  # the best common threshold of each subset
-            few = min(self.tuned, int((~too_long).sum()))
-            ranked = np.argsort(value.min(axis=0), kind="stable")[:few]
-            tuned = [tune(table.subsets[s], float(common[best[s]]), price) for s in ranked]
-            _, walk, thresholds = min(tuned, key=lambda chain: chain[0])
+            value = errors + price * costs
+            cuts = common[value.argmin(axis=0)]  # the best common threshold of each subset
+            ranked = np.argsort(value.min(axis=0), kind="stable")[: self.tuned]
+            tuned = [tune(number, float(cuts[number]), price) for number in ranked.tolist()]
+            _, best, thresholds = min(tuned, key=lambda chain: chain[0])
             knob = {
                 "price": price,
-                "nodes": [trace.names[node] for node in walk],
+                "nodes": [trace.names[node] for node in subsets[best]],
                 "thresholds": [plain(cut) for cut in thresholds],
             }
-            return Setting(knob, StopRule(score, walk, thresholds))
-
-        def tune(
-            walk: NDArray[np.intp], common: float, price: float
-        ) -> tuple[float, NDArray[np.intp], NDArray[np.float64]]:
-            values = [score.curves[node].values for node in walk[:-1]]
-            begin = [int(np.searchsorted(v, common)) for v in values]
-            losses = list((scorer.wrong[:, walk] + price * np.cumsum(trace.costs[:, walk], 1)).T)
-            mine = [levels[node] for node in walk[:-1]]
-            cuts, loss = descend(mine, [len(v) for v in values], losses, begin)
-            ends = [np.append(v, np.inf)[cut] for v, cut in zip(values, cuts, strict=True)]
-            return loss, walk, np.array(ends)
+            return Setting(knob, StopRule(score, subsets[best], thresholds))
 
         return sweep_prices(trace, solve)
 
@@ -92,48 +87,47 @@ class Pairwise(Chain):
 
     name = "pairwise"
     longest = 2
+    max_nodes = 60
 
 
-@dataclass(frozen=True, eq=False)
-class ChainTable:
-    """Every chain at every common threshold."""
+def chains_of(trace: Trace, longest: int) -> list[NDArray[np.intp]]:
+    """Return the chains that the cascade allows: their nodes in the order of asking.
 
-    subsets: list[NDArray[np.intp]]
-    """The nodes of each chain, in walking order."""
-    costs: NDArray[np.float64]
-    """Shape (thresholds, chains): mean cost."""
-    errors: NDArray[np.float64]
-    """Shape (thresholds, chains)."""
+    Of equals the first counts: one without the most expensive nodes comes before one with them.
+    """
+    walk, required = walk_of(trace), trace.spec.required
+    sizes = range(1, min(longest, len(walk)) + 1)
+    steps = [chain for size in sizes for chain in combinations(range(len(walk)), size)]
+    steps.sort(key=lambda chain: sum(1 << step for step in chain))
+    chains = [walk[list(chain)] for chain in steps]
+    # A chain that lacks a parent of one of its nodes is none.
+    return [chain for chain in chains if required[chain].any(axis=0).sum() == len(chain)]
 
 
 def chain_table(
-    trace: Trace,
-    wrong: Losses,
+    scorer: RuleScorer,
+    chains: list[NDArray[np.intp]],
     score: Calibrated,
     thresholds: NDArray[np.float64],
-) -> ChainTable:
-    """Return cost and error of every chain the cascade allows; bits are steps of the walk."""
-    walk, count, rows = walk_of(trace), len(trace.spec), len(trace)
-    masks = np.arange(1 << count)
-    bits = (masks[:, np.newaxis] >> np.arange(count)) & 1  # (masks, n)
-    needs = trace.spec.required[np.ix_(walk, walk)]
-    # A parent missing from a subset that holds its child: no chain.
-    lacks = (bits @ needs.astype(int) > 0) & (bits == 0)
-    chains = masks[(masks > 0) & ~lacks.any(axis=1)]
-    lowest = np.append(0, bits[1:].argmax(axis=1))
-    highest = np.append(0, count - 1 - bits[1:, ::-1].argmax(axis=1))
-    chance = np.stack([score(trace, int(node)) for node in walk], axis=1)
-    costs, errors = np.empty((2, len(thresholds), len(chains)))
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return error and mean cost of chains at common thresholds, shape (thresholds, chains)."""
+    trace, bits = scorer.trace, np.arange(len(scorer.trace.spec))
+    ends = np.array([len(chain) - 1 for chain in chains])
+    # Shape (steps, chains); behind its end a chain has a node that is never asked.
+    nodes = np.array([np.pad(chain, (0, ends.max() + 1 - len(chain))) for chain in chains]).T
+    chance = np.stack([score(trace, node) for node in bits.tolist()], axis=1)
+    errors, costs = np.zeros((2, len(thresholds), len(chains)))
     for number, cut in enumerate(thresholds):
-        pattern, group = np.unique((chance >= cut) @ (1 << np.arange(count)), return_inverse=True)
-        sums = [np.bincount(group, wrong[:, v], len(pattern)) for v in walk]
-        wrongs = np.stack(sums, axis=1)
-        spent = np.stack([np.bincount(group, trace.costs[:, v], len(pattern)) for v in walk], 1)
-        hit = chains[:, np.newaxis] & pattern  # nodes that would stop and belong to the chain
-        answer = np.where(hit > 0, lowest[hit], highest[chains][:, np.newaxis])
-        asked = chains[:, np.newaxis] & ((2 << answer) - 1)
-        patterns = np.arange(len(pattern))
-        errors[number] = wrongs[patterns, answer].sum(axis=1) / rows
-        costs[number] = (spent @ bits.T)[patterns, asked].sum(axis=1) / rows
-    subsets = [walk[bits[chain] == 1] for chain in chains]
-    return ChainTable(subsets, costs, errors)
+        pattern, group = np.unique((chance >= cut) @ (1 << bits), return_inverse=True)
+        sure = (pattern[:, np.newaxis] >> bits) & 1 == 1
+        wrong, spent = (
+            np.stack([np.bincount(group, column, len(pattern)) for column in table.T], axis=1)
+            for table in (scorer.wrong, trace.costs)
+        )
+        running = np.ones((len(pattern), len(chains)), bool)
+        for step, node in enumerate(nodes):
+            costs[number] += np.einsum("pc,pc->c", spent[:, node], running)
+            stops = running & (sure[:, node] | (ends == step))
+            errors[number] += np.einsum("pc,pc->c", wrong[:, node], stops)
+            running &= ~stops
+    return errors / len(trace), costs / len(trace)

@@ -7,7 +7,6 @@ For a price, a base and a label, calling add-on v on the rows up to a confidence
 ``error + price * cost`` by a running sum over these rows in order of confidence; its least value
 over all confidences and add-ons is the optimum, so each strategy here is exact on the fit rows.
 (FrugalML may also draw its base at random; every family may mix two settings.)
-Cost: O(T n) for each price and base, after sorting.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ttamer.baselines.rules import (
     Unsuitable,
     plain,
     predictions_of,
-    separate_models,
+    require_models,
     sweep_prices,
 )
 from ttamer.fitting.replay import Played, Setting
@@ -45,13 +44,12 @@ class FrugalRule:
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace."""
-        rows = np.arange(len(trace))
         group = group_rows(trace, self.base, self.groups)
         more = trace.confidence[:, self.base] <= self.cuts[group]
         answer = np.where(more, self.addons[group], self.base)
         asked = np.zeros((len(trace), len(trace.spec)), bool)
         asked[:, self.base] = True
-        asked[rows, answer] = True
+        asked[np.arange(len(trace)), answer] = True
         return Played(answer, asked, answer)
 
     def knob(self, names: tuple[str, ...]) -> dict[str, Any]:
@@ -75,44 +73,41 @@ class Base:
     """All strategies of one base, on the fit rows."""
 
     def __init__(self, scorer: RuleScorer, base: int, min_rows: int) -> None:
-        trace, count = scorer.trace, len(scorer.trace.spec)
-        self.base = base
-        self.groups = _groups(trace, base, min_rows)
-        group = group_rows(trace, base, self.groups)
-        rows = np.lexsort((trace.confidence[:, base], group))
-        if np.count_nonzero(group == 0) < min_rows:
+        trace, self.base = scorer.trace, base
+        predicted = predictions_of(trace)[:, base]
+        count = np.bincount(predicted[predicted >= 0], minlength=len(trace.classes))
+        labels = [trace.classes[code] for code in np.flatnonzero(count >= max(min_rows, 1))]
+        self.groups = {label: group for group, label in enumerate(labels, start=1)}
+        of_row = group_rows(trace, base, self.groups)
+        members = [np.flatnonzero(of_row == group) for group in range(len(labels) + 1)]
+        if len(members[0]) < min_rows:
             # Too few to go by (or none, and then any label may still come): take all rows.
-            everyone = np.argsort(trace.confidence[:, base], kind="stable")
-            listed = rows[group[rows] > 0]
-            rows = np.concatenate([everyone, listed])
-            group = np.concatenate([np.zeros(len(trace), np.intp), group[listed]])
-        else:
-            group = group[rows]
-        sure = trace.confidence[rows, base]
-        changes = (sure[1:] != sure[:-1]) | (group[1:] != group[:-1])
-        ends = np.flatnonzero(np.append(changes, True))
-        starts = np.searchsorted(group, np.arange(len(self.groups) + 1))
-        self.cut_at = sure[ends]
-        self.first = np.searchsorted(group[ends], np.arange(len(self.groups) + 1))
-        self.of_end = group[ends]
-        lost = scorer.wrong[rows].astype(float)
-        worse = lost - lost[:, base, np.newaxis]
-        self.worse = _running(worse, starts, ends, self.of_end)
-        self.spent = _running(trace.costs[rows], starts, ends, self.of_end)
-        self.barred = np.arange(count) == base
+            members[0] = np.arange(len(trace))
+        self.changes = [self._changes(scorer, rows) for rows in members]
+
+    def _changes(self, scorer: RuleScorer, rows: NDArray[np.intp]) -> list[NDArray[np.float64]]:
+        """Return each confidence, and what asking each node up to it changes in error and cost."""
+        confidence = scorer.trace.confidence[rows, self.base]
+        order = np.argsort(confidence, kind="stable")
+        confidence, rows = confidence[order], rows[order]
+        # Rows of one confidence are asked together: the sums at its last row count.
+        last = np.append(confidence[1:] != confidence[:-1], True)
+        worse = scorer.wrong[rows].astype(float) - scorer.wrong[rows, self.base, np.newaxis]
+        sums = [np.cumsum(table, axis=0)[last] for table in (worse, scorer.trace.costs[rows])]
+        return [confidence[last], *sums]
 
     def strategy(self, price: float) -> FrugalRule:
         """Return the strategy of least error + price * cost."""
-        change = self.worse + price * self.spent
-        change[:, self.barred] = np.inf
-        lowest = np.minimum.reduceat(change, self.first, axis=0)  # (groups, n)
-        addons = lowest.argmin(axis=1)
-        best = lowest.min(axis=1)
-        mine = change[np.arange(len(change)), addons[self.of_end]]
-        hits = np.flatnonzero(mine == best[self.of_end])
-        _, where = np.unique(self.of_end[hits], return_index=True)  # the least confidence of equals
-        cuts = np.where(best < -1e-9, self.cut_at[hits[where]], -np.inf)
-        return FrugalRule(self.base, self.groups, cuts, addons)
+        cuts, addons = [], []
+        for confidence, worse, spent in self.changes:
+            change = worse + price * spent
+            change[:, self.base] = np.inf
+            addon = int(change.min(axis=0).argmin())
+            end = int(change[:, addon].argmin())
+            gains = change[end, addon] < -1e-9  # more than rounding
+            cuts.append(confidence[end] if gains else -np.inf)
+            addons.append(addon)
+        return FrugalRule(self.base, self.groups, np.array(cuts), np.array(addons))
 
 
 @dataclass
@@ -125,40 +120,15 @@ class FrugalML:
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the strategies on the envelope."""
-        if trace.spec.asks_each:
-            raise Unsuitable("the nodes are exits of one network, and it needs separate services")
-        separate_models(trace.spec)
+        require_models(trace.spec)
         if any(trace.spec.parents):
             raise Unsuitable("some nodes come after others, and it may ask any two of them")
         predictions_of(trace)
-        scorer = RuleScorer.of(trace)
+        scorer = RuleScorer(trace)
         bases = [Base(scorer, base, self.min_rows) for base in range(len(trace.spec))]
 
         def solve(price: float) -> Setting:
-            rules = [base.strategy(price) for base in bases]
-            points = [scorer.score(rule) for rule in rules]
-            values = [error + price * cost for cost, error in points]
-            best = rules[int(np.argmin(values))]
+            best = scorer.best([base.strategy(price) for base in bases], price)
             return Setting({"price": price, **best.knob(trace.names)}, best)
 
         return sweep_prices(trace, solve)
-
-
-def _groups(trace: Trace, base: int, min_rows: int) -> dict[str, int]:
-    """Return a group from 1 on for each label the base predicts often enough."""
-    predicted = predictions_of(trace)[:, base]
-    count = np.bincount(predicted[predicted >= 0], minlength=len(trace.classes))
-    labels = [trace.classes[code] for code in np.flatnonzero(count >= max(min_rows, 1))]
-    return {label: group for group, label in enumerate(labels, start=1)}
-
-
-def _running(
-    values: NDArray[Any],
-    starts: NDArray[np.intp],
-    ends: NDArray[np.intp],
-    of_end: NDArray[np.intp],
-) -> NDArray[np.float64]:
-    """Return, shape (ends, n), the sum from the start of its group to each end."""
-    total = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0)])
-    running: NDArray[np.float64] = total[ends + 1] - total[starts][of_end]
-    return running

@@ -7,6 +7,7 @@ a bound, not a rule.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,42 +21,38 @@ from ttamer.trace.losses import complete_losses
 from ttamer.trace.trace import Trace
 
 
-def _setting(trace: Trace, node: int) -> list[Setting]:
-    walk = np.array([v for v in walk_of(trace) if trace.spec.required[node, v]])
-    rule = StopRule(Confidence(), walk, np.full(len(walk) - 1, np.inf))
-    return as_policies(trace, [Setting({"node": trace.names[node]}, rule)])
+@dataclass
+class Always:
+    """One node for every input, and the nodes that must be asked before it."""
 
-
-class AlwaysFirst:
-    """The first node of the cascade."""
-
-    name = "always-first"
+    name: str
+    node: Callable[[Trace], int]
+    """Chooses it on the rows fitted to."""
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the one setting."""
-        return _setting(trace, 0)
+        node = self.node(trace)
+        walk = np.array([v for v in walk_of(trace) if trace.spec.required[node, v]])
+        rule = StopRule(Confidence(), walk, np.full(len(walk) - 1, np.inf))
+        return as_policies(trace, [Setting({"node": trace.names[node]}, rule)])
 
 
-class AlwaysLast:
-    """The last node of the cascade."""
-
-    name = "always-last"
-
-    def fit(self, trace: Trace) -> list[Setting]:
-        """Return the one setting."""
-        return _setting(trace, len(trace.spec) - 1)
+def first_node(trace: Trace) -> int:
+    """Return the first node of the cascade."""
+    del trace
+    return 0
 
 
-class AlwaysBest:
-    """The node of least error on the fit rows; of equals the cheapest, then the first."""
+def last_node(trace: Trace) -> int:
+    """Return the last node of the cascade."""
+    return len(trace.spec) - 1
 
-    name = "always-best"
 
-    def fit(self, trace: Trace) -> list[Setting]:
-        """Return the one setting."""
-        errors = RuleScorer.of(trace).wrong.mean(axis=0)
-        prices = trace.spec.answer_costs(trace.costs.mean(axis=0))
-        return _setting(trace, int(np.lexsort((prices, errors))[0]))
+def best_node(trace: Trace) -> int:
+    """Return the node of least error; of equals the cheapest, then the first."""
+    errors = RuleScorer(trace).wrong.mean(axis=0)
+    prices = trace.spec.answer_costs(trace.costs.mean(axis=0))
+    return int(np.lexsort((prices, errors))[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +71,11 @@ class OracleRule:
     """What a unit of cost weighs, in shares of the largest loss; for losses alone."""
 
     def play(self, trace: Trace) -> Played:
-        """Decide for every row of a trace, given which answers are right."""
-        losses = complete_losses(trace)
-        costs = trace.costs
-        price = costs @ self.needs.T + _before(np.minimum(costs, self.passing))
+        """Decide for every row of a trace, from the losses of its answers."""
+        losses, costs = complete_losses(trace), trace.costs
+        on_the_way = np.cumsum(np.minimum(costs, self.passing), axis=1)
+        price = costs @ self.needs.T
+        price[:, 1:] += on_the_way[:, :-1]
         if trace.is_graded:
             answer = (losses + self.price * price).argmin(axis=1)
         else:
@@ -99,14 +97,10 @@ class Oracle:
         require_rows(trace, 1, "a baseline")
         # Where each exit on the way is asked, none is passed.
         passing = np.zeros(len(trace.spec)) if trace.spec.asks_each else trace.spec.reach
+
+        def at(price: float) -> OracleRule:
+            return OracleRule(trace.spec.required, passing, price)
+
         if trace.is_graded:
-            return sweep_prices(trace, lambda price: Setting(
-                {"price": price}, OracleRule(trace.spec.required, passing, price)
-            ))  # fmt: skip
-        return [Setting({}, OracleRule(trace.spec.required, passing))]
-
-
-def _before(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return, at each entry, the sum of those before it along the last axis."""
-    running = np.cumsum(values, axis=-1)[..., :-1]
-    return np.concatenate([np.zeros((*values.shape[:-1], 1)), running], axis=-1)
+            return sweep_prices(trace, lambda price: Setting({"price": price}, at(price)))
+        return [Setting({}, at(0.0))]

@@ -1,10 +1,16 @@
-"""A router that looks one step ahead, in the style of cascade routing (Dekoninck et al., 2024).
+"""Rules that say where to go next: by the input alone, one step ahead, and without recall.
 
-After each answer it may stop, or ask any node the cascade allows. What asking v is worth is the
-expected rise of the best calibrated correctness in hand, given the state of the node asked last
-(from counted pairs of states), less price * cost; it asks the node that is worth most while that
-is above zero, and returns the answer of the largest calibrated correctness. One step cannot see
-what a first question is for, so the first node is tried on the fit rows.
+A *state* of a node is a range of its calibrated error: the blocks of an isotonic fit, neighbours
+pooled until at most ``limit`` remain with about equal rows. How states follow one another is
+counted on the fit rows, with one row's weight of the target's own shares.
+
+Routing, in the style of cascade routing (Dekoninck et al., 2024), looks one step ahead. What asking
+v is worth is the expected rise of the best calibrated correctness in hand, given the state of the
+node asked last, less price * cost. It asks the node that is worth most while that is above zero,
+and returns the answer of the largest calibrated correctness. One step cannot see what a first
+question is for, so the first node is tried on the fit rows.
+
+Without recall the answer is that of the node asked last, and the problem of these states is solved.
 """
 
 from __future__ import annotations
@@ -14,50 +20,184 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer.baselines.calibration import States, fit_states, transitions
-from ttamer.baselines.rules import RuleScorer, Unsuitable, separate_models, sweep_prices
+from ttamer.baselines.rules import (
+    FitFamily,
+    RuleScorer,
+    Unsuitable,
+    pareto_settings,
+    require_models,
+    sweep_prices,
+    walk_of,
+)
+from ttamer.baselines.threshold import Isotonic
 from ttamer.cascade import CascadeSpec
-from ttamer.fitting.fits import fit
+from ttamer.fitting.markov import transitions
 from ttamer.fitting.replay import Played, Setting
+from ttamer.problem.problem import Problem
+from ttamer.solvers import solve_ladder
 from ttamer.trace.losses import Losses
 from ttamer.trace.trace import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """The states of one node, from the lowest confidence to the highest.
+
+    >>> confidence = np.array([0.1, 0.2, 0.8, 0.9])
+    >>> states = States.fit(confidence, np.array([True, True, False, False]))
+    >>> states.losses.tolist(), states.of(np.array([0.5, 0.85])).tolist()
+    ([1.0, 0.0], [0, 1])
+    """
+
+    starts: NDArray[np.float64]
+    """Shape (k,), increasing: the least confidence of each state. Below the first, the first."""
+    losses: NDArray[np.float64]
+    """Shape (k,), decreasing: the share of wrong answers in each state."""
+
+    def __len__(self) -> int:
+        return len(self.losses)
+
+    @classmethod
+    def fit(cls, confidence: NDArray[np.float64], wrong: Losses, *, limit: int = 16) -> States:
+        """Fit to rows: shape (T,) each, at least one row."""
+        curve = Isotonic.fit(confidence, 1 - wrong.astype(float))
+        block = curve.level(confidence)
+        count = np.bincount(block, minlength=len(curve.starts))
+        middle = np.cumsum(count) - count / 2
+        # Blocks whose middles fall into the same of ``limit`` equal shares of the rows are pooled.
+        _, first, pooled = np.unique(
+            np.floor(limit * middle / len(confidence)), return_index=True, return_inverse=True
+        )
+        state = pooled[block]
+        losses = np.bincount(state, wrong) / np.bincount(state)
+        return cls(curve.starts[first], losses)
+
+    def of(self, confidence: NDArray[np.float64]) -> NDArray[np.intp]:
+        """Return the state of each confidence."""
+        return np.maximum(np.searchsorted(self.starts, confidence, side="right") - 1, 0)
+
+
+def counted_states(
+    scorer: RuleScorer,
+) -> tuple[tuple[States, ...], dict[tuple[int | None, int], NDArray[np.float64]]]:
+    """Return the states of every node, and their transitions by source (or None) and target."""
+    trace = scorer.trace
+    pairs = zip(trace.confidence.T, scorer.wrong.T, strict=True)
+    states = tuple(States.fit(confidence, wrong) for confidence, wrong in pairs)
+    numbers = [s.of(confidence) for s, confidence in zip(states, trace.confidence.T, strict=True)]
+    chances: dict[tuple[int | None, int], NDArray[np.float64]] = {}
+    start = np.zeros(len(trace), np.intp)
+    for v, target in enumerate(states):
+        chances[None, v] = transitions(start, numbers[v], (1, len(target)))
+        for u, source in enumerate(states):
+            chances[u, v] = transitions(numbers[u], numbers[v], (len(source), len(target)))
+    return states, chances
+
+
+@dataclass(frozen=True, eq=False)
+class TableRule:
+    """Look up the node to ask next, by the state of the node asked last."""
+
+    walk: NDArray[np.intp]
+    """Shape (m,): the nodes by number, every one after those it can be asked from."""
+    states: tuple[States, ...]
+    """Per node."""
+    first: int
+    """The step to begin with."""
+    following: tuple[NDArray[np.int32], ...]
+    """Per step, shape (states,): the step to go on to, or -1."""
+
+    def play(self, trace: Trace) -> Played:
+        """Decide for every row of a trace."""
+        at = np.full(len(trace), self.first)
+        asked = np.zeros((len(trace), len(trace.spec)), bool)
+        for step, node in enumerate(self.walk.tolist()):
+            group = np.flatnonzero(at == step)
+            asked[group, node] = True
+            following = self.following[step][self.states[node].of(trace.confidence[group, node])]
+            at[group] = np.where(following < 0, step, following)
+        return Played(self.walk[at], asked, self.walk[at])
+
+
+class NoRecall:
+    """The ladder of optimal policies without recall.
+
+    Exits and trees are walked as a line; among other separate models any may be left out, and so
+    may exits that can be passed, at what that costs.
+    """
+
+    name = "no-recall"
+    prices = np.geomspace(1e-4, 1e2, 60)
+    """Those tried: error per cost of asking every node."""
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Return the policies on the envelope."""
+        scorer, walk, spec = RuleScorer(trace), walk_of(trace), trace.spec
+        states, chances = counted_states(scorer)
+        losses = [states[node].losses for node in walk]
+        full = scorer.whole_cost
+        costs = (trace.costs.mean(axis=0)[walk] / full).tolist()
+        of_step: list[int] = walk.tolist()
+        if spec.asks_each or any(spec.parents):
+            steps = zip((None, *of_step), of_step, strict=False)
+            problem = Problem.line(losses, costs, [chances[pair] for pair in steps])
+        else:
+            pairs = [(u, v) for v in range(len(walk)) for u in (None, *range(v))]
+            # What is passed is counted in the cascade's order, which is the walk's where it costs.
+            passed = {(u, v): spec.reach[0 if u is None else u + 1 : v].sum() for u, v in pairs}
+            ways = {(u, v): float(toll) / full + costs[v] for (u, v), toll in passed.items()}
+            laws = {
+                (u, v): chances[None if u is None else of_step[u], of_step[v]] for u, v in pairs
+            }
+            problem = Problem.skip(losses, ways, laws)
+        settings = []
+        for policy in solve_ladder(problem, [0, *(1 / (1 + self.prices)), 1], recall=False):
+            following = tuple(policy.choice(name)[:, 0] for name in problem.names)
+            rule = TableRule(walk, states, int(policy.choice(None)[0, -1]), following)
+            settings.append(Setting({"tradeoff": policy.tradeoff}, rule))
+        return pareto_settings(trace, settings)
 
 
 @dataclass(frozen=True, eq=False)
 class Gains:
     """What asking a node is expected to add, for everything that can be in hand."""
 
+    spec: CascadeSpec
+    costs: NDArray[np.float64]
+    """Shape (n,): the mean cost of asking each node on the fit rows."""
     states: tuple[States, ...]
-    rights: NDArray[np.float64]
-    """Shape (X,), increasing: every calibrated correctness there is."""
     rank: tuple[NDArray[np.intp], ...]
-    """Per node, shape (states,): where the correctness of each state stands in ``rights``."""
+    """Per node, shape (states,): where its correctness stands among the X that there are."""
     follows: tuple[NDArray[np.intp], ...]
     """Per node, shape (m,): the nodes that may be asked after it."""
     tables: tuple[NDArray[np.float64], ...]
-    """Per node, shape (states, X, m): the gain of asking each of them."""
+    """Per node, shape (states, X, m): the gain of asking each of them; empty where m is 0."""
 
     @classmethod
-    def fit(cls, trace: Trace, wrong: Losses) -> Gains:
+    def fit(cls, scorer: RuleScorer) -> Gains:
         """Count pairs of states on a trace."""
-        states = fit_states(trace, wrong)
-        of_row = [s.of(trace.confidence[:, v]) for v, s in enumerate(states)]
+        spec, costs = scorer.trace.spec, scorer.trace.costs.mean(axis=0)
+        states, chances = counted_states(scorer)
         rights = np.unique(np.concatenate([1 - s.losses for s in states]))
-        rank = tuple(np.searchsorted(rights, 1 - s.losses) for s in states)
         rise = [np.maximum((1 - s.losses)[:, np.newaxis] - rights, 0) for s in states]
         nodes = np.arange(len(states))
-        if trace.spec.kind == "exits":
+        follows = tuple(np.delete(nodes, v) for v in nodes)
+        if spec.kind == "exits":
             follows = tuple(nodes[v + 1 : v + 2] for v in nodes)
-        else:
-            follows = tuple(np.delete(nodes, v) for v in nodes)
         tables = []
-        for u, mine in enumerate(states):
-            gain = np.empty((len(mine.losses), len(rights), len(follows[u])))
-            for column, v in enumerate(follows[u]):
-                sizes = (len(mine.losses), len(states[v].losses))
-                gain[:, :, column] = transitions(of_row[u], of_row[v], sizes) @ rise[v]
-            tables.append(gain)
-        return cls(states, rights, rank, follows, tuple(tables))
+        for u, targets in enumerate(follows):
+            gains = [chances[u, v] @ rise[v] for v in targets.tolist()]
+            tables.append(np.stack(gains or [np.empty((len(states[u]), len(rights)))], axis=2))
+        rank = tuple(np.searchsorted(rights, 1 - s.losses) for s in states)
+        return cls(spec, costs, states, rank, follows, tuple(tables))
+
+    def may_ask(self, asked: NDArray[np.bool_], targets: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return, shape (rows, targets), which were not asked yet and need no other first."""
+        may = ~asked[:, targets]
+        if any(self.spec.parents):
+            above = self.spec.required & ~np.eye(len(self.spec), dtype=bool)
+            may &= ~asked @ above[targets].T.astype(int) == 0
+        return may
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,88 +205,73 @@ class RoutingRule:
     """Ask what is worth most at a price, as long as it is worth anything."""
 
     gains: Gains
-    spec: CascadeSpec
-    costs: NDArray[np.float64]
-    """Shape (n,): the mean cost of asking each node on the fit rows."""
     start: int
     price: float
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace."""
-        rows, count = len(trace), len(trace.spec)
-        asked = np.zeros((rows, count), bool)
+        gains, rows = self.gains, len(trace)
+        asked = np.zeros((rows, len(trace.spec)), bool)
         last, answer = np.full((2, rows), self.start)
         best = np.full(rows, -1)  # the rank of the best correctness in hand
-        toll = self.price * self.costs
         active = np.arange(rows)
         while active.size:
             current = last[active]  # a copy: ``last`` moves on within the round
             asked[active, current] = True
-            onward = []
-            for node in np.unique(current):
+            onward = [active[:0]]
+            for node in np.unique(current).tolist():
                 group = active[current == node]
-                state = self.gains.states[node].of(trace.confidence[group, node])
-                rank = self.gains.rank[node][state]
+                state = gains.states[node].of(trace.confidence[group, node])
+                rank = gains.rank[node][state]
                 better = rank > best[group]
                 best[group[better]] = rank[better]
                 answer[group[better]] = node
-                targets = self.gains.follows[node]
-                if not targets.size:
-                    continue
-                gain = self.gains.tables[node][state, best[group]] - toll[targets]
-                worth = np.where(self._may_ask(asked[group], targets), gain, 0.0)
-                choice = worth.argmax(axis=1)
-                goes = worth[np.arange(len(group)), choice] > 0
-                last[group[goes]] = targets[choice[goes]]
-                onward.append(group[goes])
-            active = np.concatenate(onward) if onward else active[:0]
+                targets = gains.follows[node]
+                if targets.size:
+                    gain = gains.tables[node][state, best[group]]
+                    worth = gain - self.price * gains.costs[targets]
+                    worth[~gains.may_ask(asked[group], targets)] = 0.0
+                    choice = worth.argmax(axis=1)
+                    goes = worth[np.arange(len(group)), choice] > 0
+                    last[group[goes]] = targets[choice[goes]]
+                    onward.append(group[goes])
+            active = np.concatenate(onward)
         return Played(answer, asked, last)
-
-    def _may_ask(self, asked: NDArray[np.bool_], targets: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return, shape (rows, targets), which were not asked yet and need no other first."""
-        may = ~asked[:, targets]
-        if any(self.spec.parents):
-            for column, node in enumerate(targets):
-                above = self.spec.required[node].copy()
-                above[node] = False
-                may[:, column] &= asked[:, above].all(axis=1)
-        return may
 
 
 class Routing:
-    """The router, for a range of prices and the first node that is best at each."""
+    """Routing one step ahead, for a range of prices and the first node that is best at each."""
 
     name = "routing"
 
     def fit(self, trace: Trace) -> list[Setting]:
-        """Return the routers on the envelope."""
-        scorer, spec, costs = RuleScorer.of(trace), trace.spec, trace.costs.mean(axis=0)
-        separate_models(spec)
-        gains = Gains.fit(trace, scorer.wrong)
-        starts = np.flatnonzero(spec.required.sum(axis=1) == 1)  # nodes that can be asked first
+        """Return the rules on the envelope."""
+        scorer = RuleScorer(trace)
+        if not trace.spec.asks_each:
+            require_models(trace.spec)
+        gains = Gains.fit(scorer)
+        starts = np.flatnonzero(trace.spec.required.sum(axis=1) == 1)  # may be asked first
 
         def solve(price: float) -> Setting:
-            rules = [RoutingRule(gains, spec, costs, int(start), price) for start in starts]
-            points = [scorer.score(rule) for rule in rules]
-            best = int(np.argmin([error + price * cost for cost, error in points]))
-            knob = {"price": price, "start": trace.names[starts[best]]}
-            return Setting(knob, rules[best])
+            rules = [RoutingRule(gains, int(start), price) for start in starts]
+            rule = scorer.best(rules, price)
+            return Setting({"price": price, "start": trace.names[rule.start]}, rule)
 
         return sweep_prices(trace, solve)
 
 
-class Router:
+class Router(FitFamily):
     """One model for each input, by the errors and costs that the input predicts.
 
     Its settings are fitted policies: they can be saved and served.
     """
 
-    name = "router"
+    def __init__(self) -> None:
+        super().__init__("router", max_nodes=1)
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return one policy for each tradeoff."""
-        separate_models(trace.spec)
+        require_models(trace.spec)
         if trace.prompt is None and not trace.inputs:
             raise Unsuitable("it reads the input, and the trace has no prompt and no inputs")
-        policies = fit(trace, max_nodes=1)
-        return [Setting({"tradeoff": policy.tradeoff}, policy) for policy in policies]
+        return super().fit(trace)

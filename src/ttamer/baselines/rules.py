@@ -1,9 +1,9 @@
-"""What baselines share: rules that stop at the first certain node, and which settings are kept.
+"""What baselines share: rules that stop at the first certain node, and the settings worth having.
 
-Two settings can always be mixed, so what lies inside the lower convex envelope of (cost, error) is
-low out: a family gains nothing from more settings. A family that can be optimised for a *price*
-(error + price * cost) finds the corners of its envelope one by one: the price at which two
-neighbouring corners are equal either brings a corner between them, or there is none.
+Two settings can always be mixed, so one inside the lower convex envelope of (cost, error) adds
+nothing. A family that can be optimised for a *price* (error + price * cost) finds the corners of
+its envelope one by one: the price at which two neighbouring corners are equal either brings a
+corner between them, or there is none.
 """
 
 from __future__ import annotations
@@ -11,30 +11,38 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.cascade import CascadeSpec, answer_rules
-from ttamer.errors import TTamerError
+from ttamer.errors import ArgumentError, TTamerError
+from ttamer.fitting.fits import fit
 from ttamer.fitting.fitted import FitRecord, Fitted
-from ttamer.fitting.ladder import FittedPolicy
+from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.fitting.replay import Played, Rule, Setting, asked_up_to, full_cost, paid
 from ttamer.fitting.threshold import stop_tables
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.checks import require_rows
-from ttamer.trace.losses import Losses, complete_losses
+from ttamer.trace.losses import complete_losses
 from ttamer.trace.trace import Trace
+
+# The certainty of a node on each row, shape (T,), from its own columns; NaN never stops. With
+# ``least_confidence(node, threshold)`` its rules can be served (as_policies).
+Score = Callable[[Trace, int], NDArray[np.float64]]
+
+
+R = TypeVar("R", bound=Rule)
 
 
 class Unsuitable(TTamerError):  # noqa: N818 - named after what happened
     """A family cannot be fitted to this kind of trace; the message has the reason."""
 
 
-def separate_models(spec: CascadeSpec) -> None:
-    """Refuse nodes that are passed at a cost: they are not separate models."""
-    if spec.kind == "exits" and not spec.asks_each:
+def require_models(spec: CascadeSpec) -> None:
+    """Refuse exits of one network."""
+    if spec.kind == "exits":
         raise Unsuitable("it takes nodes for separate models, and these are exits of one network")
 
 
@@ -57,14 +65,6 @@ def walk_of(trace: Trace) -> NDArray[np.intp]:
     return np.array(trace.spec.asking_order(trace.costs.mean(axis=0)), np.intp)
 
 
-class Score(Protocol):
-    """The certainty of a node, from its own columns."""
-
-    def __call__(self, trace: Trace, node: int) -> NDArray[np.float64]:
-        """Return one number per row; NaN, which never stops, where there is none."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class StopRule:
     """Stop at the first node of a walk whose score reaches its threshold, else at the last."""
@@ -83,15 +83,10 @@ class StopRule:
         return walked(stop, self.walk, len(trace.spec))
 
     def confidences(self) -> list[float] | None:
-        """Return the least confidence that stops at each step but the last.
-
-        ``None`` where the score is of other columns than confidences.
-        """
-        confidence_of = getattr(self.score, "least_confidence", None)
-        if confidence_of is None:
-            return None
+        """Return the least confidence that stops at each step but the last, where that decides."""
+        least = getattr(self.score, "least_confidence", None)
         steps = zip(self.walk[:-1].tolist(), self.thresholds.tolist(), strict=True)
-        return [confidence_of(node, threshold) for node, threshold in steps]
+        return None if least is None else [least(node, threshold) for node, threshold in steps]
 
 
 def walked(stop: NDArray[np.intp], walk: NDArray[np.intp], nodes: int) -> Played:
@@ -110,33 +105,45 @@ def plain(threshold: float) -> float | None:
     return float(threshold) if np.isfinite(threshold) else None
 
 
-@dataclass(frozen=True, eq=False)
-class RuleScorer:
-    """Cost and error of rules on a trace: the same numbers as ``evaluation.measure``.
+class FitFamily:
+    """The policies of one kind of fit, one per tradeoff."""
 
-    Where answers have losses, they are shares of the largest: baselines use them as chances.
+    def __init__(self, name: str, ladder: FittedLadder | None = None, **options: Any) -> None:
+        self.name, self._ladder, self._options = name, ladder, options
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Fit a ladder, unless it is given; its policies are the settings."""
+        try:
+            ladder = self._ladder or fit(trace, **self._options)
+        except ArgumentError as error:
+            raise Unsuitable(str(error)) from None
+        return [Setting({"tradeoff": policy.tradeoff}, policy) for policy in ladder]
+
+
+class RuleScorer:
+    """Cost and error of rules on a trace of at least one row, as ``evaluation.measure`` has them.
+
+    Attributes:
+        trace: The rows.
+        wrong: Shape (T, n), from 0 to 1: where answers have losses, as shares of the largest.
+        whole_cost: What asking every node costs per row; 1 where everything is free.
     """
 
-    trace: Trace
-    wrong: Losses
-    """Shape (T, n)."""
-
-    @classmethod
-    def of(cls, trace: Trace) -> RuleScorer:
-        """Return the scorer of a trace with at least one row."""
+    def __init__(self, trace: Trace) -> None:
         require_rows(trace, 1, "a baseline")
-        return cls(trace, complete_losses(trace))
-
-    @property
-    def whole_cost(self) -> float:
-        """What asking every node costs per row; 1 where everything is free."""
-        return float(self.trace.costs.mean(axis=0).sum()) or 1.0
+        self.trace, self.wrong = trace, complete_losses(trace)
+        self.whole_cost = float(trace.costs.mean(axis=0).sum()) or 1.0
 
     def score(self, rule: Rule) -> tuple[float, float]:
         """Return (mean cost, error) of a rule."""
         played = rule.play(self.trace)
         wrong = self.wrong[np.arange(len(self.trace)), played.answer]
         return float(paid(played.asked, self.trace).mean()), float(wrong.mean())
+
+    def best(self, rules: Iterable[R], price: float) -> R:
+        """Return the first rule of least error + price * cost."""
+        points = [(*self.score(rule), rule) for rule in rules]
+        return min(points, key=lambda point: point[1] + price * point[0])[2]
 
 
 def as_policies(trace: Trace, settings: list[Setting]) -> list[Setting]:
@@ -153,9 +160,10 @@ def as_policies(trace: Trace, settings: list[Setting]) -> list[Setting]:
     record = FitRecord(
         belief="threshold", rows=len(trace), complete=len(trace), trace_digest=trace.digest
     )
-    places = np.arange(1, count + 1) / (count + 1)  # from the cheapest to the most accurate
+    # These rules have no tradeoff; a ladder needs increasing ones, from cheap to accurate.
+    tradeoffs = np.arange(1, count + 1) / (count + 1)
     fitted = Fitted(
-        spec, tables, places, full_cost(spec, trace), record, trace.measure, trace.unit,
+        spec, tables, tradeoffs, full_cost(spec, trace), record, trace.measure, trace.unit,
         compare=answer_rules(spec),
     )  # fmt: skip
     return [
@@ -166,9 +174,8 @@ def as_policies(trace: Trace, settings: list[Setting]) -> list[Setting]:
 
 def pareto_settings(trace: Trace, settings: Iterable[Setting]) -> list[Setting]:
     """Return the settings on the envelope over the rows of a trace, the cheapest first."""
-    scorer = RuleScorer.of(trace)
-    points = [(*scorer.score(setting.rule), setting) for setting in settings]
-    return as_policies(trace, _on_envelope(points))
+    scorer = RuleScorer(trace)
+    return _on_envelope(trace, [(*scorer.score(setting.rule), setting) for setting in settings])
 
 
 def sweep_prices(
@@ -179,7 +186,7 @@ def sweep_prices(
     ``solve`` returns a setting that makes ``error + price * cost`` small on the trace; a price is
     error per unit of cost. Wide gaps are looked into first.
     """
-    scorer = RuleScorer.of(trace)
+    scorer = RuleScorer(trace)
     points: list[tuple[float, float, Setting]] = []
 
     def ask(price: float) -> int:
@@ -205,9 +212,9 @@ def sweep_prices(
         if gain > 1e-12:  # above rounding
             open_gap(low, middle)
             open_gap(middle, high)
-    return as_policies(trace, _on_envelope(points))
+    return _on_envelope(trace, points)
 
 
-def _on_envelope(points: list[tuple[float, float, Setting]]) -> list[Setting]:
+def _on_envelope(trace: Trace, points: list[tuple[float, float, Setting]]) -> list[Setting]:
     corners = lower_envelope([cost for cost, _, _ in points], [error for _, error, _ in points])
-    return [points[corner][2] for corner in corners]
+    return as_policies(trace, [points[corner][2] for corner in corners])

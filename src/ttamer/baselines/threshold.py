@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer.baselines.calibration import Calibrated, level_starts
 from ttamer.baselines.rules import (
     RuleScorer,
     Score,
@@ -29,6 +29,8 @@ from ttamer.baselines.rules import (
     walked,
 )
 from ttamer.fitting.replay import Played, Setting
+from ttamer.stats.isotonic import rising
+from ttamer.trace.losses import Losses
 from ttamer.trace.trace import Trace
 
 
@@ -47,15 +49,101 @@ class Confidence:
 
 
 @dataclass(frozen=True)
-class Extra:
-    """A further column of a node; the sign is -1 where less of it is more certain."""
+class Column:
+    """A further column of the nodes."""
 
     field: str
-    sign: float
+    sign: float = 1.0
+    """-1 where less of it is more certain."""
 
     def __call__(self, trace: Trace, node: int) -> NDArray[np.float64]:
         """Return, shape (T,), the certainty of the node; NaN where it has none."""
-        return self.sign * _extra(trace, self.field)[:, node]
+        values: NDArray[np.float64] | None = getattr(trace, self.field)
+        if values is None or np.isnan(values).all():
+            raise Unsuitable(
+                f"no node of the trace has {self.field}: add columns <node>.{self.field}"
+            )
+        return self.sign * values[:, node]
+
+
+@dataclass(frozen=True, eq=False)
+class Isotonic:
+    """A rising step function of confidence, least squares among all of them.
+
+    >>> curve = Isotonic.fit(np.array([0.1, 0.2, 0.3, 0.4]), np.array([False, True, False, True]))
+    >>> curve.starts.tolist(), curve.values.tolist()
+    ([0.1, 0.2, 0.4], [0.0, 0.5, 1.0])
+    >>> curve(np.array([-1.0, 0.25, 9.0])).tolist()
+    [0.0, 0.5, 1.0]
+    """
+
+    starts: NDArray[np.float64]
+    """Shape (k,), increasing: the least confidence of each block. Below the first, the first."""
+    values: NDArray[np.float64]
+    """Shape (k,), increasing: the share of right answers in each block."""
+
+    max_levels: ClassVar[int] = 4096  # finer confidences are grouped by quantiles
+
+    @classmethod
+    def fit(cls, confidence: NDArray[np.float64], right: Losses) -> Isotonic:
+        """Fit to rows: shape (T,) each, at least one row; ``right`` is from 0 to 1."""
+        levels = level_starts(confidence, cls.max_levels)
+        level = np.searchsorted(levels, confidence, side="right") - 1
+        count = np.bincount(level, minlength=len(levels))
+        hits = np.bincount(level, right, minlength=len(levels))
+        pooled = rising(hits / count, count.astype(np.float64))
+        # Shares nearer than that are equal but for rounding: one block.
+        first = np.flatnonzero(np.append(True, np.diff(pooled) > 1e-12))
+        return cls(levels[first], np.add.reduceat(hits, first) / np.add.reduceat(count, first))
+
+    def level(self, confidence: NDArray[np.float64]) -> NDArray[np.intp]:
+        """Return the number of the block each confidence falls in."""
+        return np.maximum(np.searchsorted(self.starts, confidence, side="right") - 1, 0)
+
+    def __call__(self, confidence: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the calibrated chance of being right."""
+        return self.values[self.level(confidence)]
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """The calibrated chance that a node is right, one curve per node.
+
+    Where answers have losses, "right" is one minus the loss as a share of the largest.
+    """
+
+    curves: tuple[Isotonic, ...]
+
+    @classmethod
+    def fit(cls, trace: Trace, wrong: Losses) -> Calibrated:
+        """Calibrate every node of a trace; ``wrong`` has shape (T, n)."""
+        pairs = zip(trace.confidence.T, 1 - wrong.T.astype(float), strict=True)
+        return cls(tuple(Isotonic.fit(confidence, right) for confidence, right in pairs))
+
+    def __call__(self, trace: Trace, node: int) -> NDArray[np.float64]:
+        """Return, shape (T,), the chance that this node is right."""
+        return self.curves[node](trace.confidence[:, node])
+
+    def least_confidence(self, node: int, threshold: float) -> float:
+        """Return the least confidence of a node that reaches a threshold; ``inf`` if none does."""
+        curve = self.curves[node]
+        block = int(np.searchsorted(curve.values, threshold))
+        # Confidences below the first block count as in it: it has no least one.
+        return float([-np.inf, *curve.starts[1:], np.inf][block])
+
+
+def level_starts(values: NDArray[np.float64], limit: int) -> NDArray[np.float64]:
+    """Return the distinct values in increasing order, or about as many quantiles as allowed.
+
+    The least value is always among them, so every value has a level that starts at or below it.
+
+    >>> level_starts(np.array([3.0, 1.0, 1.0]), 5).tolist()
+    [1.0, 3.0]
+    """
+    distinct = np.unique(values)
+    if len(distinct) <= limit:
+        return distinct
+    return np.unique(np.quantile(values, np.linspace(0, 1, limit), method="higher"))
 
 
 def common_thresholds(
@@ -64,8 +152,7 @@ def common_thresholds(
     """Return thresholds to try: every score that could stop a walk, or quantiles; then ``inf``."""
     scores = [score(trace, int(node)) for node in walk[:-1]]
     pool = np.concatenate([values[~np.isnan(values)] for values in scores] or [np.empty(0)])
-    levels = level_starts(pool, limit - 1) if pool.size else pool
-    return np.append(levels, np.inf)
+    return np.append(level_starts(pool, limit - 1) if pool.size else pool, np.inf)
 
 
 def _sweep(trace: Trace, score: Score, sign: float = 1.0) -> list[Setting]:
@@ -88,26 +175,17 @@ class Threshold:
         return _sweep(trace, Confidence())
 
 
-class EntropyThreshold:
-    """Stop at the first node whose entropy is at most the threshold."""
+@dataclass
+class ColumnThreshold:
+    """Stop at the first node whose column reaches the threshold, from its more certain side."""
 
-    name = "entropy"
-
-    def fit(self, trace: Trace) -> list[Setting]:
-        """Return the thresholds on the envelope, in units of entropy."""
-        _extra(trace, "entropy")
-        return _sweep(trace, Extra("entropy", -1.0), -1.0)
-
-
-class MarginThreshold:
-    """Stop at the first node whose margin (best class over the second) reaches the threshold."""
-
-    name = "margin"
+    name: str
+    score: Column
 
     def fit(self, trace: Trace) -> list[Setting]:
-        """Return the thresholds on the envelope."""
-        _extra(trace, "margin")
-        return _sweep(trace, Extra("margin", 1.0))
+        """Return the thresholds on the envelope, in the unit of the column."""
+        self.score(trace, 0)  # a trace without the column is unsuitable, one of one node too
+        return _sweep(trace, self.score, self.score.sign)
 
 
 class CalibratedThreshold:
@@ -117,8 +195,7 @@ class CalibratedThreshold:
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the thresholds on the envelope, as probabilities."""
-        scorer = RuleScorer.of(trace)
-        return _sweep(trace, Calibrated.fit(trace, scorer.wrong))
+        return _sweep(trace, Calibrated.fit(trace, RuleScorer(trace).wrong))
 
 
 class ThresholdPerExit:
@@ -134,35 +211,31 @@ class ThresholdPerExit:
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the sets of thresholds on the envelope."""
-        scorer, walk = RuleScorer.of(trace), walk_of(trace)
+        scorer, walk = RuleScorer(trace), walk_of(trace)
         common = common_thresholds(trace, Confidence(), walk)
         scores = [trace.confidence[:, node] for node in walk[:-1]]
-        starts = [np.union1d(level_starts(x, self.most_levels), common[:-1]) for x in scores]
+        # The last start of each exit is ``inf``, which no score reaches: there it never stops.
+        starts = [np.union1d(level_starts(score, self.most_levels), common) for score in scores]
+        sizes = [len(start) - 1 for start in starts]
         levels = [
-            np.searchsorted(s, x, side="right") - 1 for s, x in zip(starts, scores, strict=True)
+            np.searchsorted(start, score, side="right") - 1
+            for start, score in zip(starts, scores, strict=True)
         ]
-        sizes = [len(s) for s in starts]
-        wrong = scorer.wrong[:, walk]
-        spent = np.cumsum(trace.costs[:, walk], axis=1)
         rules = [StopRule(Confidence(), walk, np.full(len(scores), cut)) for cut in common]
         points = np.array([scorer.score(rule) for rule in rules])
+        wrong, spent = scorer.wrong[:, walk], np.cumsum(trace.costs[:, walk], axis=1)
 
         def solve(price: float) -> Setting:
             losses = list((wrong + price * spent).T)
             cut = common[(points[:, 1] + price * points[:, 0]).argmin()]
-            begin = [[int(np.searchsorted(s, cut)) for s in starts], sizes]
-            cuts, _ = min(
-                (descend(levels, sizes, losses, b) for b in begin), key=lambda end: end[1]
-            )
-            thresholds = np.array(
-                [np.append(s, np.inf)[cut] for s, cut in zip(starts, cuts, strict=True)]
-            )
+            best_common = [int(np.searchsorted(start, cut)) for start in starts]
+            ends = [descend(levels, sizes, losses, begin) for begin in (best_common, sizes)]
+            cuts, _ = min(ends, key=lambda end: end[1])
+            thresholds = [float(start[at]) for start, at in zip(starts, cuts, strict=True)]
             names = [trace.names[node] for node in walk[:-1]]
-            knob = {
-                "price": price,
-                "thresholds": dict(zip(names, map(plain, thresholds), strict=True)),
-            }
-            return Setting(knob, StopRule(Confidence(), walk, thresholds))
+            knob = dict(zip(names, map(plain, thresholds), strict=True))
+            rule = StopRule(Confidence(), walk, np.array(thresholds))
+            return Setting({"price": price, "thresholds": knob}, rule)
 
         return sweep_prices(trace, solve)
 
@@ -199,20 +272,13 @@ def descend(
             by_level = np.bincount(levels[step], change, minlength=sizes[step])
             total = np.append(np.cumsum(by_level[::-1])[::-1], 0.0)  # of stopping from a level on
             best = int(total.argmin())
+            # A gain of rounding alone must not move it, or rounds might go in a circle.
             if total[best] < total[levels_from[step]] - 1e-12:
                 levels_from[step] = best
             onward = np.where(levels[step] >= levels_from[step], losses[step], onward)
         if levels_from == before:
             break
     return levels_from, float(onward.mean())
-
-
-def _extra(trace: Trace, field: str) -> NDArray[np.float64]:
-    """Return a column of all nodes, shape (T, n); a trace without it is unsuitable."""
-    values: NDArray[np.float64] | None = getattr(trace, field)
-    if values is None or np.isnan(values).all():
-        raise Unsuitable(f"no node of the trace has {field}: add columns <node>.{field}")
-    return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,12 +293,14 @@ class PatienceRule:
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace."""
-        answers, last = predictions_of(trace)[:, self.walk], len(self.walk) - 1
-        stop, row = np.full(len(trace), last), np.zeros(len(trace), np.intp)
+        answers = predictions_of(trace)[:, self.walk]
+        last = len(self.walk) - 1
+        stop, run = np.full(len(trace), last), np.zeros(len(trace), np.intp)
         for step in range(len(self.walk)):
-            same = answers[:, step] == answers[:, step - 1] if step else np.False_
-            row = np.where(answers[:, step] < 0, 0, np.where(same, row + 1, 1))
-            stop = np.where((row >= self.times) & (stop == last), step, stop)
+            # At the first step, which has none before it, the run is 1 either way.
+            run = np.where(answers[:, step] == answers[:, step - 1], run + 1, 1)
+            run[answers[:, step] < 0] = 0
+            stop = np.where((run >= self.times) & (stop == last), step, stop)
         return walked(stop, self.walk, len(trace.spec))
 
 
@@ -245,8 +313,5 @@ class Patience:
         """Return the patiences on the envelope."""
         predictions_of(trace)
         walk = walk_of(trace)
-        settings = [
-            Setting({"patience": times}, PatienceRule(walk, times))
-            for times in range(1, len(walk) + 1)
-        ]
-        return pareto_settings(trace, settings)
+        rules = [PatienceRule(walk, times) for times in range(1, len(walk) + 1)]
+        return pareto_settings(trace, [Setting({"patience": r.times}, r) for r in rules])

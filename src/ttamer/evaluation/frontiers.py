@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ttamer._checks import counted, in_unit, number, priced, require_kind
 from ttamer.baselines import FAMILIES, fit_families, known_names
-from ttamer.baselines.rules import Unsuitable
+from ttamer.baselines.rules import FitFamily, Unsuitable
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.results import (
     Library,
@@ -46,21 +46,6 @@ from ttamer.trace.trace import Measure, Trace
 # Mean losses are compared at increases that are this many times as large, relative to the
 # reference's loss: from 1% to 10% of it.
 LOSS_PER_ERROR = 2.0
-
-
-class FitFamily:
-    """The policies of one kind of fit, one per tradeoff."""
-
-    def __init__(self, name: str, ladder: FittedLadder | None = None, **options: Any) -> None:
-        self.name, self._ladder, self._options = name, ladder, options
-
-    def fit(self, trace: Trace) -> list[Setting]:
-        """Fit a ladder, unless it is given; its policies are the settings."""
-        try:
-            ladder = self._ladder or fit(trace, **self._options)
-        except ArgumentError as error:
-            raise Unsuitable(str(error)) from None
-        return [Setting({"tradeoff": policy.tradeoff}, policy) for policy in ladder]
 
 
 # Our own fits as families; ``paper`` is the paper as written.

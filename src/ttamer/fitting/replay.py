@@ -78,8 +78,8 @@ class Setting:
     """One rule of a family, and the knob that gave it.
 
     >>> from ttamer import datasets
-    >>> from ttamer.baselines import AlwaysFirst
-    >>> setting = AlwaysFirst().fit(datasets.load("minilm-imdb").take(slice(100)))[0]
+    >>> from ttamer.baselines import FAMILIES
+    >>> [setting] = FAMILIES["always-first"].fit(datasets.load("minilm-imdb").take(slice(100)))
     >>> setting.knob
     {'node': 'layer1'}
     """
