@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 import ttamer
 from support.commands import parse
 from support.programs import require_program
-from ttamer.serve.sinks import Metrics
+from ttamer.serve.records import Metrics
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"

@@ -29,9 +29,8 @@ from ttamer.llm.client import CHAT, NEVER, Body, Deadline, Kind, Response, Upstr
 from ttamer.llm.node import Usage
 from ttamer.llm.settings import NodeSettings
 from ttamer.runtime.reply import Outcome
-from ttamer.serve.answering import path_of
 from ttamer.serve.app import Service
-from ttamer.serve.requests import Job, Refused
+from ttamer.serve.requests import Job, Refused, path_of
 from ttamer.serve.settings import read_settings
 
 

@@ -316,6 +316,20 @@ def test_a_stream_that_stops_fails_after_the_time_limit():
     assert asyncio.run(run()) == "timeout"
 
 
+def test_a_reader_that_is_slow_is_no_failure_of_the_server():
+    """Else clients that read slowly could open the breaker of a server that works."""
+
+    async def run():
+        content = events(*[CHUNK] * 3)
+        async with raw(HEAD + b"\r\n" + content) as client:
+            client.settings = node(upstream=client.settings.upstream, timeout=0.2)
+            async with client.stream(BODY) as chunks:
+                async for _ in chunks:
+                    await asyncio.sleep(0.3)
+
+    asyncio.run(run())
+
+
 def test_calls_at_once_are_limited_and_wait_until_their_deadline():
     running = most = 0
 

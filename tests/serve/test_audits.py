@@ -20,7 +20,7 @@ from ttamer.llm.client import UpstreamFailed
 from ttamer.llm.labelling import Labelling, LabelPlan
 from ttamer.runtime.reply import NodeCall
 from ttamer.serve import audits as auditing
-from ttamer.serve.decisions import DecisionLog, prompts_of
+from ttamer.serve.records import DecisionLog, prompts_of
 from ttamer.trace.decisions import read_decisions
 
 

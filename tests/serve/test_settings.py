@@ -3,15 +3,12 @@
 import pytest
 
 from support.served import write_cascade
-from ttamer.cascade import CascadeSpec, from_tables
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, ArtefactError, CascadeError
-from ttamer.llm.settings import (
-    EmbeddingSettings,
-    NodeSettings,
-)
+from ttamer.llm.settings import EmbeddingSettings, NodeSettings
 from ttamer.serve import create
 from ttamer.serve.server import check_exposure
-from ttamer.serve.settings import AUDIT_GONE, GONE, AuditSettings, ServeSettings, Settings
+from ttamer.serve.settings import AuditSettings, ServeSettings, Settings
 
 HEAD = "name = 'a'\ncost = 1\nupstream = 'http://h/v1'"
 
@@ -19,13 +16,6 @@ HEAD = "name = 'a'\ncost = 1\nupstream = 'http://h/v1'"
 def read(serve="", node="", more=""):
     nodes = [f"[[node]]\n{HEAD}\n{node}", "[[node]]\n" + HEAD.replace("'a'", "'b'")]
     return Settings.of(CascadeSpec.from_toml("\n".join(["[serve]", serve, more, *nodes])))
-
-
-def test_there_are_at_most_forty_settings():
-    tables = NodeSettings, ServeSettings, AuditSettings, EmbeddingSettings
-    names = [name for table in tables for name in table.__struct_fields__]
-    # A node's name and cost are those of any cascade; two keys of [serve] are tables.
-    assert len(names) - 4 <= 40
 
 
 def test_the_defaults_are_safe():
@@ -39,40 +29,38 @@ def test_the_defaults_are_safe():
     assert settings.incumbent == "b"
 
 
-@pytest.mark.parametrize("key", sorted(GONE))
-def test_a_setting_of_serve_that_is_gone_says_where_it_went(key):
-    with pytest.raises(CascadeError, match=rf"\[serve\]: {key} is no setting any more: .{{12}}"):
-        Settings.of(from_tables({"serve": {key: 1}, "node": [{"name": "a", "cost": 1}]}))
+TABLES = {
+    ServeSettings: r"\[serve\]", AuditSettings: r"\[serve.audit\]", NodeSettings: r"\('a'\)",
+    EmbeddingSettings: r"\[serve.embeddings\]",
+}  # fmt: skip
+REMOVED = [(table, key) for table in TABLES for key in sorted(table.removed)]
 
 
-@pytest.mark.parametrize("key", sorted(AUDIT_GONE))
-def test_a_setting_of_audits_that_is_gone_says_where_it_went(key):
-    with pytest.raises(CascadeError, match=rf"\[serve.audit\]: {key} is no setting any more"):
-        read(more=f"[serve.audit]\nshare = 0.1\n{key} = 1")
+def test_there_are_at_most_forty_settings():
+    names = [name for table in TABLES for name in table.__struct_fields__]
+    # A node's name and cost are those of any cascade; two keys of [serve] are tables.
+    assert len(names) - 4 <= 40
 
 
-@pytest.mark.parametrize("key", sorted(NodeSettings.removed))
-def test_a_setting_of_nodes_that_is_gone_says_where_it_went(key):
-    with pytest.raises(CascadeError, match=rf"\('a'\): {key} is no setting any more: .{{12}}"):
-        read(node=f"{key} = 1")
-
-
-@pytest.mark.parametrize("key", sorted(EmbeddingSettings.removed))
-def test_a_setting_of_embeddings_that_is_gone_says_where_it_went(key):
-    with pytest.raises(CascadeError, match=rf"embeddings\]: {key} is no setting any more: .{{9}}"):
-        read(more=f"[serve.embeddings]\nupstream = 'http://h/v1'\n{key} = 1")
+@pytest.mark.parametrize(("table", "key"), REMOVED, ids=[key for _, key in REMOVED])
+def test_a_setting_that_is_gone_says_where_it_went(table, key):
+    line = f"{key} = 1"
+    audit, vectors = "[serve.audit]\nshare = 0.1", "[serve.embeddings]\nupstream = 'http://h/v1'"
+    written = {
+        ServeSettings: {"serve": line}, NodeSettings: {"node": line},
+        AuditSettings: {"more": f"{audit}\n{line}"},
+        EmbeddingSettings: {"more": f"{vectors}\n{line}"},
+    }  # fmt: skip
+    with pytest.raises(
+        CascadeError, match=rf"{TABLES[table]}: {key} is no setting any more: .{{9}}"
+    ):
+        read(**written[table])
+    assert key not in table.__struct_fields__
 
 
 def test_a_confidence_that_is_gone_says_what_to_write():
     with pytest.raises(CascadeError, match='confidence = "margin" is gone: write "logprobs"'):
         read(node='confidence = "margin"')
-
-
-def test_no_setting_is_gone_and_there():
-    assert not set(GONE) & set(ServeSettings.__struct_fields__)
-    assert not set(AUDIT_GONE) & set(AuditSettings.__struct_fields__)
-    assert not set(NodeSettings.removed) & set(NodeSettings.__struct_fields__)
-    assert not set(EmbeddingSettings.removed) & set(EmbeddingSettings.__struct_fields__)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from support.fake_models import truth
 from ttamer.cli import main
 from ttamer.fitting.inputs import hashed_prompt, hashed_words, prompt_numbers
 from ttamer.reporting.savings import savings
-from ttamer.serve.decisions import forget
+from ttamer.serve.records import forget
 from ttamer.trace.decisions import read_decisions
 
 

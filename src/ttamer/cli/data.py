@@ -246,7 +246,7 @@ def label_command(
 
 def _label_log(source: Path, **options: Any) -> tuple[dict[str, Any], list[str]]:
     """Let a person label requests of a decision log; return facts, and lines to print."""
-    from ttamer.serve.decisions import add_labels, prompts_of  # needs the server's libraries
+    from ttamer.serve.records import add_labels, prompts_of  # needs the server's libraries
 
     decisions = read_decisions(source)
     audited, rows = prompts_of(decisions)

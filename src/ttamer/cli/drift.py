@@ -66,7 +66,7 @@ def forget_command(
 
     A server may go on writing the log.
     """
-    from ttamer.serve.decisions import forget  # needs the server's libraries
+    from ttamer.serve.records import forget  # needs the server's libraries
 
     rows = sum(forget_rows(file, requests) for file in audits)
     lines = forget(log, requests)

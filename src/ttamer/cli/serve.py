@@ -1,5 +1,6 @@
 """``ttamer serve``: a policy server with OpenAI's API in front of a cascade."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -55,9 +56,9 @@ def serve_command(
             "a policy is needed: ttamer serve CASCADE POLICY; make one with ttamer fit"
         )
     facts: dict[str, Any] = {"nodes": list(settings.spec.names)}
-    probes = probe(settings) if asks_once else []
+    probes = asyncio.run(probe(settings)) if asks_once else []
     if probes:
-        facts["probe"] = [{**result._asdict(), "ok": result.is_good} for result in probes]
+        facts["probe"] = [{**result._asdict(), "ok": not result.problem} for result in probes]
     lines = [str(result) for result in probes]
     if policy or is_shadow:
         refuse_trace(policy, "serve CASCADE POLICY")
@@ -69,7 +70,7 @@ def serve_command(
         lines.append(f"{cascade} and {policy or 'shadow mode'} can be served")
     if check:
         _print(facts, "\n".join(lines), as_json=as_json)
-        if not all(result.is_good for result in probes):
+        if any(result.problem for result in probes):
             raise ArgumentError("a node failed, or lacks what its settings need; see above")
         return
 

@@ -396,7 +396,9 @@ class Client:
             chunk = _decoded(data)
             if chunk is None or not isinstance(chunk.get("choices"), list):
                 raise self._failure("garbage", "streams no chunks of a completion")
+            limit.reschedule(None)  # a client that reads slowly is no failure of the server
             yield chunk
+            limit.reschedule(loop.time() + self.settings.timeout)
         raise self._failure("cut", "ended its stream without [DONE]")
 
     @asynccontextmanager

@@ -232,16 +232,11 @@ def embeddings_of(spec: CascadeSpec) -> EmbeddingSettings | None:
     return checked(EmbeddingSettings, table, "[serve.embeddings]")
 
 
-def checked(
-    kind: type[T], table: Any, where: str, *, removed: Mapping[str, str] | None = None
-) -> T:
-    """Return a table of settings as a struct; ``removed`` says where the keys of old went.
-
-    By default it is the ``removed`` of the struct.
-    """
+def checked(kind: type[T], table: Any, where: str) -> T:
+    """Return a table of settings as a struct; its ``removed`` says where the keys of old went."""
     if not isinstance(table, Mapping):
         raise CascadeError(f"{where}: must be a table, not {table!r}")
-    removed = removed or getattr(kind, "removed", {})
+    removed: Mapping[str, str] = getattr(kind, "removed", {})
     names = [field.name for field in msgspec.inspect.type_info(kind).fields]  # type: ignore[attr-defined]
     for key in table:
         if key in names:

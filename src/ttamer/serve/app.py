@@ -32,18 +32,10 @@ from ttamer.llm.settings import EnvName, NodeSettings
 from ttamer.runtime.reply import Reply
 from ttamer.serve.audits import Audits
 from ttamer.serve.chat import Chat, decide
-from ttamer.serve.decisions import DecisionLog
 from ttamer.serve.policies import Inputs, PolicyStore
-from ttamer.serve.requests import (
-    CASCADE,
-    REQUEST_ID,
-    Feedback,
-    Refused,
-    decoded,
-    json_response,
-)
+from ttamer.serve.records import DecisionLog, Metrics
+from ttamer.serve.requests import CASCADE, REQUEST_ID, Feedback, Refused, decoded, json_response
 from ttamer.serve.settings import Settings, read_settings
-from ttamer.serve.sinks import Metrics
 from ttamer.serve.stream import streamed
 
 log = logging.getLogger("ttamer")
@@ -86,15 +78,13 @@ class Gate:
 
     @asynccontextmanager
     async def admitted(self, request: Received) -> AsyncIterator[bytes]:
-        """Count a request as one inside, and give its body."""
+        """Count a request as one inside, also while its body comes, and give its body."""
         if self.inside >= self._max_inside:
             raise self._busy()
-        # From here on the request counts, also while its body comes.
         self.inside += 1
-        size = 0
+        size, parts = 0, []
+        stated = request.text("content-length")
         try:
-            parts: list[bytes] = []
-            stated = request.text("content-length")
             # What it states is refused before a byte is read; what comes is counted in any case.
             if stated.isdecimal() and int(stated[:20]) > self._max_body:
                 raise self._too_large()
@@ -173,9 +163,16 @@ class Service:
         self.inputs = Inputs()
         self.chat = Chat(
             settings, self.policies, self.nodes, self.inputs, self.metrics, self.decisions,
-            self.audits,
+            self.audits.consider,
         )  # fmt: skip
-        self._gauges()
+        gauge, gate = self.metrics.gauge, self.gate
+        gauge("ttamer_running", "Requests being answered", lambda: gate.running)
+        gauge("ttamer_waiting", "Requests waiting", lambda: gate.inside - gate.running)
+        gauge("ttamer_log_rows_lost", "Rows of the log lost", lambda: self.decisions.lost)
+        gauge("ttamer_policies_refused", "Files refused", lambda: self.policies.refused)
+        gauge("ttamer_embeddings_missing", "Inputs not known", lambda: self.inputs.failed)
+        for name in settings.nodes:
+            self.metrics.breakers.labels(name).set_function(partial(self._is_open, name))
 
     async def _ask(self, name: str, work: Work) -> Reply:
         reply = await self.nodes[name].ask(work)
@@ -186,18 +183,6 @@ class Service:
                 reply = reply._replace(prediction=digest)
         return reply
 
-    def _gauges(self) -> None:
-        gauge, gate = self.metrics.gauge, self.gate
-        gauge("ttamer_running", "Requests being answered", lambda: gate.running)
-        gauge("ttamer_waiting", "Requests waiting", lambda: gate.inside - gate.running)
-        gauge("ttamer_log_rows_lost", "Rows of the log lost", lambda: self.decisions.lost)
-        gauge("ttamer_policies_refused", "Files refused", lambda: self.policies.refused)
-        gauge("ttamer_embeddings_missing", "Inputs not known", lambda: self.inputs.failed)
-        self.metrics.gauges(
-            "ttamer_breaker_open", "Whether a node's server is left alone",
-            {name: partial(self._is_open, name) for name in self.settings.nodes},
-        )  # fmt: skip
-
     def _is_open(self, name: str) -> float:
         upstream = self._clients.get(name)
         return float(isinstance(upstream, Client) and upstream.breaker.is_open)
@@ -207,18 +192,17 @@ class Service:
         """Open the connections to the nodes, the log and the audits."""
         settings = self.settings
         async with open_session() as session:
-            for name, node in settings.nodes.items():
-                self._clients[name] = self._connect(node, session)
-            comparer = None
+            self._clients |= {
+                name: self._connect(node, session) for name, node in settings.nodes.items()
+            }
             if settings.embeddings is not None:
-                embedder = Client.of_embeddings(settings.embeddings, session)
-                self.inputs.embeddings = embedder
+                self.inputs.embeddings = Client.of_embeddings(settings.embeddings, session)
                 if settings.compare.kind == "embedding":
-                    comparer = Comparer(settings.compare, cosines(embedder.embed))
-            self.audits.comparer = comparer
+                    likeness = cosines(self.inputs.embeddings.embed)
+                    self.audits.comparer = Comparer(settings.compare, likeness)
             self.nodes |= open_nodes(
                 settings.source, settings.nodes, lambda node: self._clients[node.name],
-                settings.compare, comparer,
+                settings.compare, self.audits.comparer,
             )  # fmt: skip
             # Audits write to the log, which is open first and closed last.
             self.decisions.start()
@@ -260,7 +244,8 @@ class Service:
         await request.held.enter_async_context(self.gate.slot(deadline.left))
         tracing = ("traceparent", "tracestate")
         passed = {name: value for name in tracing if (value := request.text(name))}
-        job = await self.chat.read(content, request.id, passed, deadline)
+        body = decoded(content, dict[str, Any])
+        job = await self.chat.job(body, request.id, passed, deadline, size=len(content))
         del content
         if job.chat.stream:
             return await streamed(self.chat, job, request.held)
@@ -321,12 +306,14 @@ class Service:
             # In constant time: how long a comparison takes says nothing about the token.
             if not hmac.compare_digest(stated, b"Bearer " + self.token):
                 raise Refused(401, "invalid_api_key", "the bearer token is missing or wrong")
-        elif request.client is not None and _is_other_machine(request.client.host):
-            raise Refused(
-                403, "no_token", "without a token only this machine is served: set token_env"
-            )
-        elif not _is_local_name(request.text("host")):
-            raise Refused(403, "host", "without a token, ask by an address or a local name")
+        else:
+            peer = None if request.client is None else address_of(request.client.host)
+            if peer is not None and not peer.is_loopback:  # others are sockets of this machine
+                raise Refused(
+                    403, "no_token", "without a token only this machine is served: set token_env"
+                )
+            if not _is_local_name(request.text("host")):
+                raise Refused(403, "host", "without a token, ask by an address or a local name")
         if request.text("transfer-encoding") and request.text("content-length"):
             raise Refused(400, "two_lengths", "the body has two lengths")  # proxies read either
         # Pages may send text/plain to any address, with parameters that they choose.
@@ -359,17 +346,17 @@ class Service:
 
 
 @lru_cache(256)
-def _is_other_machine(peer: str) -> bool:
-    """Return whether the other end of a connection is not on this machine.
+def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address that a text is; ``None`` for a name.
 
-    >>> [_is_other_machine(peer) for peer in ("127.0.0.1", "::ffff:127.0.0.1", "unix", "10.0.0.2")]
-    [False, False, False, True]
+    >>> [address_of(text) for text in ("::ffff:127.0.0.1", "localhost")]
+    [IPv4Address('127.0.0.1'), None]
     """
     try:
-        address = ipaddress.ip_address(peer)
-    except ValueError:  # a socket of this machine
-        return False
-    return not (getattr(address, "ipv4_mapped", None) or address).is_loopback
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 @lru_cache(256)
@@ -380,11 +367,7 @@ def _is_local_name(host: str) -> bool:
     [True, True, True, False]
     """
     name = host.partition("]")[0][1:] if host.startswith("[") else host.rpartition(":")[0] or host
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return "." not in name
-    return True
+    return "." not in name or address_of(name) is not None
 
 
 async def _unless_gone(request: Received, work: Coroutine[Any, Any, Response]) -> Response:
@@ -450,18 +433,17 @@ def make_app(
         ("GET", "/ready", service.ready),
         ("GET", "/metrics", service.scrape),
     )
+
+    def refuse(request: Request, error: Any) -> Response:
+        del request
+        return Refused(error.status_code, "unknown_url", error.detail).response()
+
     routes = [Route(path, service.endpoint(do), methods=[how]) for how, path, do in endpoints]
-    odd = {HTTPException: _no_endpoint}
-    app = Starlette(routes=routes, lifespan=service.lifespan, exception_handlers=odd)
+    app = Starlette(
+        routes=routes, lifespan=service.lifespan, exception_handlers={HTTPException: refuse}
+    )
     app.state.service = service
     return app
-
-
-def _no_endpoint(request: Request, error: Exception) -> Response:
-    """Refuse another path or method, in OpenAI's form."""
-    del request
-    assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for these
-    return Refused(error.status_code, "unknown_url", error.detail).response()
 
 
 def create() -> Starlette:

@@ -29,13 +29,14 @@ from ttamer.llm.compare import Comparer
 from ttamer.llm.confidence import Unreadable, question_text
 from ttamer.llm.judging import Judge, verdict_from
 from ttamer.llm.node import ModelNode, Usage, Verification, Work
+from ttamer.runtime.calling import Call
+from ttamer.runtime.cascade import Cascade
 from ttamer.runtime.reply import NodeCall, Outcome
-from ttamer.serve.answering import ask_others, is_ineligible
-from ttamer.serve.decisions import DecisionLog, text_of
+from ttamer.serve.chat import answer
 from ttamer.serve.policies import PolicyStore
-from ttamer.serve.requests import Job
+from ttamer.serve.records import DecisionLog, Metrics, text_of
+from ttamer.serve.requests import Job, is_ineligible
 from ttamer.serve.settings import AuditSettings, Settings
-from ttamer.serve.sinks import Metrics
 
 log = logging.getLogger("ttamer")
 
@@ -112,7 +113,7 @@ class Audits:
                 work = replace(
                     job.work, deadline=limit, usage=Usage(), answers={**job.work.answers}
                 )
-                calls = await ask_others(job.cascade, work, outcome.asked)
+                calls = await _ask_others(job.cascade, work, outcome.asked)
                 job.work.answers |= work.answers
             answered = [call for call in calls if call.confidence is not None]
             missing = set(self._settings.spec.names) - {call.node for call in answered}
@@ -183,6 +184,23 @@ class Audits:
                 classes=self._policies.active.classes,
             )  # fmt: skip
         return is_known
+
+
+async def _ask_others(cascade: Cascade, work: Work, calls: Sequence[NodeCall]) -> list[NodeCall]:
+    """Ask the nodes that gave no answer so far, one after another, and return all calls."""
+    answered, prices = {call.node for call in calls if call.error is None}, cascade.policy.spec
+    result = list(calls)
+    for name, price in zip(prices.names, prices.costs.tolist(), strict=True):
+        if name in answered:
+            continue
+        asked = await answer(Call(cascade.nodes[name], work, node=name))
+        reply, error = asked.read()
+        prediction, confidence, cost = None, None, asked.paid * price
+        if reply is not None:
+            prediction, confidence = reply.prediction, reply.confidence
+            cost = price if reply.cost is None else reply.cost
+        result.append(NodeCall(name, prediction, confidence, cost, asked.seconds, error))
+    return result
 
 
 def _sampler(audit: AuditSettings, settings: Settings) -> AuditSampler:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,14 +13,13 @@ import msgspec
 from starlette.responses import Response
 
 from ttamer.cascade import SUFFIX
-from ttamer.errors import TTamerError
-from ttamer.llm.client import Deadline
+from ttamer.errors import ArgumentError, TTamerError
+from ttamer.llm.client import Deadline, UpstreamFailed
 from ttamer.llm.node import ModelAnswer, ModelNode, Usage, Verification, Work
+from ttamer.runtime.calling import Call, CallResult
 from ttamer.runtime.reply import CascadeFailed, NodeCall, Outcome
-from ttamer.serve.answering import Relay, path_of, run
-from ttamer.serve.audits import Audits
-from ttamer.serve.decisions import DecisionLog
 from ttamer.serve.policies import Active, Inputs, PolicyStore
+from ttamer.serve.records import DecisionLog, Metrics
 from ttamer.serve.requests import (
     CASCADE,
     ChatRequest,
@@ -29,10 +29,14 @@ from ttamer.serve.requests import (
     Refused,
     decoded,
     json_response,
+    path_of,
     refused_body,
 )
 from ttamer.serve.settings import Settings
-from ttamer.serve.sinks import Metrics
+
+Relay = Callable[[Call], Awaitable[NodeCall | CallResult | None]]
+"""Sends a node's own stream to the client where that may be; returns the call if it did, and the
+result of one that failed before its first chunk."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,8 @@ class Chat:
     inputs: Inputs
     metrics: Metrics
     decisions: DecisionLog
-    audits: Audits
+    keep: Callable[[Job, Outcome], None]
+    """Logs an outcome that has left, or audits it."""
 
     @cached_property
     def models(self) -> tuple[str, ...]:
@@ -53,22 +58,15 @@ class Chat:
         name = self.settings.spec.name
         return (CASCADE,) if name in (None, CASCADE) else (CASCADE, str(name))
 
-    async def read(
-        self, content: bytes, request_id: str, headers: Mapping[str, str], deadline: Deadline
-    ) -> Job:
-        """Return the work for a request.
-
-        Raises:
-            Refused: If it is not valid, or not allowed.
-        """
-        body = decoded(content, dict[str, Any])
-        return await self.job(body, request_id, headers, deadline, size=len(content))
-
     async def job(
         self, body: Any, request_id: str, headers: Mapping[str, str], deadline: Deadline,
         *, size: int = 0,
     ) -> Job:  # fmt: skip
-        """Return the work for a request that is decoded."""
+        """Return the work for a request: its decoded body, its id, and the headers to pass on.
+
+        Raises:
+            Refused: If it is not valid, or not allowed.
+        """
         try:
             chat = msgspec.convert(body, ChatRequest)
         except msgspec.ValidationError as error:
@@ -107,7 +105,7 @@ class Chat:
             Refused: If no node answered.
         """
         try:
-            outcome = await run(job.cascade, job.work, job.id, job.inputs, relay)
+            outcome = await _run(job, relay)
         except CascadeFailed as error:
             self.metrics.called(error.asked)
             cost = sum(call.cost for call in error.asked)
@@ -118,11 +116,6 @@ class Chat:
         self.metrics.called(outcome.asked)
         self.metrics.answered(outcome.by)
         return outcome
-
-    def keep(self, job: Job, outcome: Outcome) -> None:
-        """Log an outcome that has left, or audit it."""
-        if self.decisions.path:
-            self.audits.consider(job, outcome)
 
     def completion(self, job: Job, outcome: Outcome) -> dict[str, Any]:
         """Return the body of a response."""
@@ -179,6 +172,44 @@ class Chat:
         return headers
 
 
+async def _run(job: Job, relay: Relay | None) -> Outcome:
+    """Ask nodes until the policy stops; without an answer where the last call was relayed."""
+    start, left = time.monotonic(), max(job.work.deadline.left, 1e-3)
+    steps = job.cascade.steps(job.work, job.id, left, job.inputs)
+    try:
+        call = next(steps)
+        while True:
+            relayed = None if relay is None else await relay(call)
+            if isinstance(relayed, NodeCall):
+                break
+            call = steps.send(relayed or await answer(call))
+    except StopIteration as done:
+        outcome: Outcome = done.value
+        return outcome
+    except ArgumentError as error:
+        raise Refused(400, "bad_inputs", str(error), param="ttamer.inputs") from None
+    steps.close()
+    calls = (*call.asked, relayed)
+    cost, seconds = sum(made.cost for made in calls), time.monotonic() - start
+    why = f"whatever it says, the answer of {call.node!r} is returned"
+    return Outcome(None, relayed.prediction, call.node, calls, cost, seconds, why, capped=False)
+
+
+async def answer(call: Call) -> CallResult:
+    """Make one call; a node keeps to its time by itself."""
+    start = time.monotonic()
+    try:
+        return CallResult.of(start, await call.function(call.value), None)
+    except UpstreamFailed as error:
+        return failed(call, error, start)
+
+
+def failed(call: Call, error: UpstreamFailed, start: float) -> CallResult:
+    """Return the result of a call without an answer, which began at ``start``."""
+    call.value.failures[call.node] = error
+    return CallResult.of(start, None, error)
+
+
 def _shown_call(call: NodeCall) -> dict[str, Any]:
     shown = {"node": call.node, "cost": call.cost, "seconds": round(call.seconds, 4)}
     if call.error is not None:
@@ -188,15 +219,6 @@ def _shown_call(call: NodeCall) -> dict[str, Any]:
 
 def decide(content: bytes, active: Active, allowed: Sequence[str]) -> dict[str, Any]:
     """Return the node to ask next, or whose answer to return; and why, and what it costs.
-
-    Args:
-        content: The body of the request.
-        active: The policy.
-        allowed: The operating points that requests may choose.
-
-    Returns:
-        ``next`` and ``answer``, one of which is a node, ``why``, ``price`` and the policy's
-        version.
 
     Raises:
         Refused: If the body is not valid, or the answers are not those that the policy asked for.

@@ -27,11 +27,10 @@ from ttamer.llm.client import Client, Deadline, UpstreamFailed
 from ttamer.llm.confidence import question_text
 from ttamer.llm.node import Work
 from ttamer.runtime.cascade import Cascade, Decider
-from ttamer.serve.settings import OperatingPoint, Settings
+from ttamer.serve.settings import OperatingPoint, Point, Settings, stated_points
 
 log = logging.getLogger("ttamer")
 Ask = Callable[[Work], Awaitable[Any]]
-Point = tuple[OperatingPoint, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +224,7 @@ class PolicyStore:
         if not self._force:
             self._check(artefact)
         serve, version = self._settings.serve, str(opened.facts["sha256"])[:16]
-        policy = policy_at(artefact, serve.operating_point)
+        policy = policy_at(artefact, next(iter(stated_points(serve)), None))
         active = Active(policy, version, artefact, self._nodes, serve.max_cost)
         active.cascade(None, None)  # refused now, if no node can be asked within max_cost
         model = None if self._settings.embeddings is None else self._settings.embeddings.model

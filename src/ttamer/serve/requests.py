@@ -1,4 +1,4 @@
-"""What clients send, as structs, and what they are told where it is refused, in OpenAI's form."""
+"""What clients send, as structs, and how it is refused, in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from starlette.responses import Response
 from ttamer.llm.client import UpstreamFailed
 from ttamer.llm.node import Work
 from ttamer.runtime.cascade import Cascade
-from ttamer.runtime.reply import CascadeFailed
-from ttamer.serve.policies import Active, Point
-from ttamer.serve.settings import POINTS
+from ttamer.runtime.reply import CascadeFailed, NodeCall
+from ttamer.serve.policies import Active
+from ttamer.serve.settings import Above0, Point, stated_points
 
 CASCADE = "ttamer"
 REQUEST_ID = r"^[A-Za-z0-9._-]{1,64}$"
@@ -93,9 +93,6 @@ def refused_body(error: Exception) -> Refused:
     return Refused(400, "invalid_request", message, param=path or None)
 
 
-Above0 = Annotated[float, Meta(gt=0)]
-
-
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The field ``ttamer`` of a request: at most one operating point, limits, explanations."""
 
@@ -112,7 +109,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def point(self, allowed: Sequence[str]) -> Point | None:
         """Return the operating point; refuse one that the operator does not allow."""
-        stated = [(name, getattr(self, name)) for name in POINTS if getattr(self, name) is not None]
+        stated = stated_points(self)
         if len(stated) > 1:
             names = " and ".join(name for name, _ in stated)
             raise Refused(400, "bad_choice", f"ttamer has {names}; keep one", param="ttamer")
@@ -148,7 +145,7 @@ class ChatRequest(msgspec.Struct):
 
 @dataclass(slots=True)
 class Job:
-    """One request on its way."""
+    """One request that is answered."""
 
     id: str
     chat: ChatRequest
@@ -162,6 +159,21 @@ class Job:
     size: int = 0
     """The bytes of the request."""
     created: int = field(default_factory=lambda: int(time.time()))
+
+
+def is_ineligible(call: NodeCall) -> bool:
+    """Return whether a node was not asked as it could not take the request."""
+    return (call.error or "").startswith("ineligible:")
+
+
+def path_of(calls: Sequence[NodeCall]) -> list[str]:
+    """Return the nodes that were asked.
+
+    >>> calls = [NodeCall("a", None, None, 0, 0, "ineligible: no"), NodeCall("b", "x", 0.5, 1, 0)]
+    >>> path_of(calls)
+    ['b']
+    """
+    return [call.node for call in calls if not is_ineligible(call)]
 
 
 class Observation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import resource
 import signal
 import socket
@@ -19,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ttamer.errors import ArgumentError
 from ttamer.llm.client import Client, Deadline, UpstreamFailed, open_session
 from ttamer.llm.node import Usage, Work, open_nodes
+from ttamer.serve.app import address_of
 from ttamer.serve.settings import Settings
 
 
@@ -27,10 +27,8 @@ def check_exposure(host: str, *, has_token: bool) -> None:
 
     >>> check_exposure("127.0.0.1", has_token=False)
     """
-    try:
-        is_local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_local = host == "localhost"
+    address = address_of(host)
+    is_local = host == "localhost" if address is None else address.is_loopback
     if not (is_local or has_token):
         raise ArgumentError(
             f"--host is {host}, which other machines can reach, and there is no token: set "
@@ -189,24 +187,15 @@ class Probe(NamedTuple):
     seconds: float = 0.0
     confidence: float = 0.0
     cost: float = 0.0
-    lacks: str = ""
-    """What the settings need and the response has not."""
-    error: str = ""
+    problem: str = ""
+    """Why the node cannot be served as it is configured."""
 
     def __str__(self) -> str:
-        if self.error:
-            return self.error
-        text = f"{self.node}: answered in {self.seconds:.2f} s"
-        text += f", with confidence {self.confidence:.4g} and cost {self.cost:.4g}"
-        return text + (f"; the settings need {self.lacks}" if self.lacks else "")
-
-    @property
-    def is_good(self) -> bool:
-        """Whether the node can be served as it is configured."""
-        return not (self.error or self.lacks)
+        said = f"answered in {self.seconds:.2f} s, with confidence {self.confidence:.4g} and cost"
+        return self.problem or f"{self.node}: {said} {self.cost:.4g}"
 
 
-def probe(settings: Settings) -> list[Probe]:
+async def probe(settings: Settings) -> list[Probe]:
     """Ask every node one question.
 
     Args:
@@ -215,18 +204,12 @@ def probe(settings: Settings) -> list[Probe]:
     Returns:
         One result for each node, in their order.
     """
-    return asyncio.run(_probe(settings))
-
-
-async def _probe(settings: Settings) -> list[Probe]:
     probes, question = [], "Reply with the letter A and nothing else."
     async with open_session() as session:
-        clients = {
-            name: Client(node, session, read_errors=True) for name, node in settings.nodes.items()
-        }
         nodes = open_nodes(
-            settings.source, settings.nodes, lambda node: clients[node.name], settings.compare
-        )
+            settings.source, settings.nodes,
+            lambda node: Client(node, session, read_errors=True), settings.compare,
+        )  # fmt: skip
         body = {"messages": [{"role": "user", "content": question}], "max_tokens": 8}
         work = Work({**body, "temperature": 0}, Deadline.after(settings.serve.timeout))
         for name, node in nodes.items():
@@ -235,9 +218,9 @@ async def _probe(settings: Settings) -> list[Probe]:
             try:
                 reply = await node.ask(work)
             except UpstreamFailed as error:
-                probes.append(Probe(name, error=str(error)))
+                probes.append(Probe(name, problem=str(error)))
                 continue
-            lacks = "" if work.is_measured else "usage, for cost_per_token"
-            seconds = time.monotonic() - start
-            probes.append(Probe(name, seconds, reply.confidence, reply.cost or 0.0, lacks))
+            seconds, cost = time.monotonic() - start, reply.cost or 0.0
+            problem = "" if work.is_measured else f"{name}: states no usage, for cost_per_token"
+            probes.append(Probe(name, seconds, reply.confidence, cost, problem))
     return probes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -26,7 +26,7 @@ from ttamer.llm.settings import (
 )
 
 OperatingPoint = Literal["tradeoff", "mistake_cost", "budget", "error"]
-POINTS: tuple[OperatingPoint, ...] = get_args(OperatingPoint)
+Point = tuple[OperatingPoint, float]
 
 _PROXY = "keys, budgets and tenants belong to the proxy in front, such as LiteLLM"
 _FILES = "four files of the decision log are kept, of 64 MiB each"
@@ -35,46 +35,6 @@ _FILES = "four files of the decision log are kept, of 64 MiB each"
 def _by_key(sentences: Mapping[str, str]) -> dict[str, str]:
     """Return where each key went, of sentences for one or several."""
     return {key: text for keys, text in sentences.items() for key in keys.split()}
-
-
-GONE = _by_key({
-    "keys_env keys_file": f"write token_env for the one token of the server; {_PROXY}",
-    "key": _PROXY,
-    "admin_keys_env": "SIGHUP and a changed file reload the policy; there is no /admin",
-    "hosts": "without a token only requests to this machine are answered",
-    "cors max_connections max_connections_per_address":
-        "it belongs to the proxy in front, such as nginx or Envoy",
-    "queue": "as many requests wait as max_concurrent are answered",
-    "retry_after": "it is one second, or what a model's server asked for",
-    "max_depth": "the parser has its own limit",
-    "hedge": "hedging belongs to the proxy in front of a model's servers",
-    "direct": "ask a model at its own server",
-    "tradeoff_range budget_range error_range":
-        'write allow = ["tradeoff"], "budget" or "error": any value may then be asked for',
-    "trace_log": "write log: it is a trace",
-    "trace_log_bytes trace_log_files": _FILES,
-    "log_predictions": "write log_texts",
-    "otel": "set OpenTelemetry's own ASGI instrumentation up around the app",
-    "speculate speculate_chance speculate_budget":
-        "a stream is relayed where its node's answer is returned in any case",
-    "signals": "what the policy reads of a prompt is computed",
-    "keep_alive": "a stream without an answer has a comment every 10 seconds",
-    "watch": "the policy's file is looked at every 2 seconds",
-    "lame_duck": "write ttamer serve --lame-duck SECONDS",
-    "drain": "write ttamer serve --drain SECONDS",
-})  # fmt: skip
-AUDIT_GONE = _by_key({
-    "budget_in_all": "write budget, the most that audits may cost in an hour",
-    "at_once": "four audits run at once",
-    "max_client_share": _PROXY,
-    "log": "write log in [serve]: audited rows are in the decision log",
-    "log_answers": "write log_texts in [serve]",
-    "keep_rows keep_bytes keep_days": _FILES,
-    "error": "write error in [serve]: it is the operating point that the loop guarantees",
-    "drop": "write error in [serve]; ttamer drift can guarantee a drop",
-    "confidence false_alarms refit_rows shadow_rows attempts window seed":
-        "the loop uses its default; ttamer drift has the others",
-})  # fmt: skip
 
 
 class AuditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -88,6 +48,18 @@ class AuditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """A node that decides whether the answers of audited requests are right."""
     reference: str = ""
     """A trace of rows that the policy was not fitted to; with it the job of drift runs."""
+    removed: ClassVar = _by_key({
+        "budget_in_all": "write budget, the most that audits may cost in an hour",
+        "at_once": "four audits run at once",
+        "max_client_share": _PROXY,
+        "log": "write log in [serve]: audited rows are in the decision log",
+        "log_answers": "write log_texts in [serve]",
+        "keep_rows keep_bytes keep_days": _FILES,
+        "error": "write error in [serve]: it is the operating point that the loop guarantees",
+        "drop": "write error in [serve]; ttamer drift can guarantee a drop",
+        "confidence false_alarms refit_rows shadow_rows attempts window seed":
+            "the loop uses its default; ttamer drift has the others",
+    })  # fmt: skip
 
 
 class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -128,15 +100,42 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The node that answers in shadow mode; by default the last."""
     embeddings: Any = None
     audit: Any = None
+    removed: ClassVar = _by_key({
+        "keys_env keys_file": f"write token_env for the one token of the server; {_PROXY}",
+        "key": _PROXY,
+        "admin_keys_env": "SIGHUP and a changed file reload the policy; there is no /admin",
+        "hosts": "without a token only requests to this machine are answered",
+        "cors max_connections max_connections_per_address":
+            "it belongs to the proxy in front, such as nginx or Envoy",
+        "queue": "as many requests wait as max_concurrent are answered",
+        "retry_after": "it is one second, or what a model's server asked for",
+        "max_depth": "the parser has its own limit",
+        "hedge": "hedging belongs to the proxy in front of a model's servers",
+        "direct": "ask a model at its own server",
+        "tradeoff_range budget_range error_range":
+            'write allow = ["tradeoff"], "budget" or "error": any value may then be asked for',
+        "trace_log": "write log: it is a trace",
+        "trace_log_bytes trace_log_files": _FILES,
+        "log_predictions": "write log_texts",
+        "otel": "set OpenTelemetry's own ASGI instrumentation up around the app",
+        "speculate speculate_chance speculate_budget":
+            "a stream is relayed where its node's answer is returned in any case",
+        "signals": "what the policy reads of a prompt is computed",
+        "keep_alive": "a stream without an answer has a comment every 10 seconds",
+        "watch": "the policy's file is looked at every 2 seconds",
+        "lame_duck": "write ttamer serve --lame-duck SECONDS",
+        "drain": "write ttamer serve --drain SECONDS",
+    })  # fmt: skip
 
-    @property
-    def operating_point(self) -> tuple[OperatingPoint, float] | None:
-        """The operating point that the operator states; ``None`` where none is stated."""
-        stated = [(name, getattr(self, name)) for name in POINTS if getattr(self, name) is not None]
-        if len(stated) > 1:
-            names = " and ".join(name for name, _ in stated)
-            raise CascadeError(f"[serve]: has {names}, and there is one operating point; keep one")
-        return stated[0] if stated else None
+
+def stated_points(table: msgspec.Struct) -> list[Point]:
+    """Return the operating points that settings, or a request, state; more than one is a mistake.
+
+    >>> stated_points(ServeSettings(budget=2.0))
+    [('budget', 2.0)]
+    """
+    names: tuple[OperatingPoint, ...] = get_args(OperatingPoint)
+    return [(name, value) for name in names if (value := getattr(table, name)) is not None]
 
 
 @dataclass(frozen=True)
@@ -174,57 +173,56 @@ class Settings:
         Raises:
             CascadeError: If a key or value is not allowed, or was a setting once.
         """
-        serve = checked(ServeSettings, spec.serve, "[serve]", removed=GONE)
-        serve.operating_point  # noqa: B018 - refuses two
+        serve = checked(ServeSettings, spec.serve, "[serve]")
         audit = None
         if serve.audit is not None:
-            audit = checked(AuditSettings, serve.audit, "[serve.audit]", removed=AUDIT_GONE)
+            audit = checked(AuditSettings, serve.audit, "[serve.audit]")
         settings = cls(
             split_nodes(spec)[0], spec, serve, read_nodes(spec), comparison_of(spec),
             embeddings_of(spec), audit,
         )  # fmt: skip
-        settings._check()
+        for mistake in settings._mistakes():
+            raise CascadeError(mistake)
         return settings
 
-    def _check(self) -> None:
-        serve, audit, spec = self.serve, self.audit, self.source
-        if serve.error is not None and serve.error > (spec.loss_bound or 1.0):
-            raise CascadeError(
-                f"[serve]: error is {serve.error:g}; it must be at most {spec.loss_bound or 1:g}, "
-                "as 0.05 for 5% of wrong answers"
+    def _mistakes(self) -> Iterator[str]:
+        """Yield what is wrong with settings that are right each by itself."""
+        serve, audit, names = self.serve, self.audit, ", ".join(self.source.names)
+        most, points = self.source.loss_bound or 1.0, stated_points(serve)
+        if len(points) > 1:
+            stated = " and ".join(name for name, _ in points)
+            yield f"[serve]: has {stated}, and there is one operating point; keep one"
+        if serve.error is not None and serve.error > most:
+            yield (
+                f"[serve]: error is {serve.error:g}; it must be at most {most:g}, as 0.05 for 5% "
+                "of wrong answers"
             )
         if self.compare.kind == "embedding" and self.embeddings is None:
-            raise CascadeError(
-                '[serve]: compare = "embedding" needs [serve.embeddings] with an upstream'
-            )
-        if serve.incumbent and serve.incumbent not in spec.names:
-            raise CascadeError(
-                f"[serve]: incumbent is {serve.incumbent!r}; the nodes are {', '.join(spec.names)}"
-            )
+            yield '[serve]: compare = "embedding" needs [serve.embeddings] with an upstream'
+        if serve.incumbent and serve.incumbent not in self.source.names:
+            yield f"[serve]: incumbent is {serve.incumbent!r}; the nodes are {names}"
         if serve.incumbent and serve.mode != "shadow":
-            raise CascadeError('[serve]: has incumbent, which needs mode = "shadow"')
+            yield '[serve]: has incumbent, which needs mode = "shadow"'
         if serve.mode == "shadow" and (audit is None or not serve.log):
-            raise CascadeError(
+            yield (
                 '[serve]: mode = "shadow" needs log, and [serve.audit] with the share of requests '
                 "on which the other nodes are asked"
             )
         if audit is None:
             return
-        if len(spec.nodes) < 2:
-            raise CascadeError("[serve.audit]: needs at least two nodes; remove the table")
-        if audit.judge and audit.judge not in spec.names:
-            raise CascadeError(
-                f"[serve.audit]: judge is {audit.judge!r}; the nodes are {', '.join(spec.names)}"
-            )
-        if any(node.verify_cost is not None for node in spec.nodes):
-            raise CascadeError(
+        if len(self.source.nodes) < 2:
+            yield "[serve.audit]: needs at least two nodes; remove the table"
+        if audit.judge and audit.judge not in self.source.names:
+            yield f"[serve.audit]: judge is {audit.judge!r}; the nodes are {names}"
+        if any(node.verify_cost is not None for node in self.source.nodes):
+            yield (
                 "[serve.audit]: an audited row has every node's confidence, and with verify_cost "
                 "some are not asked for; remove one of them"
             )
         if not serve.log:
-            raise CascadeError("[serve.audit]: audited rows go to the log; set log in [serve]")
+            yield "[serve.audit]: audited rows go to the log; set log in [serve]"
         if audit.reference and (serve.error is None or serve.mode == "shadow"):
-            raise CascadeError(
+            yield (
                 "[serve.audit]: with reference the job of drift runs, which keeps a policy within "
                 'an error: set error in [serve], and no mode = "shadow"'
             )

@@ -24,8 +24,7 @@ from ttamer.llm.confidence import Unreadable, message_text
 from ttamer.llm.node import ModelNode, Usage, Work, ineligible
 from ttamer.runtime.calling import Call, CallResult
 from ttamer.runtime.reply import NodeCall, Outcome, Reply, error_text
-from ttamer.serve.answering import failed, is_last
-from ttamer.serve.chat import Chat
+from ttamer.serve.chat import Chat, failed
 from ttamer.serve.requests import Job, Refused
 
 log = logging.getLogger("ttamer")
@@ -194,6 +193,17 @@ class _Stream(StreamingResponse):
         reply = await relayed.reply(cost) if error is None else None
         prediction, confidence = (None, None) if reply is None else reply[:2]
         return NodeCall(call.node, prediction, confidence, cost, time.monotonic() - start, error)
+
+
+def is_last(call: Call, *, may_differ: bool) -> bool:
+    """Return whether the policy stops after this call and returns its answer, whatever it is.
+
+    With ``may_differ`` it is enough that it stops.
+    """
+    session = call.session
+    if not session.is_last:
+        return False
+    return may_differ or all(earlier.error is not None for earlier in call.asked)
 
 
 class _Relayed:

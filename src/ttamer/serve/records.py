@@ -1,9 +1,10 @@
-"""The decision log: one JSON line for each answered request, and for what is said about it later.
+"""What a server records: metrics, and the decision log. Neither ever fails a request.
 
-It is a trace with gaps (:mod:`ttamer.trace.decisions`): of each node the answer where it was asked,
-and the chance with which it was. Rows wait in memory for a fifth of a second and are written by a
-thread: a slow or full disk costs rows, which are counted, and no request. ``kill -9`` costs what
-waits. The file is rotated at 64 MiB, and may be renamed at any time.
+The log has one JSON line for each answered request, and for what is said about it later. It is a
+trace with gaps (:mod:`ttamer.trace.decisions`): of each node the answer where it was asked, and the
+chance with which it was. Rows wait in memory for a fifth of a second and are written by a thread: a
+slow or full disk costs rows, which are counted, and no request. ``kill -9`` costs what waits. The
+file is rotated at 64 MiB, and may be renamed at any time.
 
 Without ``log_texts`` no text is kept: answers are digests under a key beside the log, so that equal
 answers are equal, and prompts are numbers and hashed words. Who has the file can guess words.
@@ -16,14 +17,16 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ttamer._files import atomic_write
 from ttamer.cascade import CascadeSpec
@@ -32,9 +35,53 @@ from ttamer.fitting.inputs import HASHED, hashed_prompt
 from ttamer.llm.confidence import question_text
 from ttamer.llm.prompts import AnsweredPrompt
 from ttamer.runtime.reply import NodeCall
-from ttamer.serve.answering import is_ineligible
-from ttamer.serve.requests import Job
+from ttamer.serve.requests import Job, is_ineligible
 from ttamer.trace.decisions import LOG_VERSION, LoggedDecisions, log_files
+
+
+class Metrics:
+    """The metrics of one process; label values come from the settings, never from clients."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self.registry = CollectorRegistry()
+        count = partial(Counter, registry=self.registry)
+        buckets = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+        time_of = partial(Histogram, documentation="Time", registry=self.registry, buckets=buckets)
+        self._requests = count("ttamer_requests_total", "Requests", ["status"])
+        self._seconds = time_of("ttamer_request_seconds")
+        cost = count("ttamer_cost_total", "Cost of calls, in the cascade's units", ["node"])
+        answered = count("ttamer_answers_total", "Answers returned", ["node"])
+        seconds = time_of("ttamer_call_seconds", labelnames=["node"])
+        self._calls = count("ttamer_calls_total", "Calls by their result", ["node", "result"])
+        self.audits = count("ttamer_audits_total", "Audits by their result", ["result"])
+        self.swaps = count("ttamer_swaps_total", "Policies put into service by the loop")
+        gauge = partial(Gauge, registry=self.registry)
+        self.breakers = gauge("ttamer_breaker_open", "Whether a node is left alone", ["node"])
+        # Looking a label up takes longer than counting.
+        self._cost = {name: cost.labels(name) for name in nodes}
+        self._answered = {name: answered.labels(name) for name in nodes}
+        self._call_seconds = {name: seconds.labels(name) for name in nodes}
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """Add a gauge that is read when it is scraped."""
+        Gauge(name, text, registry=self.registry).set_function(read)
+
+    def finished(self, status: int, seconds: float) -> None:
+        """Count a request."""
+        self._requests.labels(str(status)).inc()
+        self._seconds.observe(seconds)
+
+    def called(self, calls: Iterable[NodeCall]) -> None:
+        """Count calls of nodes."""
+        for call in calls:
+            result = "ok" if call.error is None else call.error.partition(":")[0]
+            self._calls.labels(call.node, result).inc()
+            self._cost[call.node].inc(call.cost)
+            self._call_seconds[call.node].observe(call.seconds)
+
+    def answered(self, node: str) -> None:
+        """Count an answer that was returned."""
+        self._answered[node].inc()
 
 
 class DecisionLog:
@@ -47,14 +94,13 @@ class DecisionLog:
 
     def __init__(self, path: str, spec: CascadeSpec, *, texts: bool = False) -> None:
         self.path, self._spec, self._texts = path, spec, texts
-        # The server appends while the thread takes: both are atomic, a list in its place is not.
+        # The thread takes rows while requests add others: each step of a deque is atomic.
         self._rows: deque[dict[str, Any]] = deque()
         self._characters = self._recent_characters = 0  # of rows that wait, and of recent answers
         self.recent: OrderedDict[str, dict[str, str]] = OrderedDict()
         """By the id of a request and node: the answers as they are, in memory alone."""
         self.lost = 0
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._stop, self._thread = threading.Event(), threading.Thread()
         self._key = b""
         if path:
             try:
@@ -72,7 +118,7 @@ class DecisionLog:
     def close(self) -> None:
         """Write what waits, and end the thread."""
         self._stop.set()
-        if self._thread is not None:
+        if self._thread.ident is not None:
             self._thread.join(10)
 
     def write(
@@ -116,9 +162,8 @@ class DecisionLog:
                 if scores and answers[call.node] in scores:
                     row["score"] = scores[answers[call.node]]
         self._rows.append({
-            "v": LOG_VERSION, "time": round(time.time(), 3), "request": job.id,
-            "policy": job.active.version, "by": by, "cost": cost, "nodes": nodes, "prompt": text,
-            "inputs": stated_numbers(job.inputs), **facts,
+            **_head(), "request": job.id, "policy": job.active.version, "by": by, "cost": cost,
+            "nodes": nodes, "prompt": text, "inputs": stated_numbers(job.inputs), **facts,
         })  # fmt: skip
 
     def _remember(self, request: str, answers: dict[str, str]) -> None:
@@ -145,9 +190,9 @@ class DecisionLog:
     ) -> None:  # fmt: skip
         """Take the right answer to an earlier request, a score of the one returned, or of all."""
         if self.path and self._has_room(len(label or "")):
-            row = {"v": LOG_VERSION, "time": round(time.time(), 3), "feedback": request}
-            row |= {"label": self.digest(label, classes), "score": score, "scores": scores}
-            self._rows.append(row)
+            kept = self.digest(label, classes)
+            said = {"feedback": request, "label": kept, "score": score, "scores": scores}
+            self._rows.append({**_head(), **said})
 
     def digest(self, answer: Any, classes: Collection[str] = ()) -> Any:
         """Return what is kept of an answer: a digest, but of one that the policy knows."""
@@ -171,25 +216,13 @@ class DecisionLog:
             for row in rows:
                 if "prompt" in row and not self._texts:
                     row["prompt"] = hashed_prompt(row["prompt"])
-            lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+            lines = _lines(rows)
             with _locked(self.path):
-                self._append(lines)
+                self._rotate(len(lines))
+                head = {"v": LOG_VERSION, "cascade": self._spec.to_toml()}
+                _append(self.path, lines, _lines([head]))
         except (OSError, ValueError, TypeError):
             self.lost += len(rows)
-
-    def _append(self, lines: bytes) -> None:
-        self._rotate(len(lines))
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-        with os.fdopen(os.open(self.path, flags, 0o600), "ab", buffering=0) as file:
-            end = os.fstat(file.fileno()).st_size
-            if not end:
-                head = {"v": LOG_VERSION, "cascade": self._spec.to_toml()}
-                lines = msgspec.json.encode(head) + b"\n" + lines
-            elif os.pread(file.fileno(), 1, end - 1) != b"\n":
-                lines = b"\n" + lines  # after half a line of a process that was killed
-            if file.write(lines) != len(lines):  # a full disk
-                file.truncate(end)
-                raise OSError(f"{self.path}: cannot be written")
 
     def _rotate(self, more: int) -> None:
         with suppress(FileNotFoundError):
@@ -253,10 +286,31 @@ def prompts_of(decisions: LoggedDecisions) -> tuple[list[int], list[AnsweredProm
 
 def add_labels(path: str | os.PathLike[str], scores: Mapping[str, Mapping[str, float]]) -> None:
     """Add to a decision log, by request and node, whether answers are right."""
-    facts = {"v": LOG_VERSION, "time": round(time.time(), 3), "label": None, "score": None}
-    rows = [{**facts, "feedback": key, "scores": right} for key, right in scores.items()]
-    with _locked(path), Path(path).open("ab") as file:
-        file.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    said = {**_head(), "label": None, "score": None}
+    with _locked(path):
+        _append(path, _lines({**said, "feedback": key, "scores": scores[key]} for key in scores))
+
+
+def _head() -> dict[str, Any]:
+    return {"v": LOG_VERSION, "time": round(time.time(), 3)}
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+
+
+def _append(path: str | os.PathLike[str], lines: bytes, head: bytes = b"") -> None:
+    """Append all lines or none; ``head`` begins a new file."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    with os.fdopen(os.open(path, flags, 0o600), "ab", buffering=0) as file:
+        end = os.fstat(file.fileno()).st_size
+        if not end:
+            lines = head + lines
+        elif os.pread(file.fileno(), 1, end - 1) != b"\n":
+            lines = b"\n" + lines  # after half a line of a process that was killed
+        if file.write(lines) != len(lines):  # a full disk
+            file.truncate(end)
+            raise OSError(f"{path}: cannot be written")
 
 
 def _request_of(line: bytes) -> str | None:
