@@ -51,7 +51,7 @@ def test_every_former_setting_is_there_or_listed(table):
     structs = {"node": "NodeSettings", "serve": "ServeSettings", "serve.audit": "AuditSettings"}
     struct = getattr(settings, structs[table])
     now = {field.name for field in msgspec.structs.fields(struct)}
-    gone = set(FORMER["settings"][table]) - now - set(settings.GONE)
+    gone = set(FORMER["settings"][table]) - now - set(struct.removed)
     assert not [name for name in sorted(gone) if not is_listed(name)]
 
 

@@ -20,11 +20,11 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from replay import replay_stream
 
 import ttamer as tt
 from ttamer.drift.loop import LoopSettings, serving_of
 from ttamer.drift.monitor import Bound, Monitor, decide
-from ttamer.drift.replay import replay_stream
 from ttamer.reporting import save_figure
 from ttamer.stats.bounds import binomial_upper
 from ttamer.trace.trace import Trace

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from replay import ReplayResult
 
-from ttamer.drift.replay import ReplayResult
 from ttamer.fitting.ladder import shown_error
 
 # Label, colour and line width of each arm.

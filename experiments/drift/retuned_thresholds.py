@@ -15,11 +15,11 @@ from collections import deque
 
 import numpy as np
 from numpy.typing import NDArray
+from replay import BATCH_ROWS, Arm, ReplayResult, arm_of
 
 from ttamer.baselines.rules import StopRule, walk_of
 from ttamer.baselines.threshold import Confidence
 from ttamer.drift.monitor import Bound
-from ttamer.drift.replay import BATCH_ROWS, Arm, ReplayResult, arm_of
 from ttamer.errors import ArgumentError
 from ttamer.fitting.replay import Rule, paid
 from ttamer.trace.checks import require_trace

@@ -72,7 +72,6 @@ CALLS = {
     open_artefact: open_artefact,
     datasets.load: datasets.load,
     datasets.about: datasets.about,
-    drift.replay_stream: lambda x: drift.replay_stream(None, x, SETTINGS),
     drift.watch: lambda x: drift.watch(x, "policy.ttamer", SETTINGS),
     drift.serving_of: lambda x: drift.serving_of(x, ROWS, SETTINGS),
     evaluation.compare: lambda x: evaluation.compare(x, POLICY, ROWS),

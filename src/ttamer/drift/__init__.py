@@ -25,5 +25,3 @@ from ttamer.drift.monitor import (
     Evidence as Evidence,
     Monitor as Monitor,
 )
-from ttamer.drift.replay import ReplayResult as ReplayResult, replay_stream as replay_stream
-from ttamer.drift.sampling import AuditSampler as AuditSampler

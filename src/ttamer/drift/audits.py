@@ -1,20 +1,85 @@
-"""The audited rows that ``ttamer drift`` has read, in SQLite: they outlast the log.
+"""Audits: which requests are drawn for one, and the rows that ``ttamer drift`` has read of a log.
 
-Once :meth:`AuditedRows.add` returns, the end of the process loses nothing of it.
+A request is drawn by a hash of its key and a seed, as a number from 0 to 1, so the draw does not
+depend on its content. The chance is logged with every row: rows can be weighted by its inverse.
+
+The rows are in SQLite, where they outlast the log. Once :meth:`AuditedRows.add` returns, the end of
+the process loses nothing of it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import msgspec
 
 from ttamer._files import database_errors, open_database
-from ttamer.errors import TraceError
+from ttamer.errors import ArgumentError, TraceError
+
+
+class AuditSampler:
+    """Draws the requests that are audited: a share of them, while a budget lasts.
+
+    >>> audit = AuditSampler(0.25, seed=7)
+    >>> sum(audit.draw(f"request-{k}", seconds=0.0)[0] for k in range(1000))
+    246
+
+    Args:
+        share: The share of requests that is audited until half of the budget is spent; from there
+            on it falls in proportion to what is left.
+        cost: The largest expected cost of one audit: that of asking every node.
+        budget: The largest cost of audits per hour. After a quiet hour, that of one hour may be
+            spent at once.
+        seed: The seed of the draws.
+
+    Raises:
+        ArgumentError: Where an argument is out of range, or the budget does not allow one audit.
+    """
+
+    def __init__(
+        self, share: float, *, cost: float = 0.0, budget: float = math.inf, seed: int = 0
+    ) -> None:
+        if not 0 < share <= 1:
+            raise ArgumentError(f"share is {share!r}; it must be above 0 and at most 1")
+        if not 0 <= cost < math.inf:
+            raise ArgumentError(f"cost is {cost!r}; it must be finite and not negative")
+        if not budget > cost:
+            raise ArgumentError(
+                f"the budget is {budget:g} per hour and one audit may cost {cost:g}; allow more"
+            )
+        self.share, self.cost, self.budget, self.seed = share, cost, budget, seed
+        self._unspent, self._last_time = budget, math.inf
+
+    def draw(self, key: str | int, seconds: float) -> tuple[bool, float]:
+        """Return whether a request is audited, and the chance of that; reserve what it may cost.
+
+        ``key`` must not be one that clients choose; ``seconds`` is the time.
+        """
+        chance = self._chance(seconds)
+        digest = blake2b(f"{self.seed}:{key}".encode(), digest_size=7).digest()
+        is_drawn = (int.from_bytes(digest) >> 3) / 2**53 < chance
+        if is_drawn:
+            self._unspent -= self.cost
+        return is_drawn, chance
+
+    def settle(self, cost: float) -> None:
+        """Replace the reserved cost of one audit by its actual cost."""
+        self._unspent -= cost - self.cost
+
+    def _chance(self, seconds: float) -> float:
+        if self.budget == math.inf:
+            return self.share
+        gained = max(0.0, seconds - self._last_time) / 3600 * self.budget
+        self._unspent = min(self.budget, self._unspent + gained)
+        self._last_time = seconds
+        part = max(0.0, self._unspent - self.cost) / (self.budget - self.cost)
+        return self.share * min(1.0, 2 * part)
 
 
 class AuditedRow(NamedTuple):
@@ -29,10 +94,7 @@ class AuditedRow(NamedTuple):
 
 
 class AuditedRows:
-    """Audited rows, and files beside them; to be used with ``with``.
-
-    Args:
-        path: The file of the database.
+    """Audited rows, and files beside them, in a database; to be used with ``with``.
 
     Raises:
         TraceError: Where the file cannot be written, or is no database.
@@ -63,20 +125,21 @@ class AuditedRows:
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add a row of the decision log; one that is there, by this run or another, stays."""
-        key = (str(line.get("request")), float(line.get("time") or 0.0))
-        statement = "INSERT OR IGNORE INTO audited (request, time, line) VALUES (?, ?, ?)"
+        row = str(line.get("request")), float(line.get("time") or 0.0), msgspec.json.encode(line)
         with database_errors(self._path):
-            self._base.execute(statement, (*key, msgspec.json.encode(line)))
+            self._base.execute(
+                "INSERT OR IGNORE INTO audited (request, time, line) VALUES (?, ?, ?)", row
+            )
 
     def keep(self, name: str, content: bytes) -> None:
         """Keep a file, such as a policy; one with the same name is replaced."""
         with database_errors(self._path):
             self._base.execute("REPLACE INTO files VALUES (?, ?)", (name, content))
 
-    def kept(self, name: str) -> bytes | None:
-        """Return a file that is kept; ``None`` where there is none."""
+    def kept(self, name: str) -> bytes:
+        """Return a file that is kept; nothing where there is none."""
         row = self._base.execute("SELECT content FROM files WHERE name = ?", (name,)).fetchone()
-        return None if row is None else bytes(row[0])
+        return b"" if row is None else bytes(row[0])
 
     def clear(self) -> None:
         """Delete all rows and files."""
@@ -91,14 +154,9 @@ class AuditedRows:
 
 
 def forget_rows(path: str | os.PathLike[str], requests: Iterable[str]) -> int:
-    """Delete what a job keeps of some requests.
+    """Delete what a job keeps of some requests (``POLICY.drift``), and return how many rows.
 
-    Args:
-        path: The file of the job (``POLICY.drift``); another process may go on writing it.
-        requests: The ids of the requests.
-
-    Returns:
-        The number of rows deleted.
+    Another process may go on writing the file.
 
     Raises:
         TraceError: Where there is no such file.

@@ -36,19 +36,17 @@ class WatchResult:
     """What a run of the job found."""
 
     rows: int
-    """The number of audited rows that were tested, in all runs."""
+    """The audited rows that were tested, in all runs."""
     waiting: int
-    """The number of rows that are still needed as a reference; then nothing is tested."""
+    """The rows that are still needed as a reference; then nothing is tested."""
     events: tuple[Event, ...]
-    """The events of the loop that are new."""
+    """The new events of the loop."""
     state: str
-    """The state of the loop."""
     progress: dict[str, float]
     """How near each test is to an alarm, from 0 to 1."""
     serving: str
     """The policy that should serve."""
     replaced: bool
-    """Whether the file was replaced."""
     is_current: bool
     """Whether the file has the policy that should serve."""
 
@@ -56,10 +54,8 @@ class WatchResult:
         if self.waiting:
             return f"waiting for {counted(self.waiting, 'more audited row')} as a reference"
         tests = ", ".join(f"{name} {value:.0%}" for name, value in self.progress.items())
-        lines = [
-            *map(str, self.events),
-            f"{self.state} after {counted(self.rows, 'audited row')}; towards an alarm: {tests}",
-        ]
+        summary = f"{self.state} after {counted(self.rows, 'audited row')}; towards an alarm: "
+        lines = [*map(str, self.events), summary + tests]
         if self.replaced:
             lines.append(f"replaced: {self.serving} serves from now on")
         elif not self.is_current:
@@ -74,7 +70,6 @@ def watch(
     *,
     reference: Trace | str | os.PathLike[str] | None = None,
     replace: bool = False,
-    state: str | os.PathLike[str] | None = None,
     refit: Callable[[Trace], FittedLadder] = fit,
 ) -> WatchResult:
     """Test a policy on the audited rows of a decision log; re-fit, certify, and swap or fall back.
@@ -90,12 +85,11 @@ def watch(
         reference: Rows that the ladder was not fitted to, or their file. By default the first
             ``refit_rows`` audited rows of the log that this policy decided.
         replace: Whether to write the policy that should serve into the file.
-        state: The file of the job; by default the policy's name with ``.drift`` after it. Another
-            policy in the file begins anew.
         refit: The function from rows to a ladder.
 
     Returns:
-        The new events, and what should serve.
+        The new events, and what should serve. ``POLICY.drift`` keeps what was read; another policy
+        in the file begins anew.
 
     Raises:
         TTamerError: If a file cannot be read or written, or the policy is no ladder.
@@ -103,8 +97,11 @@ def watch(
     policy, decisions = Path(policy), read_decisions(log)
     if reference is not None and not isinstance(reference, Trace):
         reference = Trace.read(reference, decisions.trace.spec)
-    content = _content(policy)
-    with AuditedRows(state or f"{policy}.drift") as rows:
+    try:
+        content = policy.read_bytes()
+    except OSError as error:
+        raise ArgumentError(f"{policy}: cannot be read: {error.strerror}") from None
+    with AuditedRows(f"{policy}.drift") as rows:
         if _digest(content) not in (rows.kept("installed"), rows.kept("next")):
             _opened(content)  # refused before what is kept of the former one is deleted
             rows.clear()  # the first run, or an operator's policy
@@ -126,7 +123,7 @@ class _Job:
     ) -> None:  # fmt: skip
         self._rows, self._policy, self._settings, self._fit = rows, policy, settings, refit
         self._decisions, self._spec = decisions, decisions.trace.spec
-        self._first, self._version = _opened(rows.kept("first") or b"")
+        self._first, self._version = _opened(rows.kept("first"))
 
     def add_new(self) -> None:
         """Keep the audited rows that are complete, and known to be right or wrong."""
@@ -161,7 +158,7 @@ class _Job:
         reported = int(self._rows.kept("events") or b"0")
         changes = [n for n, event in enumerate(loop.events) if event.kind in ("fallback", "swap")]
         wanted = f"{changes[-1]}" if changes else ""
-        is_current = (self._rows.kept("serving") or b"").decode() == wanted
+        is_current = self._rows.kept("serving").decode() == wanted
         replaced = replace and not is_current
         if replaced:
             self._install(loop.serving, wanted)
@@ -197,7 +194,7 @@ class _Job:
         """Fit, or return the fit of a former run to the same rows."""
         name = f"fit {rows.digest}"
         content = self._rows.kept(name)
-        if content is None:
+        if not content:
             content = pack(self._fit(rows), {})
             self._rows.keep(name, content)
         return _opened(content)[0]
@@ -205,13 +202,6 @@ class _Job:
 
 def _digest(content: bytes) -> bytes:
     return sha256(content).hexdigest().encode()
-
-
-def _content(policy: Path) -> bytes:
-    try:
-        return policy.read_bytes()
-    except OSError as error:
-        raise ArgumentError(f"{policy}: cannot be read: {error.strerror}") from None
 
 
 def _opened(content: bytes) -> tuple[FittedLadder, str]:

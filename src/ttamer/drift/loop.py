@@ -7,17 +7,15 @@
         |                                              '--more rows--+--------------+--> fallback
         '----------------------------- swapped <------------------------------------'
 
-The loop takes audited rows, on which every node was asked, in the order of the traffic, and decides
-which policy serves. It uses no clock, file or server, so a server, a cron job and a replay run the
-same code. :meth:`Loop.update` may take seconds when it re-fits: call it in a thread.
+The loop takes audited rows, on which every node was asked, in the order of the traffic. It uses no
+clock, file or server, so a server, a cron job and a replay run the same code.
 
 From the alarm until a new policy is certified the last node answers everything. The new policy is
 fitted to rows after the estimated time of the change, certified on other rows that came after the
 alarm, and decides further rows in the shadow before it serves. Once there are twice as many rows it
 is fitted again, while the current policy serves: more rows certify a cheaper policy. The attempts
 after one alarm share the level of one promise (the k-th has a part of 1 / (k (k + 1))), so together
-they break it with a chance of at most 1 - confidence. After ``attempts`` failed attempts the
-fallback policy stays until an operator installs another.
+they break it with a chance of at most 1 - confidence.
 """
 
 from __future__ import annotations
@@ -58,32 +56,34 @@ class LoopSettings:
     >>> LoopSettings(at_most=0.05).refit_rows
     400
 
+    Args:
+        at_most: The promised upper bound on the error, or on the drop.
+        kind: What is promised: ``"error"`` or ``"drop"``.
+        against: The node that a drop is measured from; by default the last.
+        confidence: The confidence of every promise.
+        false_alarms: The chance that there is ever an alarm without a change, for each policy.
+        refit_rows: The audited rows after the change that a re-fit waits for.
+        hold_out: The share of these rows that is held out to certify the policy.
+        shadow_rows: The audited rows that a new policy decides in the shadow before it serves.
+        attempts: The failed attempts after which the fallback policy stays.
+        window: The audited rows kept in memory.
+        seed: The seed of all random draws.
+
     Raises:
         ArgumentError: Where a setting is out of its range.
     """
 
     at_most: float
-    """The promised upper bound on the error, or on the drop."""
     kind: Kind = "error"
-    """What is promised: ``"error"`` or ``"drop"``."""
     against: str | None = None
-    """The node that a drop is measured from; by default the last."""
     confidence: float = 0.95
-    """The confidence of every promise."""
     false_alarms: float = 0.05
-    """The chance that there is ever an alarm without a change, for each policy that serves."""
     refit_rows: int = 400
-    """The number of audited rows after the change that a re-fit waits for."""
     hold_out: float = 0.5
-    """The share of these rows that is held out to certify the policy."""
     shadow_rows: int = 50
-    """The number of audited rows that a new policy decides in the shadow before it serves."""
     attempts: int = 4
-    """The number of failed attempts after which the fallback policy stays active."""
     window: int = 10_000
-    """The number of audited rows kept in memory."""
     seed: int = 0
-    """The seed of all random draws."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("error", "drop"):
@@ -113,7 +113,6 @@ class Event:
     state: LoopState
     """The state of the loop after it."""
     kind: EventKind
-    """What happened."""
     text: str
     """The reason, in a sentence."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -127,11 +126,7 @@ class Event:
 class CertifiedServing:
     """A fitted policy that serves or served; ``promise.certified`` says if it could be certified.
 
-    Args:
-        policy: The policy.
-        ladder: The ladder that it is of, with its promise.
-        promise: The promise.
-        reference: Rows that it was not fitted to, drawn like the traffic it is meant for.
+    ``reference`` are rows that it was not fitted to, drawn like the traffic it is meant for.
     """
 
     policy: FittedPolicy | Mixture
@@ -145,10 +140,7 @@ class CertifiedServing:
 
 @dataclass(frozen=True, eq=False)
 class FallbackServing:
-    """The fallback policy: the last node answers everything.
-
-    It uses nothing that was learned, so a change of traffic does not affect it.
-    """
+    """The fallback policy: the last node answers everything, so no change of traffic affects it."""
 
     policy: FittedPolicy
 
@@ -174,8 +166,7 @@ def serving_of(ladder: FittedLadder, reference: Trace, settings: LoopSettings) -
         settings: The promise.
 
     Returns:
-        The policy with its promise. Where no policy can be certified, ``promise.certified`` is
-        false, and the policy is the node that it is compared with.
+        The policy with its promise; where none can be certified, the node that it is compared with.
 
     Raises:
         ArgumentError: Where the ladder was fitted to the reference, or it has no rows.
@@ -231,17 +222,14 @@ class Loop:
         self.settings = settings
         self.state: LoopState = "watching"
         self.serving: Serving = serving
-        """The policy that serves."""
         self.candidate: CertifiedServing | None = None
         """The policy in the shadow."""
         self.change: int | None = None
         """The row of the traffic at which the last change is estimated to have happened."""
         self.events: list[Event] = []
-        """What happened, the oldest first."""
         self.number = -1
         """The number of the last row taken, in the traffic."""
         self.audited = 0
-        """The number of audited rows taken."""
         self._refit = refit
         names = serving.reference.names
         self._against = settings.against or names[-1]
@@ -262,7 +250,7 @@ class Loop:
     def update(
         self, rows: Trace, numbers: Sequence[int], keys: Sequence[str | int] | None = None
     ) -> None:
-        """Take audited rows in their order.
+        """Take audited rows in their order; this may take seconds when it re-fits.
 
         Args:
             rows: The rows.
@@ -452,11 +440,7 @@ class Loop:
 
 
 def joined(parts: Sequence[Trace]) -> Trace:
-    """Return rows one after the other, with the inputs and columns that all parts have.
-
-    Args:
-        parts: At least one trace of the same cascade.
-    """
+    """Return rows one after the other, with the inputs and columns that all parts have."""
     names = [name for name in parts[0].inputs if all(name in part.inputs for part in parts)]
     optional = ("margin", "entropy", "latency", "chance", "prompt", "group")
     lacking: dict[str, Any] = {

@@ -4,18 +4,17 @@ Three tests share one rate of false alarms: it is divided among them, within a t
 interval and the bets, or among the steps. While rows are drawn like the reference and the promise
 holds, the chance that there is *ever* an alarm is at most ``false_alarms``.
 
-- **calibration**: the answers are wrong more or less often than predicted. A confidence interval
-  for the mean of (wrong - believed) comes from reference rows, to which the policy was not fitted;
-  an e-process tests whether the mean has left it.
+- **calibration**: the answers are wrong more or less often than predicted: the mean of (wrong -
+  believed) has left its confidence interval on reference rows.
 - **promise**: the error is above the promised one (or, for a drop, the loss against a node is).
 - **states**: the distribution of states at some steps has changed. An e-process for each step tests
-  the conformal p-value of every row among the reference and all rows before it: while rows are
-  exchangeable it is uniform, exactly (Vovk, Gammerman and Shafer, 2005).
+  the conformal p-value of every row among all rows before it: while rows are exchangeable it is
+  uniform, exactly (Vovk, Gammerman and Shafer, 2005).
 
 An e-process is the wealth of bets that are fair without a change: it ever reaches ``1 / a`` with a
 chance of at most ``a`` (Ville's inequality). A part of the reserve is invested before every row, so
-a late change is found almost as soon as an early one: a mixture over all times at which betting
-could have begun (compare the e-detectors of Shin, Ramdas and Rinaldo, 2022).
+a late change is found almost as soon as an early one (compare the e-detectors of Shin, Ramdas and
+Rinaldo, 2022).
 """
 
 from __future__ import annotations
@@ -75,13 +74,7 @@ class AuditedDecisions:
 def decide(rule: Rule, trace: Trace, keys: Sequence[str | int] | None = None) -> AuditedDecisions:
     """Return the decisions of a rule on rows on which every node answered.
 
-    Args:
-        rule: A fitted policy, a mixture, or anything else with a ``play``.
-        trace: The rows.
-        keys: What a mixture draws its policy by on each row; by default the number of the row.
-
-    Returns:
-        Answers, errors and costs; of a fitted policy beliefs and states too.
+    ``keys`` are what a mixture draws its policy by on each row; by default the number of the row.
 
     Raises:
         ArgumentError: If answers have losses and the cascade has no largest loss.
@@ -94,57 +87,47 @@ def decide(rule: Rule, trace: Trace, keys: Sequence[str | int] | None = None) ->
             "[cascade] (for scores it is 1)"
         )
     lost = complete_losses(trace)
-    rows = np.arange(len(trace))
     if isinstance(rule, Mixture):
         names = range(len(trace)) if keys is None else keys
         is_second = np.array([rule.drawn(key) is rule.expensive for key in names], bool)
-        cheap, expensive = (
-            _fitted_decisions(part, trace, lost, unit) for part in (rule.cheap, rule.expensive)
-        )
+        first, second = (_decided(part, trace, lost, unit) for part in (rule.cheap, rule.expensive))
         believed = None
-        if cheap.believed is not None and expensive.believed is not None:
-            believed = np.where(is_second, expensive.believed, cheap.believed)
-        answer = np.where(is_second, expensive.answer, cheap.answer)
-        cost = np.where(is_second, expensive.cost, cheap.cost)
-        wrong = lost[rows, answer]
-        return AuditedDecisions(answer, wrong, lost, cost, believed, cheap.states, unit)
-    if isinstance(rule, FittedPolicy):
-        return _fitted_decisions(rule, trace, lost, unit)
-    played = rule.play(trace)
-    wrong = lost[rows, played.answer]
-    return AuditedDecisions(played.answer, wrong, lost, paid(played.asked, trace), unit=unit)
+        if first.believed is not None and second.believed is not None:
+            believed = np.where(is_second, second.believed, first.believed)
+        answer, wrong, cost = (
+            np.where(is_second, getattr(second, name), getattr(first, name))
+            for name in ("answer", "wrong", "cost")
+        )
+        return AuditedDecisions(answer, wrong, lost, cost, believed, first.states, unit)
+    return _decided(rule, trace, lost, unit)
 
 
-def _fitted_decisions(
-    rule: FittedPolicy, trace: Trace, lost: Losses, unit: float | None, most_steps: int = 6
-) -> AuditedDecisions:
-    """Decide by a fitted policy; the states are those of at most ``most_steps`` nodes."""
-    rows, tables = rule.fitted.read(trace), rule.fitted.tables
-    played = rows.play(rule.rule)
-    count = len(trace.names)
-    nodes = np.linspace(0, count - 1, min(most_steps, count)).round().astype(int).tolist()
+def _decided(rule: Rule, trace: Trace, lost: Losses, unit: float | None) -> AuditedDecisions:
+    """Decide by one rule; the states are those of at most six nodes."""
     believed, states = None, None
-    if isinstance(tables, StateTables):
-        states = tables.states(trace.confidence)[:, nodes].astype(float)
-    elif rule.fitted.record.belief != "threshold":  # thresholds say no chance of an error
-        view = tables.belief.view(rows.answers)
-        alone = [view.best((node,))[0] for node in nodes]
-        states = np.where(np.isnan(alone), 0.0, alone).T
-        believed = np.ones(len(trace))
-        for step, which in by_pattern(played.asked & rows.answers.answered):
-            if step:
-                believed[which] = chance(view.best(step)[0][which])
+    if isinstance(rule, FittedPolicy):
+        rows, tables = rule.fitted.read(trace), rule.fitted.tables
+        played = rows.play(rule.rule)
+        count = len(trace.names)
+        nodes = np.linspace(0, count - 1, min(6, count)).round().astype(int).tolist()
+        if isinstance(tables, StateTables):
+            states = tables.states(trace.confidence)[:, nodes].astype(float)
+        elif rule.fitted.record.belief != "threshold":  # thresholds say no chance of an error
+            view = tables.belief.view(rows.answers)
+            alone = [view.best((node,))[0] for node in nodes]
+            states = np.where(np.isnan(alone), 0.0, alone).T
+            believed = np.ones(len(trace))
+            for step, which in by_pattern(played.asked & rows.answers.answered):
+                if step:
+                    believed[which] = chance(view.best(step)[0][which])
+    else:
+        played = rule.play(trace)
     wrong, cost = lost[np.arange(len(trace)), played.answer], paid(played.asked, trace)
     return AuditedDecisions(played.answer, wrong, lost, cost, believed, states, unit)
 
 
 class MixtureEProcess:
-    """The wealth of several independent streams, each with the same number of bets.
-
-    Args:
-        streams: The number of streams.
-        bets: The number of bets of each.
-    """
+    """The wealth of several independent streams, each with the same number of bets."""
 
     delay = 100  # row t invests one part in t + delay of the reserve
     max_wealth = 1e250  # of one investment, so that wealth stays finite
@@ -153,7 +136,6 @@ class MixtureEProcess:
 
     def __init__(self, streams: int, bets: int) -> None:
         self.rows = 0
-        """The number of rows taken."""
         self._reserve = 1.0
         self._invested = np.zeros((streams, bets))
         self._logs: deque[NDArray[np.float32]] = deque(maxlen=self.memory)
@@ -166,9 +148,8 @@ class MixtureEProcess:
     def update(self, increments: Floats) -> None:
         """Take one row.
 
-        Args:
-            increments: Shape (streams, bets): the factor by which each bet's investment is
-                multiplied; without a change, at most 1 on average.
+        ``increments``, of shape (streams, bets), are the factors by which each bet's investment is
+        multiplied; without a change at most 1 on average.
         """
         invested = self._reserve / (self.rows + self.delay)
         self._reserve -= invested
@@ -178,11 +159,8 @@ class MixtureEProcess:
         self._logs.append(np.log(np.maximum(increments, 1e-12)).astype(np.float32))
 
     def since_change(self, stream: int) -> int:
-        """Return the estimated number of rows since the bets of a stream began to pay.
-
-        It is rather too few than too many: rows from before the change must not be used as rows
-        from after it.
-        """
+        """Return the estimated number of rows since the bets of a stream began to pay."""
+        # Rather too few than too many: rows from before a change must not pass for later ones.
         logs = np.array([increments[stream] for increments in self._logs], np.float64)
         if not len(logs):
             return 0
@@ -193,17 +171,12 @@ class MixtureEProcess:
 
 
 def bet_sizes(lowest: float, count: int = 7, max_loss: float = 0.9) -> Floats:
-    """Return sizes of bets on a number x, each half of the one before.
+    """Return sizes of bets on a number x above ``lowest``, each half of the one before.
 
     A bet of size s on x has the increment ``1 + s * x``; none loses more than ``max_loss``.
 
     >>> bet_sizes(-0.5)[:3].round(2).tolist()
     [1.8, 0.9, 0.45]
-
-    Args:
-        lowest: The smallest value that x can take; negative.
-        count: The number of sizes.
-        max_loss: The largest share of an investment that one row may cost.
     """
     return np.asarray(max_loss / max(-lowest, 1e-6) / 2.0 ** np.arange(count))
 
@@ -211,10 +184,8 @@ def bet_sizes(lowest: float, count: int = 7, max_loss: float = 0.9) -> Floats:
 class ConformalPValues:
     """The rank of each row among all rows before it, from 0 to 1, for several scores at once.
 
-    Args:
-        reference: Shape (T, scores): the scores of rows drawn as rows should be.
-        seed: For ties. It must not be the seed that the rows themselves were drawn with, as in a
-            simulation.
+    ``reference`` are the scores of rows drawn as rows should be, of shape (T, scores). ``seed`` is
+    for ties; it must not be the one that the rows were drawn with, as in a simulation.
     """
 
     def __init__(self, reference: Floats, seed: int) -> None:
@@ -277,14 +248,7 @@ class Bound:
         return self.at_most if self.unit is None else self.at_most / self.unit
 
     def excess(self, decisions: AuditedDecisions) -> Floats:
-        """Return the loss of each row above the bound, as a share of the largest loss.
-
-        Args:
-            decisions: What the policy did on T rows.
-
-        Returns:
-            Shape (T,).
-        """
+        """Return the loss of each row above the bound, as a share of the largest loss."""
         lost = decisions.wrong.astype(np.float64)
         if self.kind == "drop":
             lost -= decisions.lost[:, self.node]
@@ -345,8 +309,7 @@ class Monitor:
 
     Args:
         reference: The policy's decisions on rows drawn as rows should be, to which it was not
-            fitted. Without any, only the promise is tested. The rows that certified the policy may
-            be used (experiments/drift/adapt.py counts the false alarms).
+            fitted; those that certified it may be used. Without any, only the promise is tested.
         bound: The promise; without it, the promise is not tested.
         false_alarms: The chance that there is ever an alarm without a change.
         seed: For ties among states; not a seed that the rows were drawn with.
@@ -383,7 +346,6 @@ class Monitor:
             self._tests.append(_States(states, share, seed))
         self.false_alarms = false_alarms
         self.rows = 0
-        """The number of audited rows taken."""
         self._numbers: deque[int] = deque(maxlen=MixtureEProcess.memory)
 
     @property
@@ -392,15 +354,10 @@ class Monitor:
         return tuple(test.name for test in self._tests)
 
     def update(self, decisions: AuditedDecisions, numbers: Sequence[int]) -> Alarm | None:
-        """Take audited rows in their order.
-
-        Args:
-            decisions: What the policy did on them.
-            numbers: Their numbers in the traffic.
+        """Take audited rows in their order, with their numbers in the traffic.
 
         Returns:
-            The first alarm, after which the remaining rows are not looked at; ``None`` where there
-            is none.
+            The first alarm, after which the remaining rows are not looked at.
         """
         scores = [test.scores(decisions) for test in self._tests]
         for row, number in enumerate(numbers):
@@ -413,11 +370,7 @@ class Monitor:
         return None
 
     def evidence(self) -> tuple[Evidence, ...]:
-        """Return how far each test is from an alarm.
-
-        Returns:
-            The evidence of each test, in the order of ``tests``.
-        """
+        """Return how far each test is from an alarm, in the order of ``tests``."""
         return tuple(
             Evidence(test.name, min(test.e_value, self.max_shown), test.threshold)
             for test in self._tests

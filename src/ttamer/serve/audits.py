@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from ttamer.drift.sampling import AuditSampler
+from ttamer.drift.audits import AuditSampler
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.fitting.ladder import FittedLadder
 from ttamer.llm.client import Deadline, UpstreamFailed
@@ -85,9 +85,9 @@ class Audits:
             self._write(job, outcome, outcome.asked, 0.0)
             return
         # Clients choose the ids of requests, and would choose which are audited.
-        draw = self._sampler.draw(secrets.token_hex(8), time.time())
-        if not draw.audited:
-            self._write(job, outcome, outcome.asked, draw.chance)
+        is_drawn, chance = self._sampler.draw(secrets.token_hex(8), time.time())
+        if not is_drawn:
+            self._write(job, outcome, outcome.asked, chance)
             return
         if len(self._tasks) >= self.max_waiting or self._bytes > self.max_bytes:
             self._sampler.settle(0.0)
@@ -96,7 +96,7 @@ class Audits:
             return
         self._bytes += job.size
         self._labels[job.id] = None
-        self._spawn(self._audit(job, outcome, draw.chance, self._sampler))
+        self._spawn(self._audit(job, outcome, chance, self._sampler))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

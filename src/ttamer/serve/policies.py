@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -59,11 +59,6 @@ class Active:
         return Cascade(policy, self.nodes, max_cost=min(caps, default=None))
 
     @cached_property
-    def _tables(self) -> StepTables | None:
-        tables = None if self.artefact is None else self.artefact.fitted.tables
-        return tables if isinstance(tables, StepTables) else None
-
-    @cached_property
     def classes(self) -> frozenset[str]:
         """The answers that the policy knows; its file holds them."""
         return frozenset(() if self._tables is None else self._tables.belief.classes)
@@ -74,15 +69,16 @@ class Active:
         return () if self.artefact is None else self.artefact.record.inputs
 
     @cached_property
-    def features(self) -> tuple[InputFeature, ...]:
-        """How the policy reads it."""
+    def vectors(self) -> dict[str, InputFeature]:
+        """By name, the vectors that an embedder makes of prompts."""
         prior = None if self._tables is None else self._tables.prior
-        return () if prior is None or prior.spec is None else prior.spec.features
+        features = () if prior is None or prior.spec is None else prior.spec.features
+        return {feature.name: feature for feature in features if feature.embedder}
 
     @cached_property
-    def vectors(self) -> dict[str, int]:
-        """By name, the width of the vectors that an embedder makes of prompts."""
-        return {feature.name: feature.width for feature in self.features if feature.embedder}
+    def _tables(self) -> StepTables | None:
+        tables = None if self.artefact is None else self.artefact.fitted.tables
+        return tables if isinstance(tables, StepTables) else None
 
     def warnings(self) -> list[str]:
         """Return what an operator should know before this is served."""
@@ -110,11 +106,9 @@ def policy_at(artefact: FittedLadder | FittedPolicy, point: Point | None) -> Dec
         return artefact.default()
     name, value = point
     choose: dict[OperatingPoint, Callable[[float], Decider]] = {
-        "tradeoff": artefact.at,
-        "mistake_cost": artefact.for_mistake_cost,
-        "budget": artefact.for_budget,
-        "error": artefact.for_error,
-    }
+        "tradeoff": artefact.at, "mistake_cost": artefact.for_mistake_cost,
+        "budget": artefact.for_budget, "error": artefact.for_error,
+    }  # fmt: skip
     return choose[name](value)
 
 
@@ -122,35 +116,25 @@ class Inputs:
     """Computes the inputs of policies; one that cannot be computed counts as not known."""
 
     seconds = 2.0  # that a request waits for an embedding; the client learns a lower limit
-
-    def __init__(self) -> None:
-        self.embeddings: Client | None = None
-        """The upstream of embeddings, while the server runs."""
-        self.failed = 0
-        """How often there was no embedding in time."""
+    embeddings: Client | None = None  # while the server runs
+    failed = 0  # how often there was no embedding in time
 
     async def of(
         self, body: Mapping[str, Any], active: Active, stated: Mapping[str, Any] | None
     ) -> dict[str, Any] | None:
-        """Return the inputs that a policy reads; ``None`` where it reads none.
-
-        Args:
-            body: The request.
-            active: The policy in service.
-            stated: What the request says of itself, by name.
-        """
+        """Return the inputs that a policy reads of a request, or the request states of itself."""
         if not active.reads:
             return None
         inputs = {name: value for name, value in (stated or {}).items() if name in active.reads}
         text = question_text(body)
         if "prompt" in active.reads:
             inputs["prompt"] = text
-        for name, width in active.vectors.items():
+        for name, feature in active.vectors.items():
             if name not in inputs and self.embeddings is not None:
                 with suppress(UpstreamFailed):
                     deadline = Deadline.after(self.seconds)
                     (vector,) = await self.embeddings.embed([text], deadline)
-                    if len(vector) == width:
+                    if len(vector) == feature.width:
                         inputs[name] = vector
                 self.failed += name not in inputs
         return inputs
@@ -209,37 +193,39 @@ class PolicyStore:
             incumbent = Incumbent(self._settings.spec, self._settings.incumbent)
             return Active(incumbent, "shadow", None, self._nodes)
         opened = open_artefact(self.path)
-        artefact, names = opened.policy, self._settings.spec.names
+        artefact, serve = opened.policy, self._settings.serve
         if not isinstance(artefact, FittedLadder | FittedPolicy):
             raise ArtefactError(
                 f"{self.path}: was solved from a problem, and serving needs a fit, which relates "
                 "confidences to errors; make one with: ttamer fit"
             )
-        fitted = artefact.spec.names
-        if fitted != names:
-            raise ArtefactError(
-                f"{self.path}: was fitted for {', '.join(fitted)[:200]}, and the cascade has "
-                f"{', '.join(names)}; fit it with the same cascade.toml"
-            )
-        if not self._force:
-            self._check(artefact)
-        serve, version = self._settings.serve, str(opened.facts["sha256"])[:16]
         policy = policy_at(artefact, next(iter(stated_points(serve)), None))
+        version = str(opened.facts["sha256"])[:16]
         active = Active(policy, version, artefact, self._nodes, serve.max_cost)
+        for mistake in self._mistakes(active, artefact):
+            raise ArtefactError(f"{self.path}: was fitted {mistake}")
         active.cascade(None, None)  # refused now, if no node can be asked within max_cost
-        model = None if self._settings.embeddings is None else self._settings.embeddings.model
-        makers = {feature.embedder for feature in active.features if feature.embedder}
-        if model is not None and makers - {model}:
-            raise ArtefactError(
-                f"{self.path}: was fitted to vectors by {', '.join(sorted(makers))}, and the model "
-                f"of [serve.embeddings] is {model!r}: use the same, or fit again"
-            )
         return active
 
-    def _check(self, artefact: FittedLadder | FittedPolicy) -> None:
-        """Refuse a policy that was fitted for other costs, answers or confidences."""
-        fitted, spec = artefact.spec, self._settings.spec
-        rules = answer_rules(self._settings.source)
+    def _mistakes(self, active: Active, artefact: FittedLadder | FittedPolicy) -> Iterator[str]:
+        """Yield what a policy was fitted to that is otherwise in the cascade."""
+        fitted, spec, rules = (
+            artefact.spec,
+            self._settings.spec,
+            answer_rules(self._settings.source),
+        )
+        if fitted.names != spec.names:
+            yield (
+                f"for {', '.join(fitted.names)[:200]}, and the cascade has "
+                f"{', '.join(spec.names)}; fit it with the same cascade.toml"
+            )
+        model = None if self._settings.embeddings is None else self._settings.embeddings.model
+        makers = {str(feature.embedder) for feature in active.vectors.values()}
+        if model is not None and makers - {model}:
+            yield (
+                f"to vectors by {', '.join(sorted(makers))}, and the model of [serve.embeddings] "
+                f"is {model!r}: use the same, or fit again"
+            )
         differences = [
             f"cost {old.cost:g} of {new.name!r}, and it is {new.cost:g} now"
             for old, new in zip(fitted.nodes, spec.nodes, strict=True)
@@ -255,10 +241,10 @@ class PolicyStore:
             for name, old in artefact.fitted.compare.items()
             if rules.get(name, old) != old
         ]
-        if differences:
-            raise ArtefactError(
-                f"{self.path}: was fitted for {'; '.join(differences)}: write in cascade.toml what "
-                "it was fitted for, fit it again with this cascade.toml, or pass --force"
+        if differences and not self._force:
+            yield (
+                f"for {'; '.join(differences)}: write in cascade.toml what it was fitted for, fit "
+                "it again with this cascade.toml, or pass --force"
             )
 
     async def reload(self) -> bool:

@@ -13,10 +13,11 @@ from starlette.responses import Response
 
 from ttamer.llm.client import UpstreamFailed
 from ttamer.llm.node import Work
+from ttamer.llm.settings import Above0
 from ttamer.runtime.cascade import Cascade
 from ttamer.runtime.reply import CascadeFailed, NodeCall
 from ttamer.serve.policies import Active
-from ttamer.serve.settings import Above0, Point, stated_points
+from ttamer.serve.settings import Point, stated_points
 
 CASCADE = "ttamer"
 REQUEST_ID = r"^[A-Za-z0-9._-]{1,64}$"

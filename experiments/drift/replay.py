@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ttamer.drift.audits import AuditSampler
 from ttamer.drift.loop import CertifiedServing, Event, Loop, LoopSettings
 from ttamer.drift.monitor import Bound, decide
-from ttamer.drift.sampling import AuditSampler
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FittedLadder
@@ -45,14 +45,7 @@ class Arm:
 
 @dataclass(frozen=True, eq=False)
 class ReplayResult:
-    """The result of a replay.
-
-    >>> arm = Arm(lost=np.array([0.0, 1.0]), cost=np.array([1.0, 6.0]))
-    >>> settings = LoopSettings(at_most=0.05)
-    >>> result = ReplayResult({"fixed": arm}, np.array([True, False]), 2.5, (), settings)
-    >>> result.between(0, 2)["fixed"]
-    {'error': 0.5, 'cost': 3.5}
-    """
+    """The result of a replay."""
 
     arms: dict[str, Arm]
     """The policies compared: ``adapted``, the loop's; ``fixed``, the first; and ``fallback``."""
@@ -107,16 +100,6 @@ def replay_stream(
 ) -> ReplayResult:
     """Run the loop, and the policies it is compared with, over a recorded stream.
 
-    >>> import ttamer as tt
-    >>> from ttamer.drift import serving_of
-    >>> fitted, held = tt.datasets.load("minilm-imdb", "fit").split(0.6, seed=0)
-    >>> settings = LoopSettings(at_most=0.15)
-    >>> serving = serving_of(tt.fit(fitted), held, settings)
-    >>> stream = tt.datasets.load("minilm-imdb", "test").take(slice(500))
-    >>> result = replay_stream(serving, stream, settings)
-    >>> len(result), list(result.arms)
-    (500, ['adapted', 'fixed', 'fallback'])
-
     Args:
         serving: The policy that serves at first, with its reference rows.
         stream: The rows in their order.
@@ -136,7 +119,7 @@ def replay_stream(
         raise ArgumentError("the stream has no rows")
     count = len(stream)
     sampler = AuditSampler(share, seed=seed)
-    audited = np.array([sampler.draw(row, seconds=0.0).audited for row in range(count)])
+    audited = np.array([sampler.draw(row, seconds=0.0)[0] for row in range(count)])
     loop = Loop(serving, settings, refit=refit)
     parts: list[Arm] = []
     for begin in range(0, count, BATCH_ROWS):
