@@ -96,9 +96,7 @@ CALLS = {
     trace.read_batches: trace.read_batches,
 }
 OTHERS = {
-    datasets.describe: "takes no argument that is needed",
     datasets.names: "takes none",
-    datasets.export: "writes to the folder it is given",
     reporting.save_figure: "takes a figure of matplotlib",
     runtime.batched: "any callable; it is called later",
     llm.cosines: "any callable; it is called later",
