@@ -248,7 +248,14 @@ class Bound:
         return self.at_most if self.unit is None else self.at_most / self.unit
 
     def excess(self, decisions: AuditedDecisions) -> Floats:
-        """Return the loss of each row above the bound, as a share of the largest loss."""
+        """Return the loss of each row above the bound, as a share of the largest loss.
+
+        Args:
+            decisions: What the policy did on T rows.
+
+        Returns:
+            Shape (T,).
+        """
         lost = decisions.wrong.astype(np.float64)
         if self.kind == "drop":
             lost -= decisions.lost[:, self.node]
@@ -354,7 +361,11 @@ class Monitor:
         return tuple(test.name for test in self._tests)
 
     def update(self, decisions: AuditedDecisions, numbers: Sequence[int]) -> Alarm | None:
-        """Take audited rows in their order, with their numbers in the traffic.
+        """Take audited rows in their order.
+
+        Args:
+            decisions: What the policy did on them.
+            numbers: Their numbers in the traffic.
 
         Returns:
             The first alarm, after which the remaining rows are not looked at.
@@ -370,7 +381,11 @@ class Monitor:
         return None
 
     def evidence(self) -> tuple[Evidence, ...]:
-        """Return how far each test is from an alarm, in the order of ``tests``."""
+        """Return how far each test is from an alarm.
+
+        Returns:
+            The evidence of each test, in the order of ``tests``.
+        """
         return tuple(
             Evidence(test.name, min(test.e_value, self.max_shown), test.threshold)
             for test in self._tests
