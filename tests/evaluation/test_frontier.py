@@ -11,7 +11,7 @@ from support.traces import answering_trace, chain_trace
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import frontier
 from ttamer.evaluation.results import measure
-from ttamer.stats.envelope import cost_at_error
+from ttamer.stats.envelope import cost_at_error, error_at_cost
 from ttamer.trace.trace import Trace
 
 FEW = ["ttamer", "paper", "threshold", "always-best", "oracle"]
@@ -72,7 +72,7 @@ def test_the_reference_is_the_model_that_was_best_on_the_rows_fitted_to(result):
 def test_the_oracle_is_the_best_at_its_cost(result):
     oracle = result.of("oracle")[0].result
     for family in result.families:
-        error = result.error_at(family, oracle.cost)
+        error = error_at_cost(*result.curve(family), oracle.cost)
         assert error is None or error >= oracle.error
 
 

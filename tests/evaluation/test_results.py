@@ -9,7 +9,7 @@ import pytest
 
 from support.traces import answering_trace
 from ttamer.evaluation import compare, evaluate, frontier
-from ttamer.evaluation.learning import LearningCurve, learning_curve
+from ttamer.evaluation.frontiers import LearningCurve, learning_curve
 from ttamer.evaluation.results import RowBootstrap, standard_error, units_of
 from ttamer.fitting.fits import fit
 from ttamer.trace.trace import Trace

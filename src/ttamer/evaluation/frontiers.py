@@ -9,14 +9,15 @@ envelope is computed for each resample of the test rows.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import counted, in_unit, number, priced, require_kind
+from ttamer._checks import counted, in_unit, number, percent, priced, require_kind
 from ttamer.baselines import FAMILIES, fit_families, known_names
 from ttamer.baselines.rules import FitFamily, Unsuitable
 from ttamer.errors import ArgumentError
@@ -78,34 +79,18 @@ SUMMARIES: dict[str, str] = {
 
 
 def family_names(names: Iterable[str]) -> list[str]:
-    """Return the names of families to fit as a list, each once; refuse others before any fit.
-
-    >>> family_names(["ttamer", "chain", "ttamer"])
-    ['ttamer', 'chain']
-    """
+    """Return the names of families to fit as a list, each once; refuse others before any fit."""
     return known_names(names, {**OURS, **FAMILIES})
 
 
 def uses_labels(family: str) -> bool:
-    """Return whether a family uses the labels of the rows it decides on: a bound, not a rival.
-
-    >>> uses_labels("oracle"), uses_labels("threshold")
-    (True, False)
-    """
+    """Return whether a family uses the labels of the rows it decides on: a bound, not a rival."""
     return bool(getattr(FAMILIES.get(family), "uses_labels", False))
 
 
 @dataclass(frozen=True)
 class Point:
-    """One setting of one family, measured on the test rows.
-
-    >>> from ttamer import datasets
-    >>> from ttamer.evaluation import frontier
-    >>> fit, test = datasets.load("langid", "fit"), datasets.load("langid", "test")
-    >>> [point] = frontier(fit, test, families=["always-best"], resamples=0).points
-    >>> point.policy, point.result.rows
-    ('always-best', 14694)
-    """
+    """One setting of one family, measured on the test rows."""
 
     policy: str
     """The family's name."""
@@ -115,10 +100,10 @@ class Point:
     """What decided."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values.
+        """Return the family, the knob, and error and cost with their intervals.
 
         Returns:
-            The family, the knob, and error and cost with their intervals.
+            Plain values by name.
         """
         return {
             "policy": self.policy,
@@ -147,22 +132,16 @@ class Frontier:
     >>> from ttamer import datasets
     >>> from ttamer.evaluation import frontier
     >>> fit, test = datasets.load("langid", "fit"), datasets.load("langid", "test")
-    >>> found = frontier(fit, test, families=["threshold", "always-best"], resamples=0)
-    >>> found.reference.node, len(found.of("always-best"))
-    ('lingua', 1)
-    >>> found.cost_at("threshold", more_error=0.05) < found.reference.cost
+    >>> result = frontier(fit, test, families=["threshold", "always-best"], resamples=0)
+    >>> result.cost_at("threshold", more_error=0.05) < result.reference.cost
     True
-    >>> found
+    >>> result
     Frontier(2 families, 14694 rows; lingua alone: cost 630.9, error 10.42%)
     """
 
     points: tuple[Point, ...]
     reference: Reference
-    full_cost: float
-    cheapest: tuple[float, float]
-    """Cost and error of the cheapest single answer."""
     fit_rows: int
-    test_rows: int
     left_out: dict[str, str]
     """Families that do not suit the trace, with the reason."""
     played: dict[str, list[Played]]
@@ -185,9 +164,31 @@ class Frontier:
         )
 
     @property
+    def test_rows(self) -> int:
+        """How many rows were measured on."""
+        return len(self.test_trace)
+
+    @cached_property
+    def full_cost(self) -> float:
+        """What the full model costs per row."""
+        return full_cost(self.test_trace.spec, self.test_trace)
+
+    @property
+    def families(self) -> list[str]:
+        """Names, in the order fitted."""
+        return list(dict.fromkeys(point.policy for point in self.points))
+
+    @property
     def deciding(self) -> list[str]:
         """The families that decide without the labels: rivals, not bounds."""
         return [name for name in self.families if not uses_labels(name)]
+
+    @property
+    def alone(self) -> str:
+        """What families are compared with: "the full network", or "large alone"."""
+        if self.test_trace.spec.kind == "exits":
+            return "the full network"
+        return f"{self.reference.node} alone"
 
     def can_serve(self, family: str) -> bool:
         """Return whether a family can be fitted, saved and served, and not only measured.
@@ -201,13 +202,13 @@ class Frontier:
         return all(hasattr(point.rule, "session") for point in self.of(family))
 
     def priced(self, cost: float) -> str:
-        """Return a cost with the cascade's unit, where it has one.
+        """Return a cost as people write it, with the cascade's unit where it has one: "3.2 ms".
 
         Args:
             cost: A cost per input.
 
         Returns:
-            The number as people write it: "3.2 ms".
+            The text.
         """
         return priced(cost, self.test_trace.spec.unit)
 
@@ -228,30 +229,25 @@ class Frontier:
         shares = [LOSS_PER_ERROR * more for more in points]
         return {f"+{100 * share:g}%": share * self.reference.error for share in shares}
 
-    @property
-    def families(self) -> list[str]:
-        """Names, in the order fitted."""
-        return list(dict.fromkeys(point.policy for point in self.points))
-
     def of(self, family: str) -> list[Point]:
-        """Return the points of one family.
+        """Return the points of one family in the order measured.
 
         Args:
             family: The family's name.
 
         Returns:
-            Its points in the order measured; none if the frontier lacks the family.
+            Its points; none if the frontier lacks the family.
         """
         return [point for point in self.points if point.policy == family]
 
     def curve(self, family: str) -> tuple[list[float], list[float]]:
-        """Return the costs and errors of a family's points.
+        """Return the costs and errors of a family's points, in the order of :meth:`of`.
 
         Args:
             family: The family's name.
 
         Returns:
-            Mean cost per row and error of each point, in the order of :meth:`of`.
+            Mean costs per row, and errors.
         """
         points = self.of(family)
         return [p.result.cost for p in points], [p.result.error for p in points]
@@ -271,44 +267,28 @@ class Frontier:
         """
         return cost_at_error(*self.curve(family), self.reference.error + more_error)
 
-    def error_at(self, family: str, cost: float) -> float | None:
-        """Return the least error a family reaches at a cost.
-
-        Args:
-            family: The family's name.
-            cost: Mean cost per row.
-
-        Returns:
-            The error, or None if every setting of the family costs more.
-
-        Raises:
-            ArgumentError: If the frontier has no points of the family.
-        """
-        return error_at_cost(*self.curve(family), cost)
-
     def area(self, family: str) -> float:
         """Return the mean error over all costs from the cheapest answer's to the full model's.
 
-        Every family may mix in the cheapest single answer.
-
         Args:
-            family: The family's name.
+            family: The family's name; it may mix in the cheapest single answer.
 
         Returns:
             The mean error, from 0 to 1.
         """
-        low = self.cheapest[0]
+        low, error = self._cheapest
         high = max(self.full_cost, low * (1 + 1e-9) + 1e-300)  # where all nodes cost the same
         costs, errors = self.curve(family)
-        area = area_under([*costs, low], [*errors, self.cheapest[1]], low, high)
-        return area / (high - low)
+        return area_under([*costs, low], [*errors, error], low, high) / (high - low)
 
-    @property
-    def alone(self) -> str:
-        """What families are compared with: "the full network", or "large alone"."""
-        if self.test_trace.spec.kind == "exits":
-            return "the full network"
-        return f"{self.reference.node} alone"
+    @cached_property
+    def _cheapest(self) -> tuple[float, float]:
+        """Cost and error of the cheapest single answer."""
+        trace = self.test_trace
+        prices = trace.spec.answer_costs(trace.costs.mean(axis=0))
+        roots = [v for v, parents in enumerate(trace.spec.parents) if not parents]
+        node = 0 if trace.spec.asks_each else min(roots, key=lambda v: float(prices[v]))
+        return float(prices[node]), float(known_losses(trace)[:, node].mean())
 
     def _table(self, families: list[str]) -> tuple[list[str], list[list[str]]]:
         """Return the head and the rows of a table of costs, as shares of the reference's."""
@@ -352,19 +332,13 @@ class Frontier:
             library: ``"pandas"`` or ``"polars"``.
 
         Returns:
-            The family, and the numbers of :meth:`Result.to_frame`.
+            The numbers of :meth:`Point.to_dict`, intervals as ``error_interval.low`` and so on.
 
         Raises:
             MissingExtra: If the library is not installed.
         """
-        rows = [
-            {"family": p.policy, "cost": p.result.cost, "error": p.result.error,
-             "relative_cost": p.result.relative_cost,
-             "error.low": p.result.error_interval[0], "error.high": p.result.error_interval[1],
-             "cost.low": p.result.cost_interval[0], "cost.high": p.result.cost_interval[1],
-             "knob": str(p.knob)}
-            for p in self.points
-        ]  # fmt: skip
+        # Families have different knobs: as text they are one column.
+        rows = ({**point.to_dict(), "knob": str(point.knob)} for point in self.points)
         return frame_of(rows, library)
 
     def _repr_html_(self) -> str:
@@ -397,10 +371,10 @@ class Frontier:
         return draw_curves(curves, *labels, marks=marks, y_percent=share, path=path)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values: the form of ``frontier.json``.
+        """Return the points, the reference, and a summary of each family: ``frontier.json``.
 
         Returns:
-            The points, the reference, and a summary of each family.
+            Plain values by name.
         """
         families = {}
         for family in self.families:
@@ -411,7 +385,7 @@ class Frontier:
                     name: None if cost is None else cost / self.full_cost
                     for name, cost in at.items()
                 },
-                "error_at_reference_cost": self.error_at(family, self.reference.cost),
+                "error_at_reference_cost": error_at_cost(*self.curve(family), self.reference.cost),
                 "area": self.area(family),
             }
         return {
@@ -465,10 +439,9 @@ def frontier(
             unknown, or none can be fitted.
 
     >>> from ttamer import datasets
-    >>> fit, test = datasets.load("langid", "fit"), datasets.load("langid", "test")
-    >>> found = frontier(fit, test, families=["threshold", "always-best"], resamples=0)
-    >>> found.families, found.reference.node
-    (['threshold', 'always-best'], 'lingua')
+    >>> rows = datasets.load("langid", "fit")
+    >>> frontier(rows, families=["threshold", "always-best"], resamples=0).reference.node
+    'lingua'
     """
     check_resampling(resamples, seed)
     require_trace(fit_trace, "a frontier")
@@ -500,38 +473,24 @@ def frontier(
             except Unsuitable as reason:
                 left_out[name] = f"on the test rows: {reason}"
                 continue
-            points += [
-                Point(
-                    name,
-                    choice.knob,
-                    measure(done, test_trace, resamples=resamples, seed=seed),
-                    choice.rule,
-                )
-                for choice, done in zip(choices, played[name], strict=True)
-            ]
+            for choice, done in zip(choices, played[name], strict=True):
+                result = measure(done, test_trace, resamples=resamples, seed=seed)
+                points.append(Point(name, choice.knob, result, choice.rule))
     if not points:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise ArgumentError(f"no family suits this trace ({reasons})")
+    learnt = settings["paper"][0].rule if "paper" in settings else None
     return Frontier(
         points=tuple(points),
         reference=_reference(fit_trace, test_trace),
-        full_cost=full_cost(test_trace.spec, test_trace),
-        cheapest=_cheapest(test_trace),
         fit_rows=len(fit_trace),
-        test_rows=len(test_trace),
         left_out=left_out,
         played=played,
         test_trace=test_trace,
         ladder=ladder,
         same_rows=fit_trace.digest == test_trace.digest,
-        markov=_markov(settings.get("paper", [])),
+        markov=learnt.record.markov if isinstance(learnt, FittedPolicy) else None,
     )
-
-
-def _markov(settings: list[Setting]) -> MarkovRecord | None:
-    """Return what a fit of the paper's learner says of the Markov assumption."""
-    rule = settings[0].rule if settings else None
-    return rule.record.markov if isinstance(rule, FittedPolicy) else None
 
 
 def _play(choices: list[Setting], trace: Trace) -> list[Played]:
@@ -550,13 +509,6 @@ def _reference(fit_trace: Trace, test_trace: Trace) -> Reference:
     played = setting.rule.play(test_trace)
     result = measure(played, test_trace, resamples=0)
     return Reference(test_trace.names[int(played.answer[0])], result.error, result.cost)
-
-
-def _cheapest(trace: Trace) -> tuple[float, float]:
-    prices = trace.spec.answer_costs(trace.costs.mean(axis=0))
-    roots = [v for v, parents in enumerate(trace.spec.parents) if not parents]
-    node = 0 if trace.spec.asks_each else min(roots, key=lambda v: float(prices[v]))
-    return float(prices[node]), float(known_losses(trace)[:, node].mean())
 
 
 @dataclass(frozen=True, eq=False)
@@ -629,3 +581,78 @@ class Resampled:
             if cost is not None and price > 0:
                 saved[i] = 1 - cost / price
         return saved
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """What policies cost at one error, by the number of rows that they were fitted to.
+
+    >>> print(LearningCurve((250, 500, 1000), (0.6, 0.5, 0.46), "large alone"))
+    Fitted to 250, 500 and 1,000 rows, ttamer costs 60%, 50% and 46% of what large alone costs; \
+1,000 rows more would save about 2% more.
+    """
+
+    rows: tuple[int, ...]
+    """How many rows each fit had: a quarter, half, all."""
+    shares: tuple[float | None, ...]
+    """The cost at the reference's error, as a share of the reference's; None: not reached."""
+    against: str
+    """What families are compared with: "the full network", or "large alone"."""
+
+    @property
+    def further(self) -> float | None:
+        """What as many rows again would save, as a share of the reference's cost.
+
+        Costs fall about as ``a + b / rows``, so that doubling the rows saves half of what the last
+        doubling saved.
+        """
+        half, full = self.shares[-2:]
+        return None if half is None or full is None else max((half - full) / 2, 0.0)
+
+    def __str__(self) -> str:
+        *rows, last_rows = (f"{count:,}" for count in self.rows)
+        *shares, last = (
+            "(not reached)" if share is None else percent(share) for share in self.shares
+        )
+        curve = (
+            f"Fitted to {', '.join(rows)} and {last_rows} rows, ttamer costs {', '.join(shares)} "
+            f"and {last} of what {self.against} costs"
+        )
+        if self.further is None:
+            return f"{curve}."
+        more = counted(self.rows[-1], "row", ",")
+        saved = "nothing more" if self.further < 0.005 else f"about {percent(self.further)} more"
+        return f"{curve}; {more} more would save {saved}."
+
+
+def learning_curve(
+    full: Frontier,
+    fit_trace: Trace,
+    *,
+    more_error: float = 0.0,
+    progress: Callable[[str], None] | None = None,
+) -> LearningCurve:
+    """Fit to a quarter and to half of the rows, and measure as ``full`` was measured.
+
+    Args:
+        full: The frontier of the fit to all rows, with the family ``"ttamer"``.
+        fit_trace: The rows that it was fitted to.
+        more_error: The margin of error at which costs are compared.
+        progress: Called with a line of text as the work proceeds.
+
+    Returns:
+        The cost at the reference's error for each number of rows.
+    """
+    parts, fronts = [fit_trace.split(share, seed=0)[0] for share in (0.25, 0.5)], []
+    for count, part in enumerate(parts, start=1):
+        if progress is not None:
+            progress(f"learning curve: fit {count} of {len(parts)}")
+        measured = frontier(part, full.test_trace, families=["ttamer"], resamples=0)
+        fronts.append(replace(measured, reference=full.reference))
+    costs = [front.cost_at("ttamer", more_error) for front in (*fronts, full)]
+    price = full.reference.cost
+    return LearningCurve(
+        rows=(*map(len, parts), len(fit_trace)),
+        shares=tuple(None if cost is None or not price else cost / price for cost in costs),
+        against=full.alone,
+    )

@@ -6,7 +6,7 @@ whole groups of rows: those that the trace names, or groups made at random where
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
@@ -28,28 +28,14 @@ Interval = tuple[float, float]
 Library = Literal["pandas", "polars"]
 
 
-def frame_of(rows: Sequence[dict[str, Any]], library: Library) -> Any:
-    """Return rows of plain values as a data frame."""
-    return require(library, "frames").DataFrame(list(rows))
-
-
 def check_resampling(resamples: int, seed: int) -> None:
-    """Refuse numbers that nothing can be drawn by.
-
-    >>> check_resampling(-1, 0)
-    Traceback (most recent call last):
-    ttamer.errors.ArgumentError: resamples is -1; it must be a whole number from 0 on
-    """
+    """Refuse numbers that nothing can be drawn by, before any work."""
     require_whole(resamples, "resamples")
     require_whole(seed, "seed")
 
 
 def interval(draws: Any, *, method: Any = "linear", axis: int | None = None) -> Any:
-    """Return the ends of the 95% percentile interval of resampled values.
-
-    >>> [float(end) for end in interval(np.arange(1001.0))]
-    [25.0, 975.0]
-    """
+    """Return the ends of the 95% percentile interval of resampled values."""
     return np.quantile(draws, [0.025, 0.975], method=method, axis=axis)
 
 
@@ -68,10 +54,6 @@ class RowBootstrap:
 
     More rows are put into blocks at random: the mean of a block varies less in proportion to its
     size, so the spread of the drawn means does not change.
-
-    >>> rows = RowBootstrap.of(np.arange(3), resamples=2, seed=0)
-    >>> rows.means(np.ones(3)).tolist()
-    [1.0, 1.0]
     """
 
     block: NDArray[np.intp]
@@ -109,38 +91,73 @@ class RowBootstrap:
         return total
 
 
-def _bootstrap(trace: Trace, resamples: int, seed: int) -> RowBootstrap:
-    """Return resamples of rows."""
-    if trace.group is None:
-        return _of_single_rows(len(trace), resamples, seed)
-    return RowBootstrap.of(units_of(trace), resamples=resamples, seed=seed)
-
-
 @lru_cache(maxsize=1)  # for the next rule on the same rows
-def _of_single_rows(rows: int, resamples: int, seed: int) -> RowBootstrap:
-    return RowBootstrap.of(np.arange(rows), resamples=resamples, seed=seed)
+def _drawn(unit: bytes, resamples: int, seed: int) -> RowBootstrap:
+    return RowBootstrap.of(np.frombuffer(unit, np.intp), resamples=resamples, seed=seed)
 
 
 def standard_error(values: NDArray[Any], unit: NDArray[np.intp]) -> float:
-    """Return the standard error of a mean over rows; rows of one unit belong together.
-
-    >>> standard_error(np.array([0.0, 2.0] * 2), np.array([0, 0, 1, 1]))
-    0.0
-    """
+    """Return the standard error of a mean over rows; rows of one unit belong together."""
     sums = np.bincount(unit, values - values.mean())
     return float(np.sqrt((sums**2).sum()) / len(values))
 
 
+class Numbers:
+    """What was measured, as plain values and as a data frame."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values.
+
+        Returns:
+            The fields by name, without those that are not known.
+        """
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def to_frame(self, library: Library = "pandas") -> Any:
+        """Return a data frame of one row.
+
+        Args:
+            library: ``"pandas"`` or ``"polars"``.
+
+        Returns:
+            A column for each number: ``error``, ``error_interval.low``, ``asked.small`` ...
+
+        Raises:
+            MissingExtra: If the library is not installed.
+        """
+        return frame_of([self.to_dict()], library)
+
+
+def frame_of(rows: Iterable[dict[str, Any]], library: Library) -> Any:
+    """Return rows of nested values as a data frame whose columns have names with dots."""
+    frames = require(library, "frames")
+    return frames.DataFrame([flat(row) for row in rows])
+
+
+def flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Return nested values under names with dots.
+
+    >>> flat({"error_interval": (0.1, 0.2), "asked": {"small": 1.0}})
+    {'error_interval.low': 0.1, 'error_interval.high': 0.2, 'asked.small': 1.0}
+    """
+    columns: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, tuple | list):
+            value = dict(zip(("low", "high"), value, strict=True))
+        if isinstance(value, dict):
+            columns |= {f"{name}.{key}": item for key, item in value.items()}
+        else:
+            columns[name] = value
+    return columns
+
+
 @dataclass(frozen=True)
-class Result:
+class Result(Numbers):
     """How a rule did on a trace.
 
     >>> from ttamer import datasets, evaluate, fit
     >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)), belief="markov")
-    >>> result = evaluate(ladder.at(0.9), datasets.load("langid", "test"), resamples=0)
-    >>> result.rows, round(sum(result.answered.values()), 6)
-    (14694, 1.0)
-    >>> print(result)
+    >>> print(evaluate(ladder.at(0.9), datasets.load("langid", "test"), resamples=0))
     Measured on 14,694 rows
     error 14.16%, 95% interval 14.16% to 14.16%
     cost 37.13 per input, 95% interval 37.13 to 37.13; 5.9% of the full model's
@@ -155,7 +172,8 @@ class Result:
     cost_interval: Interval
     relative_cost: float
     """Mean cost over the full model's: the last exit of a network, or the most expensive model."""
-    cost_quantiles: dict[float, float]
+    cost_quantiles: dict[str, float]
+    """The cost that a share of rows does not exceed, by the share: "0.5", "0.9", "0.99"."""
     answered: dict[str, float]
     """The share of rows each node answered."""
     asked: dict[str, float]
@@ -208,44 +226,6 @@ class Result:
         title = f"Measured on {counted(self.rows, 'row', ',')}"
         return card(title, notes=self._sentences(), head=head, rows=rows)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values.
-
-        Returns:
-            The fields by name, without latencies that are not known; the quantiles of the cost
-            have text keys, such as ``"0.5"``.
-        """
-        quantiles = {f"{q:g}": cost for q, cost in self.cost_quantiles.items()}
-        values = {**vars(self), "cost_quantiles": quantiles}
-        return {name: value for name, value in values.items() if value is not None}
-
-    def to_frame(self, library: Library = "pandas") -> Any:
-        """Return a data frame of one row.
-
-        Args:
-            library: ``"pandas"`` or ``"polars"``.
-
-        Returns:
-            A column for each number: ``error``, ``error_interval.low``, ``asked.small`` ...
-
-        Raises:
-            MissingExtra: If the library is not installed.
-        """
-        return frame_of([_flat(self.to_dict())], library)
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Return nested values under names with dots; intervals as low and high."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": item for key, item in value.items()}
-        elif isinstance(value, tuple):
-            flat[f"{name}.low"], flat[f"{name}.high"] = value
-        else:
-            flat[name] = value
-    return flat
-
 
 def evaluate(
     rule: Rule, trace: Trace, *, target: Target | None = None, resamples: int = 1000, seed: int = 0
@@ -270,8 +250,7 @@ def evaluate(
 
     >>> from ttamer import datasets, fit
     >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)), belief="markov")
-    >>> result = evaluate(ladder.at(0.9), datasets.load("langid", "test"))
-    >>> result.rows
+    >>> evaluate(ladder.at(0.9), datasets.load("langid", "test")).rows
     14694
     """
     _require_rule(rule, trace)
@@ -287,13 +266,13 @@ def measure(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Result:
-    """Measure a replay; the arguments are those of :func:`evaluate`.
+    """Measure a replay, as :func:`evaluate` measures a rule.
 
     Args:
         played: The replay of a rule on the trace.
         trace: The rows.
-        target: What counts as right; by default the cascade's own target.
-        resamples: Bootstrap resamples for the intervals; 0 gives intervals of no width.
+        target: What counts as right.
+        resamples: Bootstrap resamples for the intervals.
         seed: The seed of the resamples.
 
     Returns:
@@ -303,38 +282,34 @@ def measure(
         TraceError: If the trace lacks what the target needs.
 
     >>> from ttamer import datasets, fit
-    >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)), belief="markov")
     >>> test = datasets.load("langid", "test")
+    >>> ladder = fit(test.take(slice(500)), belief="markov")
     >>> measure(ladder.at(0.9).play(test), test, resamples=0).rows
     14694
     """
     require_trace(trace, "measure")
     check_resampling(resamples, seed)
     require_kind(played, Played, "measure needs a replay", "call policy.play(trace)")
-    rows = np.arange(len(trace))
     losses = known_losses(trace, target)
-    mine = returned(losses, played.answer, trace)
-    cost = paid(played.asked, trace)
-    names = trace.names
+    mine, theirs = (returned(losses, node, trace) for node in (played.answer, played.last))
+    cost, took = paid(played.asked, trace), latency_of(played.asked, trace)
     recalled = played.last != played.answer
-    theirs = returned(losses, played.last, trace)
     error_interval, cost_interval = (float(mine.mean()),) * 2, (float(cost.mean()),) * 2
     if resamples:
-        drawn = _bootstrap(trace, resamples, seed)
+        drawn = _drawn(units_of(trace).tobytes(), resamples, seed)
         error_interval, cost_interval = drawn.interval(mine), drawn.interval(cost)
-    took = latency_of(played.asked, trace)
-    answers = played.answer[played.answer >= 0]
-    shares = np.bincount(answers, minlength=len(names)) / len(rows)
+    # Where no answer came, no node answered: the shares sum to less than 1.
+    answers = np.bincount(played.answer[played.answer >= 0], minlength=len(trace.names))
     return Result(
-        rows=len(rows),
+        rows=len(trace),
         error=float(mine.mean()),
         error_interval=error_interval,
         cost=float(cost.mean()),
         cost_interval=cost_interval,
         relative_cost=float(cost.mean()) / full_cost(trace.spec, trace),
-        cost_quantiles={q: float(np.quantile(cost, q)) for q in (0.5, 0.9, 0.99)},
-        answered=dict(zip(names, shares.tolist(), strict=True)),
-        asked=dict(zip(names, played.asked.mean(axis=0).tolist(), strict=True)),
+        cost_quantiles={f"{q:g}": float(np.quantile(cost, q)) for q in (0.5, 0.9, 0.99)},
+        answered=dict(zip(trace.names, (answers / len(trace)).tolist(), strict=True)),
+        asked=dict(zip(trace.names, played.asked.mean(axis=0).tolist(), strict=True)),
         recalled=float(recalled.mean()),
         recall_helped=float((recalled & (theirs > mine)).mean()),
         recall_hurt=float((recalled & (theirs < mine)).mean()),
@@ -346,7 +321,7 @@ def measure(
 
 
 @dataclass(frozen=True)
-class Difference:
+class Difference(Numbers):
     """What changes where one rule decides in place of another, on the same rows.
 
     >>> from ttamer import datasets, fit
@@ -391,28 +366,6 @@ class Difference:
     def _repr_html_(self) -> str:
         title, *notes = str(self).splitlines()
         return card(title, notes=notes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values.
-
-        Returns:
-            The fields by name.
-        """
-        return dict(vars(self))
-
-    def to_frame(self, library: Library = "pandas") -> Any:
-        """Return a data frame of one row.
-
-        Args:
-            library: ``"pandas"`` or ``"polars"``.
-
-        Returns:
-            A column for each field.
-
-        Raises:
-            MissingExtra: If the library is not installed.
-        """
-        return frame_of([self.to_dict()], library)
 
 
 def compare(

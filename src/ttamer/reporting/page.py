@@ -26,10 +26,10 @@ from ttamer.evaluation.frontiers import (
     Frontier,
     family_names,
     frontier,
+    learning_curve,
     require_frontier,
     uses_labels,
 )
-from ttamer.evaluation.learning import learning_curve
 from ttamer.fitting.ladder import shown_error
 from ttamer.reporting.figures import (
     Chart,

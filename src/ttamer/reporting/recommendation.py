@@ -26,7 +26,7 @@ from ttamer.evaluation.frontiers import (
 from ttamer.evaluation.results import Interval
 from ttamer.fitting.ladder import FittedLadder, shown_error
 from ttamer.show import card
-from ttamer.stats.envelope import lower_envelope
+from ttamer.stats.envelope import error_at_cost, lower_envelope
 
 Outcome = Literal["wins", "ties", "loses", "nothing"]
 
@@ -162,7 +162,7 @@ def recommend(frontier: Frontier, *, resamples: int = 400, seed: int = 0) -> Rec
         saving=savings.get(chosen),
         saving_interval=(low, high),
         falls_short=short,
-        error_at_price=frontier.error_at(chosen, frontier.reference.cost),
+        error_at_price=error_at_cost(*frontier.curve(chosen), frontier.reference.cost),
         error_at_price_interval=draws.error_at_price(chosen),
         reference_unasked=sum(
             part.share * (1 - part.point.result.asked[frontier.reference.node]) for part in settings
