@@ -21,7 +21,7 @@ import numpy as np
 import ttamer as tt
 from ttamer import datasets
 from ttamer.baselines import FAMILIES
-from ttamer.stats import error_at_cost
+from ttamer.stats.envelope import error_at_cost
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from over_splits import add_options, mean, run

@@ -27,7 +27,7 @@ import numpy as np
 import ttamer as tt
 from ttamer.errors import ArgumentError
 from ttamer.fitting.promises import Held
-from ttamer.show.tables import table
+from ttamer.show import table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import traces

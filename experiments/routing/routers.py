@@ -17,7 +17,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import RidgeCV
 
 import ttamer as tt
-from ttamer.stats import lower_envelope
+from ttamer.stats.envelope import lower_envelope
 
 Predictor = Callable[[Floats, Floats, Floats], Floats]  # features, values, new features
 WORD = r"[^\W\d_]+|\d|[^\w\s]"

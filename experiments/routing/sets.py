@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 import ttamer as tt
-from ttamer.stats import area_under, cost_at_error
+from ttamer.stats.envelope import area_under, cost_at_error
 
 Floats = NDArray[np.float64]
 Points = list[tuple[float, float]]  # mean cost and mean error of each policy

@@ -50,13 +50,16 @@ if TYPE_CHECKING:  # the same names as below, for type checkers
         Mixture as Mixture,
     )
     from ttamer.fitting.promises import Promise as Promise
-    from ttamer.policy.base import Ladder as Ladder, Policy as Policy
-    from ttamer.policy.future import Future as Future
+    from ttamer.policy.base import Future as Future, Ladder as Ladder, Policy as Policy
     from ttamer.policy.index import IndexPolicy as IndexPolicy
     from ttamer.policy.session import Explanation as Explanation, Session as Session
     from ttamer.policy.walk import WalkPolicy as WalkPolicy
-    from ttamer.problem.graph import Edge as Edge, LossGrid as LossGrid, Node as Node
-    from ttamer.problem.problem import Problem as Problem
+    from ttamer.problem.problem import (
+        Edge as Edge,
+        LossGrid as LossGrid,
+        Node as Node,
+        Problem as Problem,
+    )
     from ttamer.reporting.page import report as report
     from ttamer.runtime.cascade import Cascade as Cascade
     from ttamer.runtime.collecting import collect as collect
@@ -80,13 +83,11 @@ _NAMES = {
     "fitting.ladder": "FittedLadder FittedPolicy Mixture",
     "fitting.promises": "Promise",
     "fitting.fits": "fit",
-    "policy.base": "Ladder Policy",
-    "policy.future": "Future",
+    "policy.base": "Future Ladder Policy",
     "policy.index": "IndexPolicy",
     "policy.session": "Explanation Session",
     "policy.walk": "WalkPolicy",
-    "problem.graph": "Edge LossGrid Node",
-    "problem.problem": "Problem",
+    "problem.problem": "Edge LossGrid Node Problem",
     "reporting.page": "report",
     "runtime.cascade": "Cascade",
     "runtime.collecting": "collect",

@@ -141,7 +141,7 @@ def test_costs_that_differ_by_rounding_alone_are_one_cost_and_others_are_not():
 
 
 def test_a_future_of_too_many_costs_is_refused(monkeypatch):
-    monkeypatch.setattr("ttamer.policy.future.MAX_COSTS", 1)
+    monkeypatch.setattr("ttamer.policy.base.MAX_COSTS", 1)
     branches = tt.Problem.forest(  # the second node is asked in one state of the first
         [[0.5, 0.6], [0.1, 0.7], [0.2]],
         [0.01, 0.01, 0.05],

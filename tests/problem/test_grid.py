@@ -11,7 +11,7 @@ from hypothesis import given
 from support.examples import examples
 from support.strategies import problems
 from ttamer.errors import ArgumentError
-from ttamer.problem.graph import LossGrid
+from ttamer.problem.problem import LossGrid
 
 GRID = LossGrid.of([np.array([0.3, 0.1]), np.array([0.1, math.inf])])
 

@@ -16,7 +16,7 @@ from support.strategies import costs, problems, rows, supports, tradeoffs
 from ttamer import Edge, Node, ObservationError, Problem, ProblemError
 from ttamer.cli import main
 from ttamer.policy.surrogate import Surrogate
-from ttamer.solvers import unseen
+from ttamer.solvers import forest
 
 CLOSE = 1e-12
 
@@ -269,7 +269,7 @@ def test_what_is_not_solved_is_refused():
         Problem("precedence", nodes, (*first, looked))
     data = two_boxes().to_dict()
     data["edges"][0]["verify_cost"] = "much"
-    with pytest.raises(ProblemError, match=r"edges\[0\]: verify_cost must be a number"):
+    with pytest.raises(ProblemError, match=r"edges\[0\].verify_cost: expected `float"):
         Problem.from_dict(data)
 
 
@@ -278,17 +278,17 @@ def test_unseen_looks_where_that_is_never_worse_and_mixes_where_neither_is():
         law = Surrogate.of_losses(np.array(losses)).mixed(np.array([chances]))
         return law.raised(law.index(cost)), Surrogate.of_losses(np.array([mean])), mean
 
-    assert unseen.hedge(*both([0.0, 1.0], [0.5, 0.5], 0.0, 0.5)) == 1.0
-    assert unseen.hedge(*both([0.5], [1.0], 0.3, 0.5)) == 0.0
-    assert 0 < unseen.hedge(*both([0.0, 1.0], [0.5, 0.5], 0.2, 0.5)) < 1
-    assert unseen.hedge(*both([0.0], [1.0], 0.0, 0.0)) == 1.0
+    assert forest.hedge(*both([0.0, 1.0], [0.5, 0.5], 0.0, 0.5)) == 1.0
+    assert forest.hedge(*both([0.5], [1.0], 0.3, 0.5)) == 0.0
+    assert 0 < forest.hedge(*both([0.0, 1.0], [0.5, 0.5], 0.2, 0.5)) < 1
+    assert forest.hedge(*both([0.0], [1.0], 0.0, 0.0)) == 1.0
 
 
 def test_of_many_cells_none_is_tried_one_by_one(monkeypatch):
     exact = tt.solve(two_boxes(), 0.6).value
-    monkeypatch.setattr(unseen, "MAX_TRIED", 0)
+    monkeypatch.setattr(forest, "MAX_TRIED", 0)
     assert exact <= tt.solve(two_boxes(), 0.6).value <= 4 / 3 * exact
-    monkeypatch.setattr(unseen, "_hedged", lambda *_: dict.fromkeys(range(2), 0.0))
+    monkeypatch.setattr(forest, "_hedged", lambda *_: dict.fromkeys(range(2), 0.0))
     looked = tt.solve(looked_at(two_boxes()), 0.95).value
     assert tt.solve(two_boxes(), 0.95).value <= looked + CLOSE
 

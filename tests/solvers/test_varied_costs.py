@@ -179,14 +179,3 @@ def test_a_cost_of_another_shape_or_below_zero_is_refused(cost, words):
     edge = tt.Edge(None, "a", cost=cost, probabilities=[0.5, 0.5])
     with pytest.raises(ProblemError, match=words):
         tt.Problem("walk", (tt.Node("a", [0.1, 0.2]),), (edge,))
-
-
-@pytest.mark.parametrize("cost", ["free", [0.1, "b"], [[0.1], [0.1, 0.2]], True, [True]])
-def test_a_cost_that_is_no_number_list_or_table_is_refused(cost):
-    data = {
-        "moves": "walk",
-        "nodes": [{"name": "a", "losses": [0.1]}],
-        "edges": [{"from": None, "to": "a", "cost": cost, "probabilities": [[1.0]]}],
-    }
-    with pytest.raises(ProblemError, match="a list with one number per state of 'from'"):
-        tt.Problem.from_dict(data)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ttamer.stats.bounds import betting_p
-from ttamer.stats.paired import paired_p, paired_upper
+from ttamer.stats.bounds import betting_p, paired_p, paired_upper
 
 ALPHA = 0.05
 ROWS = 40

@@ -22,8 +22,7 @@ from ttamer.policy.base import Policy
 from ttamer.policy.index import IndexPolicy
 from ttamer.policy.joint import JointPolicy
 from ttamer.policy.walk import WalkPolicy
-from ttamer.problem.graph import START, STOP, Edge, Node
-from ttamer.problem.problem import Problem
+from ttamer.problem.problem import START, STOP, Edge, Node, Problem
 
 
 class SolvedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -29,7 +29,7 @@ from ttamer.baselines.rules import (
     walked,
 )
 from ttamer.fitting.replay import Played, Setting
-from ttamer.stats.isotonic import rising
+from ttamer.stats.envelope import rising
 from ttamer.trace.losses import Losses
 from ttamer.trace.trace import Trace
 

@@ -17,7 +17,7 @@ import click
 
 from ttamer import __version__
 from ttamer.errors import MissingExtra, TraceWarning, TTamerError
-from ttamer.show.tables import paint
+from ttamer.show import paint
 
 # By name: the module, and what --help says; the command is its attribute NAME_command.
 COMMANDS = {

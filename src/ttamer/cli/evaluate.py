@@ -26,7 +26,7 @@ from ttamer.errors import ArgumentError
 from ttamer.evaluation.results import Result, compare, evaluate, known_losses, measure
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture, shown_error
 from ttamer.fitting.promises import Promise, check_promise, were_fitted_to
-from ttamer.show.tables import table
+from ttamer.show import table
 from ttamer.trace.trace import Trace
 
 Loaded = FittedLadder | FittedPolicy | Mixture

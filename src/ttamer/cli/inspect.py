@@ -10,7 +10,7 @@ from ttamer.artefact import open_artefact
 from ttamer.cli.options import command, json_option, to_json
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
 from ttamer.policy import Ladder
-from ttamer.show.tables import table
+from ttamer.show import table
 
 
 @command("inspect")

@@ -20,8 +20,7 @@ from ttamer.cascade import CascadeSpec, join_verified
 from ttamer.cli import warn
 from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.fitting.ladder import shown_error
-from ttamer.show import ProgressReport
-from ttamer.show.tables import table
+from ttamer.show import ProgressReport, table
 from ttamer.trace.io import SUFFIXES, beside, open_source
 from ttamer.trace.schema import infer_spec, is_long
 from ttamer.trace.trace import Trace

@@ -21,7 +21,7 @@ from ttamer.cli.options import (
 from ttamer.errors import ArgumentError
 from ttamer.policy import IndexPolicy, JointPolicy, Ladder, Policy, WalkPolicy
 from ttamer.problem.problem import Problem
-from ttamer.show.tables import table
+from ttamer.show import table
 from ttamer.solvers import solve, solve_ladder
 from ttamer.theory import contract, if_stop_experiments
 from ttamer.theory.optimum import Optima, impossibility, needle, optima

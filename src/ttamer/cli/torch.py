@@ -18,7 +18,7 @@ from ttamer.cli.options import (
     to_json,
 )
 from ttamer.errors import ArgumentError
-from ttamer.show.tables import table
+from ttamer.show import table
 
 
 def _sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:

@@ -37,9 +37,8 @@ from ttamer.fitting.fits import fit
 from ttamer.fitting.fitted import MarkovRecord
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, shown_error
 from ttamer.fitting.replay import Family, Played, Rule, Setting, full_cost, paid
-from ttamer.show import ProgressOption, card, shown
+from ttamer.show import ProgressOption, card, shown, table
 from ttamer.show.curves import draw_curves
-from ttamer.show.tables import table
 from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost, lower_envelope
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Measure, Trace

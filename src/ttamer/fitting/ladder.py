@@ -33,9 +33,8 @@ from ttamer.fitting.promises import Held, Kind, Promise, held_of, make_promise
 from ttamer.fitting.replay import Played
 from ttamer.fitting.session import FittedSession
 from ttamer.problem.checks import check_tradeoff
-from ttamer.show import card
+from ttamer.show import card, table
 from ttamer.show.curves import draw_curves
-from ttamer.show.tables import table
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.trace import Measure, Trace
 

@@ -18,8 +18,7 @@ from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Floats
 from ttamer.fitting.fitted import MarkovRecord
 from ttamer.fitting.states import MAX_STATES, StateTables
-from ttamer.problem.graph import Edge, Node
-from ttamer.problem.problem import Problem
+from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.solvers import solve_ladder
 from ttamer.stats.markov import markov_cost, markov_test
 

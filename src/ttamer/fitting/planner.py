@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from ttamer.fitting.belief import Floats, Ints, Step, View, chance
 from ttamer.fitting.inputs import FeatureSpec
-from ttamer.stats.isotonic import rising_columns
+from ttamer.stats.envelope import rising_columns
 
 Plan = Mapping[Step, tuple[int, ...]]
 """The nodes that may be asked after each set, cheap ones first."""

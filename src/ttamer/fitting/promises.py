@@ -49,9 +49,10 @@ from ttamer.stats.bounds import (
     binomial_p,
     binomial_upper,
     check_confidence,
+    paired_p,
+    paired_upper,
 )
 from ttamer.stats.envelope import lower_envelope
-from ttamer.stats.paired import paired_p, paired_upper
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Measure, Trace
 

@@ -42,7 +42,7 @@ from ttamer.fitting.belief import (
     View,
     on_grid,
 )
-from ttamer.stats.isotonic import rising
+from ttamer.stats.envelope import rising
 
 
 def sigmoid(odds: Floats) -> Floats:

@@ -1,7 +1,11 @@
 """Policies: solved tables, what they say, and the sessions and batches that look decisions up."""
 
-from ttamer.policy.base import Ladder as Ladder, Policy as Policy, StateRule as StateRule
-from ttamer.policy.future import Future as Future
+from ttamer.policy.base import (
+    Future as Future,
+    Ladder as Ladder,
+    Policy as Policy,
+    StateRule as StateRule,
+)
 from ttamer.policy.index import IndexPolicy as IndexPolicy
 from ttamer.policy.joint import JointPolicy as JointPolicy
 from ttamer.policy.session import (

@@ -6,22 +6,33 @@ Ask the available node of least index; stop when the best loss so far is at or b
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ttamer._checks import counted
 from ttamer.errors import ArgumentError
-from ttamer.policy.base import Policy, check_state, number_of
-from ttamer.policy.future import Future, Means, joint_law
-from ttamer.policy.outcome import forest_outcome
+from ttamer.policy.base import (
+    Answer,
+    Future,
+    Means,
+    Policy,
+    check_costs,
+    check_state,
+    cost_keys,
+    joint_law,
+    number_of,
+    rows_by_cost,
+)
 from ttamer.policy.session import INFINITY, Batch, Explanation, StateSession
 from ttamer.policy.surrogate import index_unsure, surrogate_below
 from ttamer.problem.checks import weigh_losses
-from ttamer.problem.graph import START, STOP
+from ttamer.problem.problem import START, STOP, Edge, Problem
 
 
 class Queue(NamedTuple):
@@ -254,3 +265,281 @@ class IndexBatch(Batch):
         first = heads[np.arange(len(rows)), queues.rank[heads].argmin(axis=1)]
         goes_on = best > queues.indices[first]
         self.next[rows] = np.where(goes_on, queues.nodes[first], STOP)
+
+
+# Levels at which less than this chance of being asked or of answering lies are left out.
+NEGLIGIBLE = 1e-18
+# The most products that a law of the future may take: about ten seconds.
+MAX_WORK = 2e9
+
+Floats = NDArray[np.float64]
+Levels = NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """The chances that the search of a subtree is still open, by level and by what it has cost."""
+
+    points: Levels
+    """Shape (points,): the levels at which they change, increasing."""
+    costs: Floats
+    """Shape (costs,): the sums of costs, in the problem's units."""
+    open: Floats
+    """Shape (states, points, costs): open at the level, having cost that much."""
+    events: Floats
+    """Shape (states, points): how often something is asked, or answers, at just this level."""
+
+    @classmethod
+    def of_losses(cls, levels: Levels, never: int) -> Search:
+        """Return the search for a node's own loss, known given its state."""
+        points = np.unique(levels[levels < never])
+        later, equal = (
+            np.asarray(compare(levels[:, np.newaxis], points), float)
+            for compare in (np.greater, np.equal)
+        )
+        return cls(points, np.zeros(1), later[..., np.newaxis], equal)
+
+    def at(self, points: Levels) -> Floats:
+        """Return ``open`` at other levels; below the first, nothing has been asked yet."""
+        unasked = np.broadcast_to(self.costs == 0, (len(self.open), 1, len(self.costs)))
+        table = np.concatenate([unasked, self.open], axis=1)
+        return table[:, np.searchsorted(self.points, points, side="right")]
+
+    def beside(self, sibling: Search) -> Search:
+        """Combine two searches that are independent given the state."""
+        points = np.union1d(self.points, sibling.points)
+        tables = self.at(points), sibling.at(points)
+        events = np.zeros(tables[0].shape[:2])
+        for search, beyond in ((self, tables[1]), (sibling, tables[0])):
+            # What happens in one happens while the other is still open.
+            columns = np.searchsorted(points, search.points)
+            events[:, columns] += search.events * beyond[:, columns].sum(axis=2)
+        return Search(points, *_convolved(self.costs, tables[0], sibling.costs, tables[1]), events)
+
+    def asked(self, edge: Edge, index: Levels, never: int, *, by_cost: bool) -> Search:
+        """Add the node in front: its state given the parent's, its cost, and its index."""
+        # At level -1 the node is asked, and nothing more is met yet.
+        levels = np.concatenate([[-1], self.points])
+        costs, table = _moved(edge, self.costs, self.at(levels), by_cost=by_cost)
+        if costs[0] != 0:  # until it is asked, nothing is paid
+            costs = np.concatenate([[0.0], costs])
+            table = np.pad(table, ((0, 0), (0, 0), (1, 0)))
+        met = np.pad(edge.probabilities @ self.events, ((0, 0), (1, 0)))
+        finite = np.flatnonzero(index < never)
+        points = np.union1d(levels, index[finite])
+        points = points[points >= index.min()]
+        waiting = points < index[:, np.newaxis]
+        table = Search(levels, costs, table, met).at(points)
+        table = np.where(waiting[..., np.newaxis], costs == 0, table)
+        events = np.zeros(waiting.shape)
+        later = levels >= index.min()
+        events[:, np.searchsorted(points, levels[later])] = met[:, later]
+        events[waiting] = 0.0
+        # What lies below this index is met at this index; and there the node itself is asked.
+        early = np.where(levels < index[:, np.newaxis], met, 0.0).sum(axis=1)
+        events[finite, np.searchsorted(points, index[finite])] += early[finite] + 1.0
+        reached = events.max(axis=0, initial=0.0) > NEGLIGIBLE
+        return Search(points[reached], costs, table[:, reached], events[:, reached])
+
+
+@dataclass(frozen=True, eq=False)
+class Outside:
+    """The chances that a node's parent was asked and all outside the node's subtree is open."""
+
+    points: Levels
+    """Shape (points,): those of the node's own search."""
+    costs: Floats
+    chances: Floats
+    """Shape (parent's states, points, costs)."""
+
+    def at(self, index: Levels, levels: Levels) -> Floats:
+        """Return the chances at each level, or at the node's index where that is met later.
+
+        A level that was left out has a negligible chance: 0.
+        """
+        met = np.maximum(levels, index[:, np.newaxis])
+        columns = np.searchsorted(self.points, met)
+        columns[np.append(self.points, -1)[columns] != met] = len(self.points)
+        table = np.zeros((len(index), len(self.points) + 1, len(self.costs)))
+        table[:, :-1] = self.chances
+        return table[np.arange(len(index))[:, np.newaxis], columns]
+
+
+def forest_outcome(
+    problem: Problem,
+    tradeoff: float,
+    sigma: Sequence[Floats],
+    node: int = START,
+    state: int = 0,
+    *,
+    best: float = np.inf,
+    by_cost: bool = False,
+) -> tuple[list[Answer], float, Floats]:
+    """Return the answers below a node, the mean cost, and the chance that each node is asked.
+
+    The first answer is none, of infinite loss. ``best`` is the best loss so far, weighed; it need
+    not be on the grid. With ``by_cost`` answers are split by what was paid.
+    """
+    losses, indices, never = _levels(problem, tradeoff, sigma, best)
+    top, nodes = node, problem.descendants(node)
+    asked, mean_cost = np.zeros(len(problem.nodes)), 0.0
+    if not nodes:
+        return [(np.inf, 0.0, np.ones(1))], mean_cost, asked
+    if by_cost:
+        _check_work(problem, top)
+    # From the leaves: the search of each subtree, given the state of its parent.
+    children: dict[int, list[int]] = {}  # in the order of the sweep from the leaves
+    searches: dict[int, list[Search]] = {}
+    layers: dict[int, list[list[Search]]] = {}
+    for node in reversed(nodes):
+        search = Search.of_losses(losses[node], never)
+        if node in searches:
+            layers[node] = _in_pairs(searches.pop(node))
+            search = search.beside(layers[node][-1][0])
+        search = search.asked(problem.parent_edge(node), indices[node], never, by_cost=by_cost)
+        children.setdefault(problem.parents[node], []).append(node)
+        searches.setdefault(problem.parents[node], []).append(search)
+    layers[top] = _in_pairs(searches[top])
+
+    # Back from the start: who is asked, and where the search ends with which answer.
+    below = layers[top][-1][0]
+    chances = np.zeros((len(below.open), len(below.points), 1))
+    chances[state] = 1.0
+    answers: list[Answer] = [(np.inf, below.costs, below.at(np.array([never]))[state, 0])]
+    outside: dict[int, Outside] = {}
+    start = Outside(below.points, np.zeros(1), chances)
+    outside.update(zip(children[top], _shared(layers.pop(top), start), strict=True))
+    for node in nodes:
+        edge, around = problem.parent_edge(node), outside.pop(node)
+        entered = around.at(indices[node], np.zeros(1, np.intp))[:, 0].sum(axis=1)
+        asked[node] = entered.sum()
+        mean_cost += float(entered @ edge.expected_costs)
+        ahead = layers[node][-1][0] if node in layers else None
+        onward = np.empty(0, np.intp) if ahead is None else ahead.points
+        reached = around.at(indices[node], np.concatenate([losses[node], onward]))
+        # From here on, per state of the node itself.
+        costs, reached = _moved(edge, around.costs, reached, by_cost=by_cost, forward=True)
+        late = None if ahead is None else ahead.at(losses[node])
+        for observed, loss in enumerate(problem.nodes[node].losses.tolist()):
+            paid, chance = costs, reached[observed, observed]
+            if loss == np.inf or not chance.any():
+                continue
+            if ahead is not None and late is not None:
+                paid, chance = _convolved(costs, chance, ahead.costs, late[observed, observed])
+            answers.append((loss, paid, chance))
+        if ahead is not None:
+            # Its children are open to the search while its own answer is not good enough.
+            going = losses[node][:, np.newaxis] > onward
+            chances = reached[:, len(losses[node]) :] * going[..., np.newaxis]
+            shares = _shared(layers.pop(node), Outside(onward, costs, chances))
+            outside.update(zip(children[node], shares, strict=True))
+    return answers, mean_cost, asked
+
+
+def _levels(
+    problem: Problem, tradeoff: float, sigma: Sequence[Floats], best: float
+) -> tuple[list[Levels], list[Levels], int]:
+    """Rank all losses, and the indices below the best loss in hand, lower ones met first.
+
+    Returns the levels of each node's losses and indices, and that of what is never met.
+    """
+    losses = [weigh_losses(node.losses, tradeoff) for node in problem.nodes]
+    parts = [*losses, *sigma]
+    sizes = [len(part) for part in parts]
+    value = np.concatenate(parts)
+    owner = np.repeat(np.arange(len(parts)), sizes)  # losses come first, then indices
+    order = np.lexsort((owner, value))
+    # Equal entries of one node share a level; those of two nodes do not, so that ties are decided.
+    new = np.ones(len(order), bool)
+    new[1:] = (np.diff(owner[order]) != 0) | (value[order][1:] != value[order][:-1])
+    never = len(order)
+    level = np.empty(never, np.intp)
+    level[order] = np.cumsum(new) - 1
+    level[np.isinf(value) | ((owner >= len(losses)) & (value >= best))] = never
+    split = np.split(level, np.cumsum(sizes)[:-1])
+    return split[: len(losses)], split[len(losses) :], never
+
+
+def _in_pairs(searches: list[Search]) -> list[list[Search]]:
+    """Return searches merged in pairs, layer by layer, up to one for all."""
+    layers = [searches]
+    while len(searches) > 1:
+        pairs = [searches[first : first + 2] for first in range(0, len(searches), 2)]
+        searches = [reduce(Search.beside, pair) for pair in pairs]
+        layers.append(searches)
+    return layers
+
+
+def _shared(layers: list[list[Search]], around: Outside) -> list[Outside]:
+    """Return what is open outside each search of the first layer, given that of the last."""
+    parts = [around]
+    for layer in reversed(layers[:-1]):
+        pairs, parts = parts, []
+        for position, search in enumerate(layer):
+            pair = pairs[position // 2]
+            costs = pair.costs
+            chances = pair.chances[:, np.searchsorted(pair.points, search.points)]
+            # Outside one of a pair lies what is outside the pair, and its sibling.
+            if position ^ 1 < len(layer):
+                sibling = layer[position ^ 1]
+                table = sibling.at(search.points)
+                costs, chances = _convolved(costs, chances, sibling.costs, table)
+            parts.append(Outside(search.points, costs, chances))
+    return parts
+
+
+def _convolved(
+    costs: Floats, chances: Floats, more: Floats, table: Floats
+) -> tuple[Floats, Floats]:
+    """Return sums of independent costs and their chances, along the last axis of both arrays."""
+    if len(costs) == len(more) == 1:
+        return costs + more, chances * table
+    sums = np.add.outer(costs, more).ravel()
+    product = chances[..., :, np.newaxis] * table[..., np.newaxis, :]
+    return _merged(sums, product.reshape(*product.shape[:-2], len(sums)))
+
+
+def _moved(
+    edge: Edge, costs: Floats, table: Floats, *, by_cost: bool, forward: bool = False
+) -> tuple[Floats, Floats]:
+    """Take a table per state of an edge's target to its source's, or forward; add what it costs.
+
+    The table has shape (states, points, costs).
+    """
+    parts = rows_by_cost(edge) if by_cost else [(0.0, edge.probabilities)]
+    tables = [np.tensordot(rows.T if forward else rows, table, axes=1) for _, rows in parts]
+    if len(parts) == 1:
+        return costs + parts[0][0], tables[0]
+    sums = np.concatenate([costs + cost for cost, _ in parts])
+    return _merged(sums, np.concatenate(tables, axis=-1))
+
+
+def _merged(sums: Floats, table: Floats) -> tuple[Floats, Floats]:
+    """Add the columns of sums of costs that are equal but for rounding."""
+    _, first, groups = np.unique(cost_keys(sums), return_index=True, return_inverse=True)
+    check_costs(first)
+    order = np.argsort(groups, kind="stable")
+    starts = np.searchsorted(groups[order], np.arange(len(first)))
+    return sums[first], np.asarray(np.add.reduceat(table[..., order], starts, axis=-1))
+
+
+def _check_work(problem: Problem, top: int) -> None:
+    """Refuse, before the work, a law of too many distinct costs, or of too many products."""
+    sums: list[Floats] = [np.zeros(1)] * (len(problem.nodes) + 1)
+    levels = sum(len(node.losses) for node in problem.nodes)
+    work = 0.0
+    for node in reversed(problem.descendants(top)):
+        edge, parent = problem.parent_edge(node), problem.parents[node]
+        prices = np.array([cost for cost, _ in rows_by_cost(edge)])
+        search = np.unique(cost_keys(np.append(np.add.outer(prices, sums[node]), 0.0)))
+        work += levels * edge.probabilities.size * len(prices) * len(sums[node])
+        work += levels * len(edge.probabilities) * len(search) * len(sums[parent])
+        if work > MAX_WORK:
+            raise ArgumentError(
+                f"the joint law of loss and cost of these {counted(len(problem.nodes), 'node')} "
+                f"takes more than {MAX_WORK:.0e} products; round the costs of the problem to a "
+                "common unit, use fewer states, or sample with ttamer.simulate(policy, inputs)"
+            )
+        sums[parent] = np.unique(cost_keys(np.add.outer(sums[parent], search)))
+        check_costs(sums[parent])
+        sums[node] = np.zeros(1)

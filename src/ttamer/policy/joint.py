@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
-from ttamer.policy.base import Policy
-from ttamer.policy.future import Future, Means
+from ttamer.policy.base import Future, Means, Policy
 from ttamer.policy.session import INFINITY, Batch, Explanation, StateSession
 from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.checks import TIE
-from ttamer.problem.graph import START, STOP
+from ttamer.problem.problem import START, STOP
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Step:
     sizes: tuple[int, ...]
     """How many states each of them has; last, how many sums may have been spent."""
     spent: tuple[float, ...] = (0.0,)
-    """The keys of these sums (:func:`~ttamer.policy.future.cost_keys`), increasing."""
+    """The keys of these sums (:func:`~ttamer.policy.base.cost_keys`), increasing."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ttamer._checks import counted, number, percent, require_whole
 from ttamer.errors import ObservationError
-from ttamer.problem.graph import START, STOP, Edge
+from ttamer.problem.problem import START, STOP, Edge
 from ttamer.show import card
 from ttamer.show.graph import Drawing, draw_path
 

@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.problem.checks import TIE, weigh_losses
-from ttamer.problem.graph import START
-from ttamer.problem.problem import Problem
+from ttamer.problem.problem import START, Problem
 
 # The share of a mean that the upper tail of a law may add and still be dropped: below rounding.
 NEGLIGIBLE = 1e-18

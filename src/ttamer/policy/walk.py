@@ -16,21 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
-from ttamer.policy.base import Policy, StateRule, check_state, number_of
-from ttamer.policy.future import (
+from ttamer.policy.base import (
     Answer,
     Future,
     Means,
+    Policy,
+    StateRule,
     check_costs,
+    check_state,
     cost_keys,
     joint_law,
+    number_of,
     rows_by_cost,
 )
 from ttamer.policy.session import INFINITY, Batch, Explanation, StateSession
 from ttamer.policy.surrogate import sweep
 from ttamer.problem.checks import TIE
-from ttamer.problem.graph import START, STOP
-from ttamer.problem.problem import Problem
+from ttamer.problem.problem import START, STOP, Problem
 
 # Chances below this are left out, so that on a long line few losses stay in play.
 NO_MASS = 1e-60

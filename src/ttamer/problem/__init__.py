@@ -1,9 +1,9 @@
 """Problems: nodes, edges, loss supports and transition matrices."""
 
-from ttamer.problem.graph import (
+from ttamer.problem.problem import (
     Edge as Edge,
     LossGrid as LossGrid,
     Moves as Moves,
     Node as Node,
+    Problem as Problem,
 )
-from ttamer.problem.problem import Problem as Problem

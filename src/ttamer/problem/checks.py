@@ -26,17 +26,17 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import as_float, is_number, require_kind, require_path
+from ttamer._checks import as_float, is_number, require_kind
 from ttamer.errors import ArgumentError, ProblemError
 
 if TYPE_CHECKING:
-    from ttamer.problem.graph import Edge, Node
+    from ttamer.problem.problem import Edge, Node
 
 
 # Products of two such numbers are still normal, so ties are compared in full precision.
@@ -263,124 +263,100 @@ def topological_order(
     return tuple(order)
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file, or say in one line why it is none."""
-    require_path(path, "Problem.from_file", "build a problem from values with Problem.from_dict")
+class NodeForm(msgspec.Struct, forbid_unknown_fields=True):
+    """A node of a ``problem.json``."""
+
+    name: str
+    losses: list[float | Literal["inf"]]
+
+
+class EdgeForm(
+    msgspec.Struct, forbid_unknown_fields=True, rename={"source": "from", "target": "to"}
+):
+    """An edge of a ``problem.json``; its tables are checked by :func:`table_of`."""
+
+    source: str | Annotated[list[str], msgspec.Meta(min_length=2)] | None
+    target: str
+    cost: float | list[Any]
+    probabilities: list[Any]
+    verify_cost: float | None = None
+
+
+class ProblemForm(msgspec.Struct, forbid_unknown_fields=True):
+    """The form of a ``problem.json``."""
+
+    moves: str
+    nodes: list[NodeForm]
+    edges: list[EdgeForm]
+
+
+def check_form(data: object) -> ProblemForm:
+    """Check the form of what ``json.loads`` makes of a ``problem.json``.
+
+    >>> nodes = [{"name": "a", "losses": ["inf"]}]
+    >>> check_form({"moves": "walk", "nodes": nodes, "edges": []}).nodes[0].losses
+    ['inf']
+    """
     try:
-        return json.loads(Path(path).read_text("utf-8"), object_pairs_hook=_without_repeats)
+        return msgspec.convert(data, ProblemForm)
+    except msgspec.ValidationError as error:
+        raise _refusal(error) from None
+
+
+def read_form(path: str | os.PathLike[str]) -> ProblemForm:
+    """Read a ``problem.json``, or say in one line why it is none."""
+    data = b""
+    try:
+        data = Path(path).read_bytes()
+        form = msgspec.json.decode(data, type=ProblemForm)
+        keys = 3 + 2 * len(form.nodes)
+        keys += sum(4 + (edge.verify_cost is not None) for edge in form.edges)
+        # Of equal keys msgspec takes the last. More keys than values, or names that look like keys:
+        if data.count(b'":') + data.count(b'" :') > keys:
+            json.loads(data, object_pairs_hook=_without_repeats)
     except OSError as error:
         raise ProblemError(f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ProblemError("is not text in UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise ProblemError(
-            f"is not JSON: line {error.lineno}, column {error.colno}: {error.msg}"
-        ) from None
-    except ProblemError:
-        raise
-    except (RecursionError, ValueError) as error:  # too deep; an integer of too many digits
-        raise ProblemError(f"is not a problem: {error}") from None
+    except msgspec.ValidationError as error:
+        raise _refusal(error) from None
+    except msgspec.DecodeError as error:
+        reason, _, place = str(error).removeprefix("JSON is malformed: ").partition(" (byte ")
+        before = data[: int(place.rstrip(")"))] if place else data
+        line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
+        raise ProblemError(f"is not JSON: line {line}, column {column}: {reason}") from None
+    except RecursionError:
+        raise ProblemError("is not a problem: its lists are nested too deeply") from None
+    return form
 
 
-def write_json(data: Any, path: str | os.PathLike[str]) -> None:
-    """Write JSON that reads back to the same numbers."""
-    Path(path).write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", "utf-8")
-
-
-def check_form(data: object) -> dict[str, Any]:
-    """Check the form of a problem; return it with every list of numbers as an array.
-
-    >>> nodes = [{"name": "a", "losses": ["inf"]}]
-    >>> form = check_form({"moves": "walk", "nodes": nodes, "edges": []})
-    >>> form["nodes"][0]["losses"].tolist()
-    [inf]
-    """
-    problem = _fields(data, "the problem", ("moves", "nodes", "edges"))
-    nodes, edges = _list(problem["nodes"], "nodes"), _list(problem["edges"], "edges")
-    return {
-        "moves": problem["moves"],
-        "nodes": [_node_form(item, f"nodes[{k}]") for k, item in enumerate(nodes)],
-        "edges": [_edge_form(item, f"edges[{k}]") for k, item in enumerate(edges)],
-    }
-
-
-def _node_form(item: object, where: str) -> dict[str, Any]:
-    node = _fields(item, where, ("name", "losses"))
-    if not isinstance(node["name"], str):
-        raise ProblemError(f"{where}: name must be a string, not {node['name']!r}")
-    losses = _list(node["losses"], f"node {node['name']!r}: losses")
-    support = _array([math.inf if loss == "inf" else loss for loss in losses])
-    if support is None or support.ndim != 1:
-        raise ProblemError(f'node {node["name"]!r}: losses must be numbers, or "inf"')
-    return {**node, "losses": support}
-
-
-def _edge_form(item: object, where: str) -> dict[str, Any]:
-    edge = _fields(item, where, ("from", "to", "cost", "probabilities"), ("verify_cost",))
-    source, target, cost, rows = (edge[key] for key in ("from", "to", "cost", "probabilities"))
-    if not is_number(edge.get("verify_cost", 0.0)):
-        raise ProblemError(
-            f"{where}: verify_cost must be a number, not {edge['verify_cost']!r:.60}"
-        )
-    if isinstance(source, list) and len(source) > 1 and {*map(type, source)} == {str}:
-        source = tuple(source)
-    elif source is not None and not isinstance(source, str):
-        raise ProblemError(f"{where}: 'from' must name a node, not {source!r}")
-    if not isinstance(target, str):
-        raise ProblemError(f"{where}: 'to' must name a node, not {target!r}")
-    costs = _array(cost) if isinstance(cost, list) or is_number(cost) else None
-    if costs is None:
-        raise ProblemError(
-            f"{where}: cost must be a number, a list with one number per state of 'from', or a "
-            f"table with one row per state of 'from', not {cost!r:.60}"
-        )
-    table = _array(rows) if isinstance(rows, list) else None
-    if table is None:
-        start = "start" if source is None else repr(edge["from"])
-        raise ProblemError(
-            f"edge {start} -> {target!r}: probabilities must be numbers in rows of equal "
-            "length, one row per state of the source"
-        )
-    return {**edge, "from": source, "cost": costs, "probabilities": table}
-
-
-def _array(values: Any) -> NDArray[np.float64] | None:
-    """Return nested lists as an array; ``None`` where an entry is no number, or rows differ."""
-    with suppress(IndexError, TypeError, ValueError, OverflowError, struct.error):
-        # A table of floats, in half of the time; what may hold truth values is read below.
-        pack = struct.Struct(f"{len(values[0])}d").pack
-        table = np.frombuffer(b"".join([pack(*row) for row in values])).reshape(len(values), -1)
-        if not ((table == 0) | (table == 1)).any():
-            return table
+def table_of(values: float | list[Any], what: str) -> float | NDArray[np.float64]:
+    """Return nested lists of numbers as an array; refuse other entries, and ragged rows."""
     kind: Any = float
-    entry = values
+    entry: Any = values
     while isinstance(entry, list):
         kind, entry = list[kind], entry[0] if entry else None
     try:
-        return np.array(msgspec.convert(values, kind), dtype=np.float64)
-    except (msgspec.ValidationError, ValueError):  # a truth value is no number; ragged rows
-        return None
+        numbers = msgspec.convert(values, kind)  # truth values and text are no numbers
+        if kind is float:
+            return float(numbers)
+        if kind != list[list[float]]:
+            return np.array(numbers, dtype=np.float64)
+        # Several times as fast as NumPy, which looks at every entry for its type.
+        pack = struct.Struct(f"{len(numbers[0])}d").pack
+        return np.frombuffer(b"".join([pack(*row) for row in numbers])).reshape(len(numbers), -1)
+    except (msgspec.ValidationError, ValueError, struct.error):
+        raise ProblemError(f"{what} must be numbers in rows of equal length") from None
 
 
-def _fields(
-    item: object, what: str, names: tuple[str, ...], optional: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    if not isinstance(item, dict):
-        raise ProblemError(f"{what} must be an object with {', '.join(names)}")
-    for name in names:
-        if name not in item:
-            raise ProblemError(f"{what} lacks {name!r}; it must have {', '.join(names)}")
-    for name in item:
-        if name not in (*names, *optional):
-            may = ", ".join((*names, *optional))
-            raise ProblemError(f"{what} has an unknown {name!r}; it may have {may}")
-    return item
-
-
-def _list(item: object, what: str) -> list[Any]:
-    if not isinstance(item, list):
-        raise ProblemError(f"{what} must be a list")
-    return item
+def _refusal(error: msgspec.ValidationError) -> ProblemError:
+    """Return what msgspec says of a wrong form, with its place first."""
+    reason, _, place = str(error).partition(" - at `$")
+    return ProblemError(
+        f"{place.strip('.`') or 'the problem'}: {reason[0].lower()}{reason[1:]}; a problem has "
+        'moves, nodes (name, losses: numbers or "inf") and edges (from: a name, several, or null; '
+        "to, cost, probabilities, and verify_cost where answers may be returned unseen)"
+    )
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from ttamer.errors import ArgumentError, ProblemError
 from ttamer.policy.base import Ladder, Policy
 from ttamer.problem.checks import check_tradeoff, check_tradeoffs
 from ttamer.problem.problem import Problem, require_problem
-from ttamer.solvers.forest import solve_forest
+from ttamer.solvers.forest import solve_forest, solve_unseen_forest, with_leaves
 from ttamer.solvers.joint import solve_joint
-from ttamer.solvers.unseen import solve_unseen_forest, with_leaves
 from ttamer.solvers.walk import check_memory, solve_walk, table_bytes
 
 

@@ -32,10 +32,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ProblemError
-from ttamer.policy.future import cost_keys
+from ttamer.policy.base import cost_keys
 from ttamer.policy.joint import Cap, JointPolicy, Step
-from ttamer.problem.graph import Edge, Node
-from ttamer.problem.problem import Problem
+from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.solvers.walk import check_memory, solve_walk, table_bytes
 
 # The most states that the walk over all steps may have in all.

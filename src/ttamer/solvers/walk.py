@@ -34,8 +34,7 @@ from numpy.typing import NDArray
 from ttamer.errors import ProblemError
 from ttamer.policy.walk import WalkPolicy, lead_to_answers
 from ttamer.problem.checks import TIE, weigh_losses
-from ttamer.problem.graph import START, STOP
-from ttamer.problem.problem import Problem
+from ttamer.problem.problem import START, STOP, Problem
 
 # The bytes of one entry while a walk is solved: Phi, Phi on arrival, and the choice.
 ENTRY_BYTES = 8 + 8 + 4

@@ -24,11 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError, ProblemError
-from ttamer.policy.base import Policy
-from ttamer.policy.future import Future, Means
+from ttamer.policy.base import Future, Means, Policy
 from ttamer.policy.walk import walk_outcome
-from ttamer.problem.graph import STOP
-from ttamer.problem.problem import Problem, require_problem
+from ttamer.problem.problem import STOP, Problem, require_problem
 from ttamer.solvers import solve
 
 

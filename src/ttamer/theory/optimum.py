@@ -31,8 +31,7 @@ import numpy as np
 from ttamer.errors import ArgumentError, ProblemError
 from ttamer.policy.surrogate import Surrogate, from_leaves, least_of
 from ttamer.problem.checks import check_tradeoff, weigh_losses
-from ttamer.problem.graph import START
-from ttamer.problem.problem import Problem, require_problem
+from ttamer.problem.problem import START, Problem, require_problem
 from ttamer.solvers import solve
 
 
@@ -50,7 +49,7 @@ class Optima:
     offline: float | None
     online: float
     """With recall. For a forest whose answers may be returned unseen it is that of the policy found
-    (solvers/unseen.py), at most ``online / online_bound`` times the optimum."""
+    (solvers/forest.py), at most ``online / online_bound`` times the optimum."""
     no_recall: float | None
     online_bound: float | None = None
     """No policy with recall is below this; ``None`` where ``online`` is the optimum."""
