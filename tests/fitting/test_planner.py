@@ -9,7 +9,8 @@ from hypothesis import given, settings, strategies as st
 from ttamer.fitting.belief import Belief, Seen, by_pattern
 from ttamer.fitting.crossfit import CrossFit
 from ttamer.fitting.planner import Log, PlanOptions, Topology, folds_of, raked
-from ttamer.fitting.regression import BeliefOptions, Curve, Offsets, log_loss, logistic, sigmoid
+from ttamer.fitting.regression import BeliefOptions, Curve
+from ttamer.stats.logistic import class_offsets, log_loss, logistic, sigmoid
 
 
 def test_logistic_is_at_the_least_of_its_objective():
@@ -59,18 +60,18 @@ def test_an_offset_without_the_row_is_that_of_a_fit_without_it():
     codes = rng.integers(4, size=400)
     odds = rng.normal(size=400)
     losses = (rng.random(400) < sigmoid(odds + np.array([-1.5, 0, 0.5, 1.5])[codes])).astype(float)
-    fitted = Offsets.fit(codes, 4, odds, losses)
+    table, without_row = class_offsets(codes, 4, odds, losses)
     for row in range(0, 400, 37):
         others = np.arange(400) != row
-        alone = Offsets.fit(codes[others], 4, odds[others], losses[others]).table[codes[row]]
-        assert fitted.without_row[row] == pytest.approx(alone, abs=0.01)
-        assert fitted.without_row[row] != fitted.table[codes[row]]
+        alone = class_offsets(codes[others], 4, odds[others], losses[others])[0][codes[row]]
+        assert without_row[row] == pytest.approx(alone, abs=0.01)
+        assert without_row[row] != table[codes[row]]
 
 
 def test_offsets_that_are_noise_are_drawn_to_nothing():
     rng = np.random.default_rng(2)
     codes, losses = rng.integers(30, size=600), (rng.random(600) < 0.5).astype(float)
-    assert np.abs(Offsets.fit(codes, 30, np.zeros(600), losses).table).mean() < 0.15
+    assert np.abs(class_offsets(codes, 30, np.zeros(600), losses)[0]).mean() < 0.15
 
 
 def arm(log, **options):

@@ -14,7 +14,7 @@ from ttamer.fitting.crossfit import StepFit, fit_steps
 from ttamer.fitting.inputs import FeatureSpec
 from ttamer.fitting.planner import Log, PlanOptions
 from ttamer.fitting.policy import SingleNode, play
-from ttamer.fitting.regression import log_loss, sigmoid
+from ttamer.stats.logistic import log_loss, sigmoid
 
 
 def simulated(

@@ -23,10 +23,10 @@ from ttamer.fitting.belief import HEAD, PEER, Belief, Cells, Step
 from ttamer.fitting.fitted import FitRecord, Fitted, first_parents
 from ttamer.fitting.inputs import FeatureSpec, InputFeature, Prior
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
+from ttamer.fitting.markov import StateTables
 from ttamer.fitting.points import OperatingPoints
 from ttamer.fitting.policy import SingleNode, StepTables
 from ttamer.fitting.promises import Held, Promise
-from ttamer.fitting.states import StateTables
 from ttamer.policy.base import Ladder
 from ttamer.trace.trace import Measure
 

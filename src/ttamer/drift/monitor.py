@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import by_pattern, chance
 from ttamer.fitting.ladder import FittedPolicy, Mixture
+from ttamer.fitting.markov import StateTables
 from ttamer.fitting.promises import Kind
 from ttamer.fitting.replay import Rule, paid
-from ttamer.fitting.states import StateTables
 from ttamer.stats.bounds import betting_upper
 from ttamer.trace.checks import require_trace
 from ttamer.trace.losses import Losses, complete_losses

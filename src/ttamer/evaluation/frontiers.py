@@ -34,8 +34,8 @@ from ttamer.evaluation.results import (
     units_of,
 )
 from ttamer.fitting.fits import fit
-from ttamer.fitting.fitted import MarkovRecord
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, shown_error
+from ttamer.fitting.markov import MarkovRecord
 from ttamer.fitting.replay import Family, Played, Rule, Setting, full_cost, paid
 from ttamer.show import ProgressOption, card, shown, table
 from ttamer.show.curves import draw_curves

@@ -263,8 +263,7 @@ class View:
         self.curve = belief.curve_odds(answers.confidence)
         self.offset = self._offsets()
         self.bar = None if answers.prior is None else bar_of(answers.prior)
-        if belief.head is not None and answers.prior is not None:
-            self._draw_to_prior(belief.head)
+        self._draw_to_prior()
         self._best: dict[Step, tuple[Floats, Ints]] = {}
         self._chances: dict[tuple[Step, int], Floats] = {}
         self._pair: dict[tuple[int, int], Floats] = {}
@@ -278,12 +277,14 @@ class View:
                 offset[:, v] = np.where(code < 0, 0.0, table[code])
         return offset
 
-    def _draw_to_prior(self, head: Floats) -> None:
-        """Draw the log-odds of each answer to what the input says."""
-        prior, total = self.answers.prior, self.curve + self.offset
-        assert prior is not None and self.bar is not None  # noqa: S101, PT018 - the caller checked
+    def _draw_to_prior(self) -> None:
+        """Draw the log-odds of each answer to what the input says, where inputs are used."""
+        prior, head, bar = self.answers.prior, self.belief.head, self.bar
+        if head is None or prior is None or bar is None:
+            return
         constant, w_total, w_prior, w_bar = head.T
-        logit = constant + w_total * total + w_prior * prior + w_bar * self.bar[:, None]
+        total = self.curve + self.offset
+        logit = constant + w_total * total + w_prior * prior + w_bar * bar[:, None]
         # Less the offset, so that curve and offset add up to what the head says.
         self.curve = on_grid(logit, MAX_ODDS) - self.offset
 

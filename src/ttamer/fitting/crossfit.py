@@ -40,7 +40,7 @@ from ttamer.fitting.planner import (
 )
 from ttamer.fitting.points import Estimates
 from ttamer.fitting.policy import StepTables, play
-from ttamer.fitting.regression import BeliefOptions, Curve, fit_belief
+from ttamer.fitting.regression import BeliefFit, BeliefOptions, Curve
 
 Folds = frozenset[int]
 NONE: Folds = frozenset()
@@ -156,14 +156,8 @@ class CrossFit:
         weight = self.weight[rows] if (self.weight != 1).any() else None
 
         def fitted(losses: Floats) -> Belief:
-            return fit_belief(
-                answers,
-                losses,
-                self.topology.sets,
-                classes=self.log.classes,
-                weight=weight,
-                options=self.belief_options,
-            )
+            how = self.topology.sets, self.log.classes, weight, self.belief_options
+            return BeliefFit(answers, losses, *how).belief
 
         belief, unlabelled = fitted(losses), answers.answered & np.isnan(losses)
         if unlabelled.any():

@@ -30,13 +30,12 @@ from ttamer.fitting.crossfit import fit_steps
 from ttamer.fitting.fitted import BeliefKind, FitRecord, Fitted, Tables, Weighting, first_parents
 from ttamer.fitting.inputs import FeatureSpec
 from ttamer.fitting.ladder import FittedLadder
-from ttamer.fitting.markov import check_markov, fit_states
+from ttamer.fitting.markov import StateTables, check_markov, fit_states
 from ttamer.fitting.planner import Log, PlanOptions, folds_of
 from ttamer.fitting.points import Estimates, OperatingPoints
 from ttamer.fitting.policy import StepTables
 from ttamer.fitting.promises import CAP, groups_of, rows_split
 from ttamer.fitting.replay import alone_paid, full_cost, latency_of, paid
-from ttamer.fitting.states import StateTables
 from ttamer.fitting.threshold import default_thresholds, threshold_tables
 from ttamer.problem.checks import check_tradeoffs
 from ttamer.show import ProgressOption, shown
@@ -352,16 +351,8 @@ def _states(
         cost = cost + record.latency_weight * trace.latency
 
     def learn(rows: Ints | slice, tradeoffs: Floats | None) -> StateTables:
-        return fit_states(
-            spec.names,
-            trace.confidence[rows],
-            cost[rows].mean(axis=0),
-            full,
-            tradeoffs=tradeoffs,
-            after=[parents[0] if parents else -1 for parents in spec.parents],
-            kind=spec.kind,
-            states=states,
-        )
+        seen, means = trace.confidence[rows], cost[rows].mean(axis=0)
+        return fit_states(spec, seen, means, full, states=states, tradeoffs=tradeoffs)
 
     tables = learn(slice(None), tradeoffs)
     solved = np.array(tables.ladder.tradeoffs)

@@ -16,9 +16,9 @@ from ttamer._checks import is_number
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Floats, Ints, Seen, Step, View
+from ttamer.fitting.markov import MarkovRecord, StatePolicy, StateTables
 from ttamer.fitting.policy import SingleNode, StepPolicy, StepTables, play
 from ttamer.fitting.replay import Played
-from ttamer.fitting.states import StatePolicy, StateTables
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Measure, Trace
 
@@ -27,25 +27,6 @@ PolicyRule = StepPolicy | StatePolicy | SingleNode
 Column = Sequence[Any] | NDArray[Any]
 BeliefKind = Literal["answers", "markov", "threshold"]
 Weighting = Literal["none", "raked", "chance"]
-
-
-class MarkovRecord(msgspec.Struct, frozen=True):
-    """Whether the states that ``belief="markov"`` learnt form a Markov chain, as it assumes."""
-
-    p_value: float
-    """The chance of dependence as strong as in these rows, if they did (permutations)."""
-    cost: float
-    """What assuming it loses and pays more, at ``tradeoff``; costs are shares of the full cost."""
-    standard_error: float
-    tradeoff: float
-
-    def __str__(self) -> str:
-        verdict = "consistent with" if self.p_value > 0.05 else "not those of"
-        return (
-            f"The states of the nodes are {verdict} a Markov chain (p = {self.p_value:.2g}); "
-            f"assuming one costs {self.cost:.2g} +- {self.standard_error:.1g} in the objective at "
-            f"tradeoff {self.tradeoff:.2g}"
-        )
 
 
 class FitRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,28 +1,221 @@
-"""The paper's learner: states, counts, transitions, a problem, and its solution.
+"""The paper's policies, learnt: each node is seen in a state, and a solved problem decides.
 
-Confidences of each node are cut into states of equal shares of the rows; how states follow one
-another is counted; a state loses one minus its mean confidence. The problem of these numbers is
-solved for a range of tradeoffs. This is the paper as written: optimal if nodes are a Markov chain
-and confidence is the chance to be right.
+A state is a range of the node's confidence. The learner is the paper as written: confidences of
+each node are cut into states of equal shares of the rows; how states follow one another is counted;
+a state loses one minus its mean confidence. The problem of these numbers is solved for a range of
+tradeoffs. That is optimal if nodes are a Markov chain and confidence is the chance to be right. The
+policy is that of a solver (dynamic indices, or a walk with recall), so it has what the paper's has:
+:meth:`StatePolicy.solved`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations, pairwise, starmap
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
-from ttamer.fitting.belief import Floats
-from ttamer.fitting.fitted import MarkovRecord
-from ttamer.fitting.states import MAX_STATES, StateTables
-from ttamer.problem.problem import Edge, Node, Problem
-from ttamer.solvers import solve_ladder
+from ttamer.fitting.belief import Floats, Seen
+from ttamer.fitting.replay import Played
+from ttamer.fitting.session import FittedSession
+from ttamer.policy.base import Ladder, Policy
+from ttamer.policy.session import Explanation, StateSession
+from ttamer.problem.problem import Edge, Moves, Node, Problem
 from ttamer.stats.markov import markov_cost, markov_test
 
 
+class MarkovRecord(msgspec.Struct, frozen=True):
+    """Whether the states that ``belief="markov"`` learnt form a Markov chain, as it assumes."""
+
+    p_value: float
+    """The chance of dependence as strong as in these rows, if they did (permutations)."""
+    cost: float
+    """What assuming it loses and pays more, at ``tradeoff``; costs are shares of the full cost."""
+    standard_error: float
+    tradeoff: float
+
+    def __str__(self) -> str:
+        verdict = "consistent with" if self.p_value > 0.05 else "not those of"
+        return (
+            f"The states of the nodes are {verdict} a Markov chain (p = {self.p_value:.2g}); "
+            f"assuming one costs {self.cost:.2g} +- {self.standard_error:.1g} in the objective at "
+            f"tradeoff {self.tradeoff:.2g}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class StateTables:
+    """Solved policies of one learnt problem, prices rising."""
+
+    names: tuple[str, ...]
+    """The nodes of the cascade."""
+    costs: Floats
+    """Shape (n,): the mean cost of each node, in the cascade's unit."""
+    edges: tuple[Floats, ...]
+    """Per node of the cascade, increasing confidences that separate its states."""
+    columns: tuple[int, ...]
+    """For each node of the problem, its number in the cascade."""
+    ladder: Ladder
+    """The solved policies, in increasing order of tradeoff: costs are shares of the full cost."""
+    solved_caps: dict[tuple[int, float], Policy] = field(default_factory=dict, repr=False)
+    """Policies under caps that sessions asked for, by number and cap."""
+
+    def __len__(self) -> int:
+        return len(self.ladder)
+
+    def policy(self, number: int) -> StatePolicy:
+        """Return the policy of one price."""
+        return StatePolicy(self, number)
+
+    def states(self, confidence: Floats) -> NDArray[np.intp]:
+        """Return, in the problem's order, the states of confidences of shape (T, n).
+
+        What is no number carries no information, and has state 0.
+        """
+        return _states(confidence, self.edges, self.columns)
+
+
+def _states(
+    confidence: Floats, edges: Sequence[Floats], columns: Sequence[int]
+) -> NDArray[np.intp]:
+    states = [np.searchsorted(edges[v], confidence[:, v], side="right") for v in columns]
+    return np.where(np.isnan(confidence[:, columns]), 0, np.stack(states, axis=1))
+
+
+@dataclass(frozen=True, eq=False)
+class StatePolicy:
+    """The policy of one tradeoff."""
+
+    tables: StateTables
+    number: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the nodes."""
+        return self.tables.names
+
+    @cached_property
+    def solved(self) -> Policy:
+        """The solved policy: tables, indices, and its problem."""
+        return self.tables.ladder[len(self.tables) - 1 - self.number]
+
+    def capped(self, max_cost: float) -> Policy:
+        """Return the solved policy of which no input costs more, failures included.
+
+        Raises:
+            ProblemError: Under a cap the problem has too many states to be solved.
+        """
+        from ttamer.solvers import solve  # only a cap that was not solved for needs a solver
+
+        if (self.number, max_cost) not in self.tables.solved_caps:
+            problem, tradeoff = self.solved.problem, self.solved.tradeoff
+            nodes = zip(self.tables.columns, problem.incoming, strict=True)
+            units = [(self.tables.costs[v], problem.edges[into[0]].cost) for v, into in nodes]
+            # The cost of the problem is a share of the full cost: the same for all nodes.
+            unit = next((cost / share for cost, share in units if share), 1.0)
+            policy = solve(problem, tradeoff, max_cost=max_cost / unit)
+            self.tables.solved_caps[self.number, max_cost] = policy
+        return self.tables.solved_caps[self.number, max_cost]
+
+    def session(self, max_cost: float | None = None) -> StateTurn:
+        """Start deciding for one input."""
+        return StateTurn(self, max_cost)
+
+    def play(self, answers: Seen) -> Played:
+        """Decide for rows: what sessions would do, one for each."""
+        shape = answers.confidence.shape
+        asked, answer = np.zeros(shape, bool), np.full(shape[0], -1, np.intp)
+        last, columns = answer.copy(), np.array(self.tables.columns)
+        complete = np.flatnonzero(answers.answered.all(axis=1))
+        states = self.tables.states(answers.confidence[complete])
+        batch = self.solved.batch(len(complete))
+        while batch.running:
+            going = np.flatnonzero(batch.next >= 0)
+            last[complete[going]] = columns[batch.next[going]]
+            asked[complete[going], last[complete[going]]] = True
+            batch.observe(states[np.arange(len(complete)), np.maximum(batch.next, 0)])
+        answer[complete] = columns[batch.answer]
+        for row in np.flatnonzero(~answers.answered.all(axis=1)).tolist():
+            turn = self.session()
+            while turn.next is not None:
+                node = last[row] = self.names.index(turn.next)
+                asked[row, node] = True
+                if answers.answered[row, node]:
+                    turn.observe(confidence=float(answers.confidence[row, node]))
+                else:
+                    turn.fail()
+            answer[row] = -1 if turn.answer is None else self.names.index(turn.answer)
+        return Played(answer, asked, last)
+
+
+class StateTurn(FittedSession):
+    """A session of a policy on states: the confidence of an answer is its state.
+
+    Under a cap the learnt problem is solved with it, what was spent being part of the state.
+    """
+
+    __slots__ = ("_capped", "_free", "_inner", "_tables")
+
+    def __init__(self, policy: StatePolicy, max_cost: float | None = None) -> None:
+        super().__init__(policy.names, policy.tables.costs.tolist(), max_cost)
+        self._tables, solved, self._capped = policy.tables, policy.solved, False
+        self._free: StateSession | None = None  # what is decided without the cap, while that agrees
+        if max_cost is not None:
+            problem = policy.tables.ladder.problem
+            starts = [policy.tables.columns[problem.ends[edge][1]] for edge in problem.starts]
+            if all(self._costs[node] > self._limit for node in starts):
+                self._require_start(starts)
+            self._free = solved.session()
+            solved = policy.capped(max_cost)
+        self._inner: StateSession = solved.session()
+        self._find()
+
+    def _advance(self, node: int, confidence: float | None, prediction: str | None) -> None:
+        del prediction
+        state = None
+        if confidence is not None:
+            state = bisect_right(self._tables.edges[node].tolist(), confidence)
+        for session in (self._inner, self._free):
+            if session is not None:
+                session.fail() if state is None else session.observe(state)
+        self._find()
+
+    def _find(self) -> None:
+        """Take the node that the solved policy asks."""
+        number = self._inner.number
+        self._next = -1 if number < 0 else self._tables.columns[number]
+        if self._free is not None and self._free.next != self._inner.next:
+            self._free, self._capped = None, True
+
+    @property
+    def answer(self) -> str | None:
+        """The node whose answer to return."""
+        return self._inner.answer
+
+    @property
+    def capped(self) -> bool:
+        """Whether the cap on the cost changed what was asked."""
+        return self._capped
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no node is asked after ``next``, if that answers."""
+        return len(self._asked) + 1 == len(self._names)
+
+    def explain(self) -> Explanation:
+        """Return the reasons for the current decision, as the solved policy gives them."""
+        inner = self._inner.explain()
+        return replace(inner, next=self.next, price=self.price)
+
+
+# ---------------------------------------------------------------- the learner
 def default_tradeoffs() -> Floats:
     """Return tradeoffs from 0 to 1: the full cost weighs a thousandth of a loss to ten losses."""
     weight = np.geomspace(1e-3, 1e1, 46)
@@ -35,10 +228,8 @@ def edges_of(values: Floats, states: int) -> Floats:
     >>> edges_of(np.array([0.1, 0.2, 0.8, 0.9]), 2).tolist()
     [0.5]
     """
-    if not 1 <= states <= MAX_STATES:
-        raise ArgumentError(
-            f"states must be from 1 to {MAX_STATES}, not {states!r}", param="states"
-        )
+    if not 1 <= states <= 256:
+        raise ArgumentError(f"states must be from 1 to 256, not {states!r}", param="states")
     distinct, counts = np.unique(values, return_counts=True)
     ranks = np.arange(1, states) * len(values) / states
     cuts = np.unique(np.searchsorted(np.cumsum(counts), ranks) + 1)
@@ -67,33 +258,33 @@ def transitions(
 
 
 def fit_states(
-    names: Sequence[str],
+    spec: CascadeSpec,
     confidence: Floats,
     cost: Floats,
     full_cost: float,
     *,
-    after: Sequence[int] | None = None,
-    kind: str = "models",
     states: int | None = None,
     tradeoffs: Floats | None = None,
 ) -> StateTables:
     """Learn a problem from rows and solve it.
 
+    Where a node has a parent the cascade is a forest, whose branches are independent given their
+    parents. Other models are asked in order of cost, any of them left out; exits one after another.
+
     Args:
-        names: Of the nodes.
+        spec: The cascade, no node of which comes after several.
         confidence: Shape (T, n), from 0 to 1.
         cost: Shape (n,): the mean cost of each node.
         full_cost: The unit of cost of the problem.
-        after: Shape (n,): the parent of each node, -1 for none. Where a node has one the cascade is
-            a forest, whose branches are independent given their parents.
-        kind: ``"models"``: in order of cost, any may be left out; ``"exits"``: one after another.
         states: How many states a node has; by default by the number of rows.
         tradeoffs: To solve for.
 
     Raises:
         ArgumentError: A confidence is missing or not from 0 to 1.
     """
-    nodes = len(names)
+    from ttamer.solvers import solve_ladder  # deciding by what was learnt needs no solver
+
+    names = spec.names
     inside = ((confidence >= 0) & (confidence <= 1)).all(axis=0)
     if not inside.all():
         raise ArgumentError(
@@ -106,43 +297,32 @@ def fit_states(
         # Eight rows on the mean for each pair of states.
         states = int(np.clip(np.sqrt(len(confidence) / 8), 2, 32))
     edges = tuple(edges_of(column, states) for column in confidence.T)
-    numbers = np.stack(
-        [np.searchsorted(e, c, side="right") for e, c in zip(edges, confidence.T, strict=True)], 1
-    )
-    sizes = [len(e) + 1 for e in edges]
-    parents = [-1] * nodes if after is None else list(after)
-    tree = any(parent >= 0 for parent in parents)
-    order = list(range(nodes))
-    if not tree and kind == "models":
-        order = np.argsort(cost, kind="stable").tolist()
+    numbers = _states(confidence, edges, range(len(spec)))
+    sizes, tree, order = [len(e) + 1 for e in edges], any(spec.parents), [*range(len(spec))]
     if tree:
-        pairs = [(parent, node) for node, parent in enumerate(parents)]
-    elif kind == "exits":
+        pairs = [(parents[0] if parents else -1, v) for v, parents in enumerate(spec.parents)]
+    elif spec.kind == "exits":
         pairs = list(pairwise([-1, *order]))
     else:
+        order = np.argsort(cost, kind="stable").tolist()
         pairs = [(-1, v) for v in order]
         pairs += combinations(order, 2)
-    losses = []
-    for v in range(nodes):
+
+    def node(v: int) -> Node:
         rows = np.bincount(numbers[:, v], minlength=sizes[v])
         total = np.bincount(numbers[:, v], confidence[:, v], minlength=sizes[v])
-        losses.append(1 - total / np.maximum(rows, 1))
+        return Node(names[v], 1 - total / np.maximum(rows, 1))
 
     def edge(u: int, v: int) -> Edge:
-        before, size = np.zeros(len(numbers), np.intp), 1
-        if u >= 0:
-            before, size = numbers[:, u], sizes[u]
+        before, size = (numbers[:, u], sizes[u]) if u >= 0 else (np.zeros(len(numbers), int), 1)
         share = transitions(before, numbers[:, v], (size, sizes[v]))
         source, price = None if u < 0 else names[u], float(cost[v]) / full_cost
         return Edge(source, names[v], cost=price, probabilities=share)
 
-    problem = Problem(
-        "precedence" if tree else "walk",
-        tuple(Node(names[v], losses[v]) for v in order),
-        tuple(starmap(edge, pairs)),
-    )
+    moves: Moves = "precedence" if tree else "walk"
+    problem = Problem(moves, tuple(map(node, order)), tuple(starmap(edge, pairs)))
     ladder = solve_ladder(problem, default_tradeoffs() if tradeoffs is None else tradeoffs)
-    return StateTables(tuple(names), np.asarray(cost, float), edges, tuple(order), ladder)
+    return StateTables(names, np.asarray(cost, float), edges, tuple(order), ladder)
 
 
 def check_markov(tables: StateTables, confidence: Floats, seed: int) -> MarkovRecord | None:

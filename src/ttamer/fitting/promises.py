@@ -24,14 +24,12 @@ on the same rows, so a drop against it must pass against every node.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
-from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -43,21 +41,13 @@ from ttamer.fitting.belief import Floats
 from ttamer.fitting.fitted import FitRecord, Fitted
 from ttamer.fitting.points import Mix, OperatingPoints
 from ttamer.fitting.replay import SLACK, alone_paid, paid
-from ttamer.stats.bounds import (
-    betting_p,
-    betting_upper,
-    binomial_p,
-    binomial_upper,
-    check_confidence,
-    paired_p,
-    paired_upper,
-)
+from ttamer.stats.bounds import check_confidence
 from ttamer.stats.envelope import lower_envelope
+from ttamer.stats.sample import Sample, Test
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Measure, Trace
 
 Kind = Literal["error", "drop", "budget"]
-Test = Literal["binomial", "paired", "betting"]
 
 CAP = 10.0  # the largest weight of a row
 
@@ -144,75 +134,6 @@ class Promise:
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
-    """The numbers of independent rows, moved from ``low`` .. ``high`` to 0 .. 1."""
-
-    values: Floats
-    """Shape (R,)."""
-    low: float
-    high: float
-    test: Test
-
-    @cached_property
-    def observed(self) -> float:
-        """The mean, between ``low`` and ``high``."""
-        return self.low + (self.high - self.low) * float(self.values.mean())
-
-    @cached_property
-    def _distinct(self) -> tuple[Floats, NDArray[np.intp]]:
-        return np.unique(self.values, return_counts=True)
-
-    @cached_property
-    def _ends(self) -> tuple[int, int]:
-        """How many rows have the value 1, and the value 0."""
-        return int((self.values == 1).sum()), int((self.values == 0).sum())
-
-    def p_value(self, at_most: float, alpha: float, seed: int) -> float:
-        """Return the p-value of the mean being above ``at_most``."""
-        rows, (ones, zeros) = len(self.values), self._ends
-        if self.test == "binomial":
-            return binomial_p(ones, rows, at_most)
-        if self.test == "paired":
-            return paired_p(ones, zeros, rows, at_most, alpha=alpha)
-        share = (at_most - self.low) / (self.high - self.low)
-        return betting_p(*self._distinct, share, alpha=alpha, seed=seed)
-
-    def refutes(self, at_most: float, alpha: float, seed: int) -> bool:
-        """Return whether the rows show that the mean is above ``at_most``."""
-        if self.low not in (0.0, -1.0):
-            return False  # clipped weights bound the loss from above only
-        mirrored = Sample(1 - self.values, -self.high, -self.low, self.test)
-        if self.test == "binomial":
-            return binomial_p(mirrored._ends[0], len(self.values), 1 - at_most) <= alpha
-        return mirrored.p_value(-at_most, alpha, seed) <= alpha
-
-    def upper(self, alpha: float, seed: int) -> float:
-        """Return the least mean that the rows refute at this level."""
-        rows, (ones, zeros) = len(self.values), self._ends
-        if self.test == "binomial":
-            return binomial_upper(ones, rows, alpha)
-        if self.test == "paired":
-            return paired_upper(ones, zeros, rows, alpha=alpha)
-        share = betting_upper(*self._distinct, alpha=alpha, seed=seed)
-        return self.low + (self.high - self.low) * share
-
-    def rows_needed(self, at_most: float, alpha: float) -> int | None:
-        """Return about how many rows would pass the test, if what was observed is the truth."""
-        gap, rows = at_most - self.observed, len(self.values)
-        if gap <= 0:
-            return None
-        normal = NormalDist().inv_cdf(1 - alpha) ** 2
-        if self.test == "binomial":
-            without_one = math.log(alpha) / math.log1p(-at_most)  # rows that pass if none is wrong
-            needed = max(normal * at_most * (1 - at_most) / gap**2 + 1 / gap, without_one)
-        else:
-            gap /= (self.high - self.low) / 2
-            weight = 1.2 * normal if self.test == "paired" else 2 * math.log(1 / alpha)
-            needed = (4 * float(self.values.var()) + gap / 3) * weight / gap**2
-        return max(math.ceil(needed), rows + 1)
-
-
-@dataclass(frozen=True, eq=False)
 class Held:
     """What points of a ladder do on rows that it was not fitted to."""
 
@@ -249,12 +170,6 @@ class Held:
         """A seed for draws about these rows, as good as random: it is taken from their digest."""
         return int.from_bytes(blake2b(self.trace_digest.encode(), digest_size=8).digest())
 
-    def _column(self, point: int, count: int) -> int:
-        """Return where a point's numbers are, of a ladder of ``count`` policies."""
-        if point >= count:
-            return len(self.policies) + point - count
-        return self.policies.index(point)
-
     @cached_property
     def _lost(self) -> Floats:
         return np.concatenate([self.lost, self.alone_lost.T])
@@ -271,31 +186,30 @@ class Held:
         Each row is given to one of the two points by a draw that is fixed for the pair: a larger
         share only moves rows to the more expensive one.
         """
-        columns = [self._column(point, count) for point in mix[:2]]
+        numbers = [*self.policies, *range(count, count + self.alone_lost.shape[1])]
+        columns = [numbers.index(mix.cheap), numbers.index(mix.expensive)]
         # One draw per pair of points: a test of a larger share looks at the same rows, moved.
         draws = np.random.default_rng([self.seed, *columns]).random(len(self))
-        mine = np.where(draws < mix.share, columns[1], columns[0])
-        rows, reference = np.arange(len(self)), len(self.policies) + against
-        loss = (self._paid[mine, rows] > budget * (1 + SLACK)).astype(float)
-        if kind != "budget":
-            loss = self._lost[mine, rows]
+        point = np.where(draws < mix.share, columns[1], columns[0]), np.arange(len(self))
+        reference = len(self.policies) + against
+        loss = self._lost[point]
+        if kind == "budget":
+            loss = (self._paid[point] > budget * (1 + SLACK)).astype(float)
+        low = 0.0
+        test: Test = "binomial"
         if self.weight is not None:
             # 1 minus the loss is weighted, so that clipping can only make the bound wider.
-            right = np.minimum(self.weight[mine, rows], self.cap) * (1 - loss)
-            width = self.cap
+            right, width = np.minimum(self.weight[point], self.cap) * (1 - loss), self.cap
             if kind == "drop":
                 theirs = np.minimum(self.weight[reference], self.cap)
-                right = right + theirs * self._lost[reference]
-                width *= 2
-            return Sample(self._independent(1 - right / width), 1 - width, 1.0, "betting")
-        low = 0.0
-        if kind == "drop":
-            low, loss = -1.0, (loss - self._lost[reference] + 1) / 2
-        exact = self.group is None and bool(
-            np.isin(loss, (0.0, 1.0) if not low else (0, 0.5, 1)).all()
-        )
-        test: Test = ("paired" if low else "binomial") if exact else "betting"
-        return Sample(self._independent(loss), low, 1.0, test)
+                right, width = right + theirs * self._lost[reference], 2 * width
+            low, loss = 1 - width, 1 - right / width
+        elif kind == "drop":
+            low, loss, test = -1.0, (loss - self._lost[reference] + 1) / 2, "paired"
+        # The exact tests are of rows that are right or wrong, each by itself.
+        exact = self.weight is None and self.group is None
+        exact = exact and bool(np.isin(loss, (0, 0.5, 1) if test == "paired" else (0, 1)).all())
+        return Sample(self._independent(loss), low, 1.0, test if exact else "betting", self.seed)
 
     def _independent(self, values: Floats) -> Floats:
         if self.group is None:
@@ -336,21 +250,6 @@ def were_fitted_to(record: FitRecord, trace: Trace) -> bool:
     return rows.digest == record.trace_digest
 
 
-def refuse_fitted_rows(fitted: Fitted, trace: Trace, what: str) -> None:
-    """Refuse rows that a ladder was fitted to, or that hold them."""
-    if fitted.thresholds or not were_fitted_to(fitted.record, trace):
-        return
-    if trace.digest == fitted.record.trace_digest:
-        raise ArgumentError(
-            f"these are the rows the ladder was fitted to: {what} needs others; hold some out of "
-            "the fit (hold_out=0.2; ttamer fit --hold-out 0.2), or give other rows"
-        )
-    raise ArgumentError(
-        f"the ladder was fitted to {fitted.record.rows} of these {len(trace)} rows: {what} needs "
-        "others; leave the trace out to use the rows held out of the fit, or give other rows"
-    )
-
-
 def held_of(fitted: Fitted, points: OperatingPoints, trace: Trace) -> Held:
     """Play the policies of the frontier on rows that a ladder was not fitted to.
 
@@ -360,7 +259,14 @@ def held_of(fitted: Fitted, points: OperatingPoints, trace: Trace) -> Held:
     require_trace(trace, "a promise")
     trace = trace.with_verification() if trace.names != fitted.spec.names else trace
     digest = trace.digest
-    refuse_fitted_rows(fitted, trace, "a promise")
+    if not fitted.thresholds and were_fitted_to(fitted.record, trace):
+        advice = "leave the trace out to use the rows held out of the fit"
+        if fitted.record.rows == len(trace):
+            advice = "hold some out of the fit (hold_out=0.2; ttamer fit --hold-out 0.2)"
+        raise ArgumentError(
+            f"the ladder was fitted to {fitted.record.rows} of these {len(trace)} rows: a promise "
+            f"needs others; {advice}, or give other rows"
+        )
     if trace.measure != fitted.measure:
         raise ArgumentError(
             f"these rows are measured by their {trace.measure}, and the ladder was fitted to "
@@ -371,10 +277,9 @@ def held_of(fitted: Fitted, points: OperatingPoints, trace: Trace) -> Held:
             "a promise about losses needs the largest loss there can be, known beforehand: set "
             "max_loss in [cascade], or CascadeSpec.of(..., max_loss=...) (for scores it is 1)"
         )
-    complete = ~np.isnan(trace.loss).any(axis=1)
-    weighted = trace.chance is not None and not complete.all()
-    evidence = ~np.isnan(trace.loss).all(axis=1) if weighted else complete
-    rows = np.flatnonzero(evidence)
+    known = ~np.isnan(trace.loss)
+    weighted = trace.chance is not None and not known.all()
+    rows = np.flatnonzero(known.any(axis=1) if weighted else known.all(axis=1))
     if not rows.size:
         raise ArgumentError(
             "no row is evidence for a promise: it needs rows on which every node answered and "
@@ -389,22 +294,19 @@ def held_of(fitted: Fitted, points: OperatingPoints, trace: Trace) -> Held:
     if fitted.thresholds:  # their order is fixed before any row is seen: all are tested
         policies = list(range(len(points)))
     loss, view = np.nan_to_num(trace.loss), fitted.read(trace)
-    lost, costs, asked = [], [], []
-    for policy in policies:
-        played = view.play(fitted.rule(policy))
-        lost.append(np.where(played.answer < 0, 1.0, loss[np.arange(len(loss)), played.answer]))
-        costs.append(np.nan_to_num(paid(played.asked, trace)))
-        asked.append(played.asked)
+    played = [view.play(fitted.rule(policy)) for policy in policies]
     weight = None
     if weighted:
-        nodes = trace.spec.required
-        asked += [np.broadcast_to(row, trace.confidence.shape) for row in nodes]
-        weight = np.stack([_weight(sets, trace) for sets in asked])
+        asked = [done.asked for done in played]
+        asked += [np.broadcast_to(nodes, loss.shape) for nodes in trace.spec.required]
+        weight = np.stack([_weight(nodes, trace) for nodes in asked])
+    # No answer at all loses all there is to lose: column -1.
+    lost = np.column_stack([loss, np.ones(len(loss))])
     return Held(
         trace_digest=digest,
         policies=tuple(policies),
-        lost=np.stack(lost),
-        paid=np.stack(costs),
+        lost=np.stack([lost[np.arange(len(loss)), done.answer] for done in played]),
+        paid=np.stack([np.nan_to_num(paid(done.asked, trace)) for done in played]),
         alone_lost=loss,
         alone_paid=np.nan_to_num(alone_paid(trace)),
         weight=weight,
@@ -417,10 +319,9 @@ def held_of(fitted: Fitted, points: OperatingPoints, trace: Trace) -> Held:
 def _weight(asked: NDArray[np.bool_], trace: Trace) -> Floats:
     """Return one over the least chance of the nodes asked; 0 where the log lacks one of them."""
     assert trace.chance is not None  # noqa: S101 - the caller has looked
-    chance = np.where(np.isnan(trace.chance), 1.0, trace.chance)
-    lowest = np.where(asked, chance, 1.0).min(axis=1)
-    answered = (~asked | ~np.isnan(trace.loss)).all(axis=1) & (lowest > 0)
-    return np.where(answered, 1 / np.where(lowest > 0, lowest, 1.0), 0.0)
+    chance = np.where(asked & ~np.isnan(trace.chance), trace.chance, 1.0).min(axis=1)
+    answered = (~asked | ~np.isnan(trace.loss)).all(axis=1) & (chance > 0)
+    return np.where(answered, 1 / np.where(chance > 0, chance, 1.0), 0.0)
 
 
 # ---------------------------------------------------------------- tests in a fixed order
@@ -488,64 +389,66 @@ def make_promise(
             chain = [reference, *(point for point in chain if point != reference)]
     # The node was chosen on these rows: the drop must hold against whichever is best in truth.
     peers = range(len(names)) if chosen and kind == "drop" else (against,)
-
-    def tested(mix: Mix, nodes: Iterable[int]) -> float:
-        samples = (held.sample(kind, mix, count, node, budget) for node in nodes)
-        return max(sample.p_value(share, alpha, held.seed) for sample in samples)
-
     passed: Mix | None = None
     for mix in sequence(chain, rising=kind == "budget"):
-        is_reference = kind == "drop" and mix == Mix.of(reference)
-        if not (is_reference and share >= 0) and tested(mix, peers) > alpha:
-            break
+        if not (kind == "drop" and mix == Mix.of(reference) and share >= 0):
+            samples = [held.sample(kind, mix, count, node, budget) for node in peers]
+            if max(sample.p_value(share, alpha) for sample in samples) > alpha:
+                break
         passed = mix
     if passed is not None and passed.mean(points.costs) > limit:
         passed = None
-    mix = safe if passed is None else passed
-    alone = kind == "drop" and mix == Mix.of(reference)
-    sample = held.sample(kind, mix, count, against, budget)
-    return Promise(
+    promise = Promise(
         kind=kind,
         at_most=float(at_most),
         confidence=float(confidence),
-        mix=mix,
+        mix=passed or safe,
+        certified=False,  # what follows from the rows is filled in below
+        bound=math.inf,
+        observed=math.nan,
+        rows=held.rows,
+        trace_digest=held.trace_digest,
         against=names[against],
         budget=budget if kind == "budget" else None,
         measure=held.measure,
         unit=held.unit,
-        **_evidence(held, sample, share, alpha, passed is not None, alone),
     )
+    return check_promise(promise, held, count, names, passed=passed is not None)
 
 
-def check_promise(promise: Promise, held: Held, count: int, names: Sequence[str]) -> Promise:
-    """Return the same promise about the same mix, tested on other rows.
+def check_promise(
+    promise: Promise, held: Held, count: int, names: Sequence[str], *, passed: bool | None = None
+) -> Promise:
+    """Return the same promise about the same mix, with what rows say of it.
 
-    The mix was chosen before, so this is one test; what it finds may be less or more.
+    Args:
+        promise: What is promised, and of which mix.
+        held: The rows.
+        count: How many policies the ladder has.
+        names: Of the nodes.
+        passed: Whether these rows chose the mix, and it passed. By default the mix was chosen
+            before, so this is one test, and the rows may refute it.
     """
-    against, alpha = list(names).index(promise.against), promise.alpha
+    against, share = list(names).index(promise.against), promise.at_most / held.unit
     budget = math.inf if promise.budget is None else promise.budget
-    sample = held.sample(promise.kind, promise.mix, count, against, budget)
-    share = promise.at_most / held.unit
-    alone = promise.kind == "drop" and promise.mix == Mix.of(count + against) and share >= 0
-    passed = alone or sample.p_value(share, alpha, held.seed) <= alpha
-    refuted = not alone and sample.refutes(share, alpha, held.seed)
-    facts = _evidence(held, sample, share, alpha, passed, alone)
-    return dataclasses.replace(promise, refuted=refuted, **facts)
-
-
-def _evidence(
-    held: Held, sample: Sample, share: float, alpha: float, passed: bool, alone: bool
-) -> dict[str, Any]:
-    """Return what rows say of a mix; the drop of the reference itself is 0."""
+    sample, alpha = held.sample(promise.kind, promise.mix, count, against, budget), promise.alpha
+    # The drop of the reference itself is 0.
+    alone = promise.kind == "drop" and promise.mix == Mix.of(count + against)
+    refuted = False
+    if passed is None:
+        passed = not alone and sample.p_value(share, alpha) <= alpha
+        refuted = share < 0 if alone else sample.refutes(share, alpha)
     certified = passed or (alone and share >= 0)
-    return {
-        "certified": certified,
-        "bound": 0.0 if alone else held.unit * sample.upper(alpha, held.seed),
-        "observed": 0.0 if alone else held.unit * sample.observed,
-        "rows": held.rows,
-        "trace_digest": held.trace_digest,
-        "rows_needed": None if certified else sample.rows_needed(share, alpha),
-    }
+    return replace(
+        promise,
+        certified=certified,
+        refuted=refuted,
+        bound=0.0 if alone else held.unit * sample.upper(alpha),
+        observed=0.0 if alone else held.unit * sample.observed,
+        rows=held.rows,
+        trace_digest=held.trace_digest,
+        rows_needed=None if certified else sample.rows_needed(share, alpha),
+    )
 
 
 def _corners(points: OperatingPoints, policies: Sequence[int], limit: float) -> list[int]:

@@ -1,18 +1,9 @@
 """How a belief is fitted: small logistic regressions, drawn towards what is already known.
 
-Logistic regression of losses y in [0, 1], Newton's method with step halving::
-
-    min over w of  sum weight (log(1 + exp(x w)) - y x w) + 1/2 sum penalty_j (w_j - prior_j)^2
-    penalty_j = ridge_j max(var(x_j), 0.01)
-
 Curve: log-odds of being wrong by confidence. Tents on the log-odds of its rank, bends penalised,
 then monotone, in the direction that fits better, and a step function of at most ``Curve.bins``.
 
-Class offsets, and pair tables by two classes: one number h_k per class k beside the odds o::
-
-    ridge = sum info^2 / max(sum score^2 - sum info, eps)    moments: the spread of offsets
-    h_k   by Newton on sum (y - chance(o + h_k)) = ridge h_k
-    row t of class k, without itself: h_k - (y_t - p_t) / (H_k - v_t)     one Newton step
+Class offsets, and pair tables by two classes: :func:`ttamer.stats.logistic.class_offsets`.
 
 A set S and answer a: wrong[a] on the columns of :class:`~ttamer.fitting.belief.View`, drawn to the
 answer's own log-odds, with ridge ``4 + 5000 / rows``. A set of few rows has the masked regression
@@ -29,103 +20,9 @@ from itertools import permutations
 
 import numpy as np
 
-from ttamer.fitting.belief import (
-    HEAD,
-    PEER,
-    Belief,
-    Bools,
-    Cells,
-    Floats,
-    Ints,
-    Seen,
-    Step,
-    View,
-    on_grid,
-)
+from ttamer.fitting.belief import HEAD, PEER, Belief, Cells, Floats, Ints, Seen, Step, View, on_grid
 from ttamer.stats.envelope import rising
-
-
-def sigmoid(odds: Floats) -> Floats:
-    """Return the chances of log-odds."""
-    return np.asarray(0.5 * (1 + np.tanh(0.5 * odds)))
-
-
-def log_odds(chances: Floats, margin: float = 1e-4) -> Floats:
-    """Return the log-odds of chances, kept a margin from 0 and 1."""
-    chances = np.clip(chances, margin, 1 - margin)
-    return np.asarray(np.log(chances) - np.log1p(-chances))
-
-
-def log_loss(odds: Floats, losses: Floats) -> Floats:
-    """Return the logarithmic loss of log-odds."""
-    return np.asarray(np.logaddexp(0, odds) - losses * odds)
-
-
-def logistic(
-    columns: Floats,
-    losses: Floats,
-    ridge: float | Floats,
-    prior: Floats | None = None,
-    weight: Floats | None = None,
-    *,
-    rounds: int = 25,
-    tolerance: float = 1e-6,
-) -> Floats:
-    """Fit a logistic regression that is drawn to prior weights; the first column is free.
-
-    Args:
-        columns: Shape (T, d); the first is constant.
-        losses: Shape (T,), in [0, 1].
-        ridge: The penalty of a column, in units of its variance.
-        prior: Shape (d,): the weights it is drawn to; zeros if ``None``.
-        weight: Shape (T,): of each row; ones if ``None``.
-        rounds: The most Newton steps.
-        tolerance: It stops where a step lowers the objective by less, relatively.
-
-    >>> x = np.column_stack([np.ones(4), [0.0, 0.0, 1.0, 1.0]])
-    >>> w = logistic(x, np.array([0.0, 1.0, 0.5, 0.5]), 0.1)
-    >>> bool(np.abs(w).max() < 1e-6)
-    True
-    """
-    count, width = columns.shape
-    prior = np.zeros(width) if prior is None else prior
-    ridge = np.broadcast_to(np.asarray(ridge, float), (width,))
-    used = columns.any(axis=0)
-    if not used.all():  # a column of zeros stays at its prior, and costs no time
-        w, inner = prior.copy(), (losses, ridge[used], prior[used], weight)
-        w[used] = logistic(columns[:, used], *inner, rounds=rounds, tolerance=tolerance)
-        return w
-    # A column that hardly varies gets no large weight: what a row's offset lacks of the row itself
-    # would tell its loss.
-    penalty = ridge * np.maximum(columns.var(axis=0), 0.01) + 1e-9 * count
-    # The constant is free, but for what keeps the matrix regular.
-    penalty[0] = 1e-6 * count
-    share = np.ones(count) if weight is None else weight
-    diagonal = np.arange(width)
-
-    def objective(odds: Floats, w: Floats) -> float:
-        return float(share @ log_loss(odds, losses) + 0.5 * penalty @ (w - prior) ** 2)
-
-    w, odds = prior.copy(), columns @ prior
-    best = objective(odds, w)
-    for _ in range(rounds):
-        p = sigmoid(odds)
-        hessian = (columns * (share * p * (1 - p))[:, None]).T @ columns
-        hessian[diagonal, diagonal] += penalty + 1e-9
-        gradient = columns.T @ (share * (p - losses)) + penalty * (w - prior)
-        step = np.linalg.solve(hessian, gradient)
-        for _ in range(12):  # without halving, sets that separate diverge silently
-            trial = columns @ (w - step)
-            value = objective(trial, w - step)
-            if value <= best:
-                break
-            step = step * 0.5
-        else:
-            return w
-        gain, w, odds, best = best - value, w - step, trial, value
-        if gain < tolerance * (1 + abs(best)):
-            break
-    return w
+from ttamer.stats.logistic import class_offsets, log_odds, logistic, sigmoid
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,50 +93,6 @@ class Curve:
         return cls(edges, on_grid(best[np.maximum(np.cumsum(full) - 1, 0)], cls.limit))
 
 
-@dataclass(frozen=True, eq=False)
-class Offsets:
-    """What each class adds to log-odds."""
-
-    table: Floats
-    """Shape (classes,): multiples of ``2**-12``; 0 for a class that no row has."""
-    without_row: Floats
-    """Shape (T,): of each row fitted to, its class's offset as if fitted without the row."""
-
-    @classmethod
-    def fit(cls, codes: Ints, count: int, odds: Floats, losses: Floats) -> Offsets:
-        """Fit offsets.
-
-        Args:
-            codes: Shape (T,): the class of each row, below ``count``; -1 for none.
-            count: The number of classes.
-            odds: Shape (T,): log-odds that they are added to.
-            losses: Shape (T,), in [0, 1].
-        """
-        has = codes >= 0
-        codes, odds, losses = codes[has], odds[has], losses[has]
-
-        def sums(values: Floats) -> Floats:
-            return np.asarray(np.bincount(codes, values, count), np.float64)
-
-        p = sigmoid(odds)
-        score, info = sums(losses - p), sums(p * (1 - p))
-        spread = max(float((score**2 - info).sum()), 1e-9)
-        # Offsets that spread no more than noise would get the largest ridge, and so almost nothing.
-        ridge = float(np.clip((info**2).sum() / spread, 1.0, 1e4))
-        table = np.zeros(count)
-        for _ in range(8):
-            p = sigmoid(odds + table[codes])
-            step = (sums(p - losses) + ridge * table) / (sums(p * (1 - p)) + ridge)
-            table -= np.clip(step, -2, 2)
-        p = sigmoid(odds + table[codes])
-        v = p * (1 - p)
-        hessian = sums(v) + ridge
-        without = np.zeros(len(has))
-        # Else a class of one row would tell the later regressions the loss of that row.
-        without[has] = table[codes] - (losses - p) / np.maximum(hessian[codes] - v, ridge)
-        return cls(on_grid(table), on_grid(without))
-
-
 @dataclass(frozen=True)
 class BeliefOptions:
     """How a belief is fitted."""
@@ -250,23 +103,11 @@ class BeliefOptions:
     """Whether curves are drawn to one curve of all nodes: for the exits of one network."""
     pairs: bool = True
     """Whether pairs of classes add something."""
-    ridge: float = 4.0
-    per_rows: float = 5000.0
-    min_rows: int = 20
-    """With fewer rows a regression is what it is drawn to."""
     seed: int = 0
 
 
-def fit_belief(
-    answers: Seen,
-    losses: Floats,
-    sets: Sequence[Step],
-    *,
-    classes: tuple[str, ...] = (),
-    weight: Floats | None = None,
-    options: BeliefOptions | None = None,
-) -> Belief:
-    """Fit a belief to rows.
+class BeliefFit(View):
+    """A belief fitted to rows, and their view: each row's offsets are those without the row.
 
     Args:
         answers: To T inputs, by n nodes; codes below 0 agree with nothing.
@@ -276,18 +117,8 @@ def fit_belief(
         weight: Shape (T,): of each row in the regressions of sets; ones if ``None``.
         options: How.
     """
-    view = FitView(answers, losses, sets, classes, weight, options or BeliefOptions())
-    if answers.prior is not None:
-        view.fit_head()
-    view.fit_masked()
-    view.fit_sets()
-    if answers.prior is not None:
-        view.fit_not_asked()
-    return view.belief
 
-
-class FitView(View):
-    """A view of the rows fitted to: each row's offsets are those without the row."""
+    min_rows = 20  # with fewer rows a regression is what it is drawn to
 
     def __init__(
         self,
@@ -307,6 +138,12 @@ class FitView(View):
             belief, pairs = self._class_offsets(belief, answers, answers.codes)
         super().__init__(belief, answers)
         self._pair = pairs
+        if answers.prior is not None:
+            self._fit_head()
+        self._fit_masked()
+        self._fit_sets()
+        if answers.prior is not None:
+            self._fit_not_asked()
 
     def _offsets(self) -> Floats:
         return self._without_row
@@ -338,39 +175,38 @@ class FitView(View):
     ) -> tuple[Belief, dict[tuple[int, int], Floats]]:
         """Fit class offsets and pair tables; return those of each row without the row, too."""
         tables: list[Floats] = []
-        odds = belief.curve_odds(answers.confidence)
+        odds, count = belief.curve_odds(answers.confidence), len(belief.classes) + 1
         for v, on in enumerate(self.labelled.T):
             classes = belief.common(codes[on, v])
-            fitted = Offsets.fit(classes, len(belief.classes) + 1, odds[on, v], self.losses[on, v])
-            tables.append(fitted.table)
-            self._without_row[on, v] = fitted.without_row
+            table, row = class_offsets(classes, count, odds[on, v], self.losses[on, v])
+            tables.append(on_grid(table))
+            self._without_row[on, v] = on_grid(row)
         odds = odds + self._without_row
         pairs: dict[tuple[int, int], Cells] = {}
         rows: dict[tuple[int, int], Floats] = {}
         for a, b in permutations(range(len(tables)), 2) if self.options.pairs else ():
             keys = belief.pair_keys(codes, a, b)
             on = self.labelled[:, a] & answers.answered[:, b] & (keys >= 0)
-            if on.sum() < self.options.min_rows:
+            if on.sum() < self.min_rows:
                 continue
             cells, number = np.unique(keys[on], return_inverse=True)
-            fitted = Offsets.fit(number, len(cells), odds[on, a], self.losses[on, a])
-            nonzero = fitted.table != 0
-            pairs[a, b] = Cells(cells[nonzero], fitted.table[nonzero])
+            table, row = class_offsets(number, len(cells), odds[on, a], self.losses[on, a])
+            values = on_grid(table)
+            pairs[a, b] = Cells(cells[values != 0], values[values != 0])
             rows[a, b] = np.zeros(len(answers))
-            rows[a, b][on] = fitted.without_row
+            rows[a, b][on] = on_grid(row)
         return replace(belief, offsets=tuple(tables), pairs=pairs), rows
 
-    def fit_head(self) -> None:
+    def _fit_head(self) -> None:
         """Fit how an answer's evidence and the input go together; drawn to the evidence."""
         ridge, centre = np.array([0, 4.0, 8.0, 8.0]), np.array([0, 1.0, 0, 0])
         heads = np.tile(centre, (self.belief.count, 1))
         for v, on in enumerate(self.labelled.T):
             columns = self._of_input(v, self.curve[:, v] + self.offset[:, v])[on]
-            if on.sum() >= self.options.min_rows:
+            if on.sum() >= self.min_rows:
                 heads[v] = logistic(columns, self.losses[on, v], ridge, centre)
-        heads = on_grid(heads)
-        self.belief = replace(self.belief, head=heads)
-        self._draw_to_prior(heads)
+        self.belief = replace(self.belief, head=on_grid(heads))
+        self._draw_to_prior()
 
     def _of_input(self, node: int, *evidence: Floats) -> Floats:
         """Return columns: a constant, evidence, what the input says of a node and on the mean."""
@@ -378,24 +214,25 @@ class FitView(View):
         constant = np.ones(len(self.bar))
         return np.stack([constant, *evidence, self.answers.prior[:, node], self.bar], axis=1)
 
-    def _drawn(self, columns: Floats, node: int, rows: Bools | Ints) -> Floats:
+    def _drawn(self, columns: Floats, node: int, rows: Ints) -> Floats:
         """Return the regression of a node's loss on its evidence and peers, on some rows."""
-        losses = self.losses[rows, node]
-        centre = np.append([0, 1.0, 1.0, 0], np.zeros(columns.shape[1] - HEAD))
-        ridge = self.options.ridge + self.options.per_rows / max(len(losses), 50)
+        centre = np.zeros(columns.shape[1])
+        centre[1:3] = 1  # its own curve and offset
+        ridge = 4.0 + 5000.0 / max(len(rows), 50)
         weight = None if self.weight is None else self.weight[rows]
+        losses = self.losses[rows, node]
         return on_grid(logistic(columns, losses, ridge, centre, weight, tolerance=1e-5))
 
-    def fit_masked(self) -> None:
+    def _fit_masked(self) -> None:
         """Fit one regression per answer, on rows with random other answers left out."""
         nodes = self.belief.count
         masked = np.zeros((nodes, HEAD + PEER * nodes))
-        masked[:, 1:3] = 1  # its own curve and offset
+        masked[:, 1:3] = 1
         members = sorted({v for step in self.sets for v in step})
         most_peers = min(max(map(len, self.sets)), self.options.memory) - 1
         for a in members if len(members) > 1 else ():
             on = np.flatnonzero(self.labelled[:, a])
-            if len(on) < self.options.min_rows:
+            if len(on) < self.min_rows:
                 continue
             peers = [b for b in members if b != a]
             # The first so many of a random order; those that never came are left out besides.
@@ -404,30 +241,28 @@ class FitView(View):
             shown &= self.answers.answered[on][:, peers]
             columns = self.columns(tuple(members), a)[on]
             columns[:, HEAD:] *= np.repeat(shown, PEER, axis=1)
-            fitted = self._drawn(columns, a, on)
-            masked[a, :HEAD] = fitted[:HEAD]
-            cells = (HEAD + PEER * np.array(peers)[:, None] + np.arange(PEER)).ravel()
-            masked[a, cells] = fitted[HEAD:]
+            cells = HEAD + PEER * np.array(peers)[:, None] + np.arange(PEER)
+            masked[a, [*range(HEAD), *cells.ravel()]] = self._drawn(columns, a, on)
         self.belief = replace(self.belief, masked=masked)
 
-    def fit_sets(self) -> None:
+    def _fit_sets(self) -> None:
         """Fit one regression per set and answer, drawn to its own log-odds."""
         weights: dict[tuple[Step, int], Floats] = {}
         for context in dict.fromkeys(map(self.belief.context, self.sets)):
             answered = self.answers.answered[:, list(context)].all(axis=1)
             for a in context if len(context) > 1 else ():
-                on = answered & self.labelled[:, a]
-                if on.sum() >= self.options.min_rows:
+                on = np.flatnonzero(answered & self.labelled[:, a])
+                if len(on) >= self.min_rows:
                     weights[context, a] = self._drawn(self.columns(context, a)[on], a, on)
         self.belief = replace(self.belief, weights=weights)
 
-    def fit_not_asked(self) -> None:
+    def _fit_not_asked(self) -> None:
         """Fit, for each node, the chance that it errs before it is asked: at the start, later."""
         nodes, largest = self.belief.count, max(map(len, self.sets))
         first, later = np.zeros((nodes, 3)), np.zeros((nodes, 7))
         first[:, 1] = later[:, 1] = 1
         for m, on in enumerate(self.labelled.T):
-            if on.sum() >= self.options.min_rows:
+            if on.sum() >= self.min_rows:
                 columns = self._of_input(m)[on]
                 first[m] = logistic(columns, self.losses[on, m], 4.0, first[m])
             before = [step for step in self.sets if m not in step and len(step) < largest]
@@ -436,13 +271,12 @@ class FitView(View):
                 rows = np.flatnonzero(on & self.answers.answered[:, list(step)].all(axis=1))
                 # Enough rows for seven weights; more would only cost time.
                 rows = self.rng.permutation(rows)[: max(200, 6000 // len(before))]
-                x, ones = self.best(step)[0][rows], np.ones(len(rows))
-                columns = self._of_input(m)[rows]
+                columns, x = self._of_input(m)[rows], self.best(step)[0][rows]
                 product = 0.3 * x * columns[:, 1]  # scaled: products vary more
-                sizes = [ones * (len(step) == 2), ones * (len(step) == 3)]
-                parts.append(np.column_stack([columns, x, product, *sizes]))
+                sizes = np.ones((len(rows), 2)) * [len(step) == 2, len(step) == 3]
+                parts.append(np.column_stack([columns, x, product, sizes]))
                 targets.append(self.losses[rows, m])
-            if sum(map(len, targets)) >= self.options.min_rows:
+            if sum(map(len, targets)) >= self.min_rows:
                 later[m] = logistic(np.concatenate(parts), np.concatenate(targets), 8.0, later[m])
                 later[m, 4] *= 0.3
         self.belief = replace(self.belief, first=on_grid(first), later=on_grid(later))

@@ -28,8 +28,8 @@ from ttamer._checks import counted
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import GRID, HEAD, PEER, Belief, Step
 from ttamer.fitting.ladder import FittedPolicy
+from ttamer.fitting.markov import StatePolicy
 from ttamer.fitting.policy import NOTHING, SingleNode, StepPolicy
-from ttamer.fitting.states import StatePolicy
 from ttamer.policy.walk import WalkPolicy
 
 Floats = NDArray[np.float64]
