@@ -277,7 +277,6 @@ class Client:
         self.settings = settings
         self._session, self._read_errors = session, read_errors
         self.breaker, self.limit = Breaker(), TimeLimit(settings.timeout)
-        # The first chunk of a stream comes sooner than a whole answer.
         self._first_chunk = TimeLimit(settings.timeout)
         # Without a limit of its own, those of requests and of descriptors come first.
         self._slots = asyncio.Semaphore(settings.max_concurrent or 2**30)
@@ -410,6 +409,9 @@ class Client:
         if not self.breaker.allows():
             pause = self.breaker.seconds_left
             raise self._failure("open", "fails, and is left alone for now", retry_after=pause)
+        is_test = self.breaker.is_open
+        # The first chunk of a stream comes no later than a whole answer.
+        seconds = min(time_limit.seconds, self.limit.seconds)
         try:
             async with asyncio.timeout(deadline.left):
                 await self._slots.acquire()
@@ -417,7 +419,7 @@ class Client:
             raise self._failure("queue", "has too many calls under way") from None
         try:
             async with (
-                asyncio.timeout(min(time_limit.seconds, deadline.left)) as limit,
+                asyncio.timeout(min(seconds, deadline.left)) as limit,
                 self._session.post(
                     self.settings.upstream + path, data=content,
                     # A redirect could carry the key to another host.
@@ -436,8 +438,9 @@ class Client:
             # A client with little time left shows nothing about the server.
             if deadline.left > 0:
                 self.breaker.record(failed=True)
-            if self.breaker.is_open:
-                time_limit.grow()
+            if is_test:  # not for each call that was under way when it opened
+                self.limit.grow()
+                self._first_chunk.grow()
             raise self._failure("timeout", "did not answer in time") from None
         except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
             self.breaker.record(failed=True)
