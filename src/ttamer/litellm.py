@@ -52,7 +52,7 @@ class Deployment:
         del path, headers
         import litellm
 
-        start, params = time.monotonic(), self.settings.params
+        params = self.settings.params
         removed = {name for name, value in params.items() if value is False}
         fields = {name: v for name, v in {**body, **params}.items() if name not in removed}
         options = {
@@ -67,7 +67,7 @@ class Deployment:
                 answer = await litellm.acompletion(**options)
         except Exception as error:  # LiteLLM's own classes, and any other
             raise self._failure(error) from None
-        return Response(answer.model_dump(), _dollars(answer), time.monotonic() - start)
+        return Response(answer.model_dump(), _dollars(answer))
 
     def _failure(self, error: Exception) -> UpstreamFailed:
         import litellm

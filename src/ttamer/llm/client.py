@@ -58,7 +58,6 @@ class Response(NamedTuple):
     body: dict[str, Any]
     cost: float | None = None
     """What the call cost, where the server says so."""
-    seconds: float = 0.0
 
 
 class UpstreamFailed(TTamerError):
@@ -143,28 +142,26 @@ class TimeLimit:
     min_calls = 16  # seen before the limit is below the ceiling
 
     def __init__(self, ceiling: float) -> None:
-        self._ceiling, self._growth = ceiling, 1.0
+        self._ceiling, self._growth, self._learnt = ceiling, 1.0, ceiling
         self._recent: deque[float] = deque(maxlen=64)
-        self.seconds = ceiling
+
+    @property
+    def seconds(self) -> float:
+        """The limit of the next call."""
+        return min(self._learnt * self._growth, self._ceiling)
 
     def took(self, seconds: float) -> None:
         """Take the duration of a call that was answered."""
         self._recent.append(seconds)
         if seconds * self._growth <= self.seconds:
             self._growth = max(1.0, self._growth / 2)
-        self._set()
+        if len(self._recent) >= self.min_calls:
+            quantile = sorted(self._recent)[int(0.95 * len(self._recent))]
+            self._learnt = max(self.floor, self.factor * quantile)
 
     def grow(self) -> None:
         """Allow the next call twice the time."""
         self._growth *= 2
-        self._set()
-
-    def _set(self) -> None:
-        if len(self._recent) < self.min_calls:
-            return
-        quantile = sorted(self._recent)[int(0.95 * len(self._recent))]
-        limit = max(self.floor, self.factor * quantile) * self._growth
-        self.seconds = min(limit, self._ceiling)
 
 
 class Breaker:
@@ -228,8 +225,6 @@ class Breaker:
 
 
 class _Embedding(msgspec.Struct):
-    """One vector of a response."""
-
     embedding: list[float]
     index: int | None = None
 
@@ -291,20 +286,13 @@ class Client:
     @classmethod
     def of_embeddings(cls, settings: EmbeddingSettings, session: aiohttp.ClientSession) -> Client:
         """Return the client of an embeddings upstream."""
-        node = NodeSettings(
-            name="embeddings", cost=0.0, upstream=settings.upstream.rstrip("/"),
-            model=settings.model, key_env=settings.key_env, timeout=5.0,
-        )  # fmt: skip
-        return cls(node, session)
+        table = {name: getattr(settings, name) for name in ("upstream", "model", "key_env")}
+        return cls(NodeSettings(name="embeddings", cost=0.0, timeout=5.0, **table), session)
 
     async def complete(
-        self,
-        body: Body,
-        deadline: Deadline = NEVER,
-        *,
-        path: str = CHAT,
+        self, body: Body, deadline: Deadline = NEVER, *, path: str = CHAT,
         headers: Mapping[str, str] | None = None,
-    ) -> Response:
+    ) -> Response:  # fmt: skip
         """Post a request, with the node's model and parameters set in it, and return the response.
 
         Each attempt has a time limit of its own besides the deadline of all.
@@ -315,7 +303,7 @@ class Client:
         content = msgspec.json.encode(self.adapted(body))
         for attempt in range(1 + self.settings.retries):
             try:
-                return await self._attempt(path, content, deadline, headers or {})
+                return await self._attempt(path, content, deadline, headers)
             except UpstreamFailed as error:
                 pause = self.first_pause * 2**attempt * random.uniform(0.5, 1.5)  # noqa: S311
                 pause = max(pause, error.retry_after)
@@ -345,7 +333,7 @@ class Client:
         raise self._failure("garbage", "returned no vector for each text")
 
     async def _attempt(
-        self, path: str, content: bytes, deadline: Deadline, headers: Mapping[str, str]
+        self, path: str, content: bytes, deadline: Deadline, headers: Mapping[str, str] | None
     ) -> Response:
         start = time.monotonic()
         async with self._response(path, content, deadline, headers, self.limit) as (response, _):
@@ -353,9 +341,8 @@ class Client:
             if decoded is None:
                 raise self._failure("garbage", "returned no JSON object")
             cost = stated_cost(response.headers.get("x-litellm-response-cost"))
-        seconds = time.monotonic() - start
-        self.limit.took(seconds)
-        return Response(decoded, cost, seconds)
+        self.limit.took(time.monotonic() - start)
+        return Response(decoded, cost)
 
     @asynccontextmanager
     async def stream(
@@ -370,9 +357,9 @@ class Client:
         """
         wanted = {**self.adapted(body), "stream": True, "stream_options": {"include_usage": True}}
         content = msgspec.json.encode(wanted)
-        start, call = time.monotonic(), (CHAT, content, deadline, headers or {}, self._first_chunk)
-        async with self._response(*call) as (response, limit):
-            yield self._chunks(response, limit, start)
+        start, limit = time.monotonic(), self._first_chunk
+        async with self._response(CHAT, content, deadline, headers, limit) as (response, timeout):
+            yield self._chunks(response, timeout, start)
 
     async def _chunks(
         self, response: aiohttp.ClientResponse, limit: asyncio.Timeout, start: float
@@ -402,7 +389,7 @@ class Client:
 
     @asynccontextmanager
     async def _response(
-        self, path: str, content: bytes, deadline: Deadline, headers: Mapping[str, str],
+        self, path: str, content: bytes, deadline: Deadline, headers: Mapping[str, str] | None,
         time_limit: TimeLimit,
     ) -> AsyncIterator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:  # fmt: skip
         """Make one attempt, with its time limit and the breaker around it."""
@@ -423,7 +410,7 @@ class Client:
                 self._session.post(
                     self.settings.upstream + path, data=content,
                     # A redirect could carry the key to another host.
-                    headers={**headers, **self._headers}, allow_redirects=False,
+                    headers={**(headers or {}), **self._headers}, allow_redirects=False,
                 ) as response,
             ):  # fmt: skip
                 if response.status != 200:
@@ -452,17 +439,15 @@ class Client:
         finally:
             self._slots.release()
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        parts, size = [], response.content_length or 0
-        if size <= self.max_response:
-            size = 0
+    async def _read(self, response: aiohttp.ClientResponse) -> bytearray:
+        content = bytearray()
+        if (response.content_length or 0) <= self.max_response:
             async for part in response.content.iter_any():
-                parts.append(part)
-                size += len(part)
-                if size > self.max_response:
+                content += part
+                if len(content) > self.max_response:
                     break
             else:
-                return b"".join(parts)
+                return content
         raise self._failure("too_large", f"returned more than {self.max_response} bytes")
 
     async def _refused(self, response: aiohttp.ClientResponse) -> UpstreamFailed:
@@ -513,7 +498,7 @@ def stated_cost(value: Any) -> float | None:
     return cost if 0 <= cost < 1e9 else None
 
 
-def _decoded(data: bytes) -> dict[str, Any] | None:
+def _decoded(data: bytes | bytearray) -> dict[str, Any] | None:
     try:
         decoded = msgspec.json.decode(data)
     except (ValueError, RecursionError):  # of JSON, and of UTF-8

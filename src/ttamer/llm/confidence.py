@@ -38,11 +38,10 @@ class Unreadable(TTamerError):
 
 
 def answer_text(response: Mapping[str, Any]) -> str:
-    """Return the text of the answer.
+    """Return the text of the answer, without reasoning before it.
 
     Tool calls are their names and arguments as JSON; a refusal is its text. An answer without
-    content is empty, such as one that ended while the model reasoned. Reasoning in the text is no
-    part of the answer (:func:`without_reasoning`).
+    content is empty, such as one that ended while the model reasoned.
 
     >>> answer_text({"choices": [{"message": {"content": "Paris"}}]})
     'Paris'
@@ -66,10 +65,9 @@ def answer_text(response: Mapping[str, Any]) -> str:
 
 
 def without_reasoning(text: str) -> str:
-    """Return an answer without the reasoning that a model wrote before it.
+    """Return an answer without the reasoning that a model wrote before it, up to ``</think>``.
 
-    It ends at ``</think>``, and begins with ``<think>`` or, where that is part of the upstream's
-    prompt, at once. Reasoning without an end leaves no answer.
+    ``<think>`` may be missing: it may be part of the upstream's prompt.
 
     >>> without_reasoning("<think>6 or 7? It is 6.</think> 6"), without_reasoning("<think>Hm, 6")
     ('6', '')
@@ -295,8 +293,7 @@ def report_request(question: str, answer: str) -> dict[str, Any]:
 def reported_confidence(response: Mapping[str, Any]) -> float:
     """Return the confidence that a model reports, from 0 to 1.
 
-    A number with a percent sign, or out of another one, comes before plain numbers; of several, the
-    first counts. A decimal number up to 1 is a probability.
+    A number with a percent sign, or out of another one, comes before plain ones.
 
     >>> [reported_confidence({"choices": [{"message": {"content": text}}]})
     ...  for text in ("85", "I am 90% sure.", "0.75", "8/10")]
