@@ -105,19 +105,6 @@ def test_a_file_that_is_gone_for_a_moment_is_no_change(serve):
     assert served.service.policies.refused == 0
 
 
-def test_a_hangup_reloads_at_once(serve):
-    served = serve()
-    former = version_of(served)
-
-    async def scenario(client):
-        del client
-        tt.save(other_policy(served), served.folder / "policy.ttamer")
-        served.service.policies.hangup.set()
-        await asyncio.wait_for(changed(served, former), 5)
-
-    served.run(scenario)
-
-
 def test_the_policies_that_requests_choose_are_bounded(serve):
     active = serve(serve={"allow": ["tradeoff"]}).service.policies.active
     for number in range(200):
