@@ -67,7 +67,7 @@ CALLS = {
     tt.Problem.skip_of: tt.Problem.skip_of,
     tt.Trace.concat: tt.Trace.concat,
     tt.Trace.from_arrays: lambda x: tt.Trace.from_arrays(x, [[0.5, 0.5]]),
-    tt.Trace.from_frame: lambda x: tt.Trace.from_frame(x, costs={"small": 1.0}),
+    tt.Trace.from_frame: lambda x: tt.Trace.from_frame(x, {"small": 1.0}),
     tt.Trace.read: tt.Trace.read,
     open_artefact: open_artefact,
     datasets.load: datasets.load,

@@ -67,7 +67,7 @@ def expected() -> Trace:
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_frame_is_the_same_trace_whatever_library_made_it(kind, expected):
     frame = MAKERS[kind](COLUMNS)
-    trace = Trace.from_frame(frame, costs=COSTS)
+    trace = Trace.from_frame(frame, COSTS)
     assert trace.digest == expected.digest
     assert trace.spec == expected.spec
     assert "'id'" in trace.notes[0]
@@ -100,15 +100,15 @@ def test_a_fit_warns_where_no_costs_were_given():
     frame = frame.assign(**{"b.confidence": frame["a.confidence"], "b.correct": True})
     with pytest.warns(TraceWarning, match="no costs were given, so that nodes"):
         fit(Trace.from_frame(frame), states=2, belief="markov")
-    fit(Trace.from_frame(frame, costs={"a": 1.0, "b": 2.0}), states=2, belief="markov")
+    fit(Trace.from_frame(frame, {"a": 1.0, "b": 2.0}), states=2, belief="markov")
 
 
 def test_a_fit_warns_of_costs_in_two_units():
     frame = pd.DataFrame({"a.confidence": np.arange(200) / 200, "a.correct": [True, False] * 100})
     frame = frame.assign(**{"a.cost": 0.01 + frame["a.confidence"] / 1000})
     with pytest.warns(TraceWarning, match="'a' have mean 0.0105, and its cost in the cascade is 1"):
-        fit(Trace.from_frame(frame, costs={"a": 1.0}), states=2, belief="markov")
-    fit(Trace.from_frame(frame, costs={"a": 0.02}), states=2, belief="markov")
+        fit(Trace.from_frame(frame, {"a": 1.0}), states=2, belief="markov")
+    fit(Trace.from_frame(frame, {"a": 0.02}), states=2, belief="markov")
 
 
 @pytest.mark.parametrize("table", [{"Cat": {"*": 20.0}, "*": {"dog": 2.0}}, {"2": {"Cat": 9.0}}])
@@ -132,7 +132,7 @@ def test_the_index_of_pandas_is_not_a_column(tmp_path):
     frame.to_csv(tmp_path / "log.csv")
     frame.to_parquet(tmp_path / "log.parquet")
     frame.index = pd.date_range("2026", periods=3)
-    assert Trace.from_frame(frame, costs=COSTS).notes == ()
+    assert Trace.from_frame(frame, COSTS).notes == ()
     for name in ("log.csv", "log.parquet"):
         assert Trace.read(tmp_path / name, COSTS).notes == ()
 
@@ -140,18 +140,13 @@ def test_the_index_of_pandas_is_not_a_column(tmp_path):
 def test_columns_of_one_name_are_refused():
     frame = pd.DataFrame(COLUMNS)
     with pytest.raises(TraceError, match="the column 'label' appears 2 times; keep one"):
-        Trace.from_frame(pd.concat([frame, frame["label"]], axis=1), costs=COSTS)
+        Trace.from_frame(pd.concat([frame, frame["label"]], axis=1), COSTS)
 
 
 def test_a_cascade_file_is_taken_too(tmp_path, expected):
     expected.spec.to_file(tmp_path / "cascade.toml")
     trace = Trace.from_frame(pd.DataFrame(COLUMNS), tmp_path / "cascade.toml")
     assert trace.digest == expected.digest
-
-
-def test_order_and_target_go_with_costs():
-    trace = Trace.from_frame(pd.DataFrame(COLUMNS), costs=COSTS, kind="exits", target="last")
-    assert (trace.spec.kind, trace.spec.target) == ("exits", "last")
 
 
 @pytest.mark.parametrize(
@@ -179,12 +174,12 @@ def test_order_and_target_go_with_costs():
 @pytest.mark.parametrize("maker", [pd.DataFrame, pl.DataFrame])
 def test_what_cannot_be_used_is_named(maker, change, message):
     with pytest.raises(TraceError, match=message):
-        Trace.from_frame(maker({**COLUMNS, **change}), costs=COSTS)
+        Trace.from_frame(maker({**COLUMNS, **change}), COSTS)
 
 
 def test_costs_that_are_no_mapping_are_refused():
     with pytest.raises(ArgumentError, match=r"costs must be a mapping .* not list"):
-        Trace.from_frame(pd.DataFrame(COLUMNS), costs=[1.0, 2.0])
+        Trace.from_frame(pd.DataFrame(COLUMNS), [1.0, 2.0])
 
 
 @pytest.mark.parametrize("spell", [lambda c: c.replace(".", "_"), str.title, " {}".format])
@@ -192,31 +187,31 @@ def test_columns_that_differ_in_marks_spaces_or_capitals_are_to_be_renamed(spell
     frame = pd.DataFrame(COLUMNS).rename(columns=spell)
     first = spell("small.confidence")
     with pytest.raises(TraceError, match=f"rename '{first}' to 'small.confidence', .* more alike"):
-        Trace.from_frame(frame, costs=COSTS)
+        Trace.from_frame(frame, COSTS)
 
 
 def test_a_label_of_another_name_is_named():
     frame = pd.DataFrame(COLUMNS).rename(columns={"label": "truth"})
     with pytest.raises(TraceError, match=r"has no label: .* \(columns not used: 'truth', 'id'\)"):
-        _ = Trace.from_frame(frame, costs=COSTS).loss
+        _ = Trace.from_frame(frame, COSTS).loss
 
 
 def test_bad_rows_are_skipped_and_counted():
     frame = pl.DataFrame({**COLUMNS, "small.confidence": [0.9, None, 0.7]})
-    trace = Trace.from_frame(frame, costs=COSTS, on_bad="skip")
+    trace = Trace.from_frame(frame, COSTS, on_bad="skip")
     assert (len(trace), sum(trace.left_out.values())) == (2, 1)
 
 
 def test_columns_of_mixed_types_are_refused_in_plain_words():
     frame = pd.DataFrame({**COLUMNS, "label": pd.Series(["cat", 1, None], dtype=object)})
     with pytest.raises(TraceError, match="give each column one type"):
-        Trace.from_frame(frame, costs=COSTS)
+        Trace.from_frame(frame, COSTS)
 
 
 def test_a_frame_in_the_wrong_place_reports_what_to_call():
     frame = pd.DataFrame(COLUMNS)
     for function in (Trace.read, fit):
-        with pytest.raises(ArgumentError, match=r"Trace.from_frame\(frame, costs=\{...\}\)"):
+        with pytest.raises(ArgumentError, match=r"Trace.from_frame\(frame, \{...\}\)"):
             function(frame)
     with pytest.raises(ArgumentError, match=r"needs a data frame .* not dict"):
         Trace.from_frame(COLUMNS)
@@ -225,10 +220,8 @@ def test_a_frame_in_the_wrong_place_reports_what_to_call():
             Trace.from_frame(column)
     with pytest.raises(ArgumentError, match=r"not LazyFrame; give frame.collect\(\)"):
         Trace.from_frame(pl.DataFrame(COLUMNS).lazy())
-    with pytest.raises(ArgumentError, match="not both"):
-        Trace.from_frame(frame, CascadeSpec.of(COSTS), costs=COSTS)
     with pytest.raises(ArgumentError, match='"pandas", "polars" or "arrow"'):
-        Trace.from_frame(frame, costs=COSTS).to_frame("numpy")
+        Trace.from_frame(frame, COSTS).to_frame("numpy")
 
 
 def test_a_frontier_of_data_frames_names_what_to_call():

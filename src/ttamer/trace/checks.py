@@ -10,13 +10,44 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ttamer._checks import counted, number, require_kind, shown
+from ttamer._checks import counted, number, percent, require_kind, shown
 from ttamer.cascade import ANY_CLASS
 from ttamer.errors import TraceError, TraceWarning
 
 if TYPE_CHECKING:
     from ttamer.trace.trace import Columns, Trace
+
+
+def coverage(trace: Columns) -> str:
+    """Say in one line how complete a trace is."""
+
+    def share(part: NDArray[np.bool_], total: int | None = None) -> str:
+        count, total = int(part.sum()), part.size if total is None else total
+        return "all" if count == total else f"{count:,} ({percent(count / total)})"
+
+    gaps = [
+        f"{name!r} answered on {share(answered)}"
+        for name, answered in zip(trace.names, trace.answered.T, strict=True)
+        if not answered.all()
+    ]
+    head = counted(len(trace), "row", ",") + ("" if gaps else ", each with an answer of every node")
+    if len(gaps) > 7:  # one line even with hundreds of nodes
+        gaps[6:] = [f"{len(gaps) - 6} more nodes have gaps"]
+    parts = [head, *gaps]
+    if trace.label is not None:
+        parts.append(f"a label on {share(trace.label >= 0)}")
+    if trace.chance is not None:
+        parts.append(f"the chance of {share(trace.chance >= 0)}")
+    if trace.group is not None:
+        parts.append(counted(len(np.unique(trace.group)), "group", ","))
+    try:
+        losses = share(trace.loss >= 0, int(trace.answered.sum()))
+    except TraceError:
+        return "; ".join([*parts, "no losses are known"])
+    of = "every answer" if losses == "all" else f"{losses} of the answers"
+    return "; ".join([*parts, f"the loss of {of} is known"])
 
 
 @dataclass
@@ -99,7 +130,7 @@ def require_trace(trace: object, what: str) -> None:
     # The trace imports its checks.
     from ttamer.trace.trace import Trace
 
-    remedy = "Trace.from_frame(frame, costs={...}) for a data frame"
+    remedy = "Trace.from_frame(frame, {...}) for a data frame"
     remedy = f"make one with Trace.read(path), or {remedy}"
     require_kind(trace, Trace, f"{what} needs a Trace", remedy)
 
@@ -129,7 +160,7 @@ def check_for_fit(trace: Trace, enough: int = 100) -> None:
     if any(note.endswith("at cost 1") for note in trace.notes):  # as infer_spec writes
         _warn(
             "no costs were given, so that nodes without a column of costs cost 1 each: give them, "
-            'as in Trace.read(path, {"small": 1.0, "large": 12.5}) or from_frame(..., costs={...})'
+            'as in Trace.read(path, {"small": 1.0, "large": 12.5}) or from_frame(frame, {...})'
         )
     checks = (label_warnings, _cost_warnings, _scale_warnings, _mistake_warnings)
     for text in (text for check in checks for text in check(trace)):

@@ -1,6 +1,6 @@
 """Reading and writing traces: Parquet, CSV, JSON Lines, NPZ and data frames.
 
-A source hands its rows over in batches of :class:`Chunk`: Parquet, CSV, JSON Lines and frames by
+A source hands its rows over in batches of :class:`Cells`: Parquet, CSV, JSON Lines and frames by
 way of Arrow, NPZ with NumPy alone. From there on there is one way: cells become the columns of the
 schema, and every value is checked. A log with one line per call is made one with one row per input
 before. Nothing is left out in silence: a row that cannot be used is refused by column and number,
@@ -15,6 +15,7 @@ import json
 import math
 import os
 import zipfile
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -56,9 +57,11 @@ from ttamer.trace.trace import Cascade, FrameLibrary, OnBad, Trace, graded
 
 # The suffixes of trace files.
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".jsonl", ".npz")
+# Codes of the classes met so far, by list of texts.
+Codes = defaultdict[str, ClassCodes]
 
 
-class Chunk(NamedTuple):
+class Cells(NamedTuple):
     """Some cells of a column."""
 
     values: NDArray[Any]
@@ -66,6 +69,18 @@ class Chunk(NamedTuple):
     type: str
     """The type, as the file names it."""
     texts: Sequence[Any] | None = None
+
+    @property
+    def form(self) -> str:
+        """What they are, whatever the type."""
+        kind = self.values.dtype.kind
+        if self.texts is not None:
+            return "text"
+        if kind == "b" or self.type == "bool":
+            return "truth"
+        if kind in "iuf" and self.values.ndim < 3:
+            return "number" if self.values.ndim == 1 else "vector"
+        return "other"
 
 
 class Source:
@@ -80,9 +95,9 @@ class Source:
         self.where, self.columns = where, tuple(columns)
         """What every message begins with; the names of the columns."""
 
-    def batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[dict[str, Chunk]]:
+    def batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[dict[str, Cells]]:
         """Yield columns by name, each of a kind, at most ``rows`` rows at a time."""
-        pa, start, size = arrow(), 0, rows or self.batch_rows
+        start, size = 0, rows or self.batch_rows
         batches = self.record_batches(kinds, rows)
         while True:
             # Reading alone: an error in parsing must not pass for a damaged file.
@@ -92,16 +107,16 @@ class Source:
                 return
             for first in range(0, batch.num_rows, size):
                 part = batch.slice(first, size)
-                where = f"{self.where}: column "
-                yield {
-                    name: _chunk_of(pa, part.column(name), kind, f"{where}{name!r}")
-                    for name, kind in kinds.items()
-                }
+                yield {n: _cells_of(part.column(n), kinds[n], self.column(n)) for n in kinds}
             start += batch.num_rows
 
     def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
         """Yield record batches of Arrow, of at most ``rows`` rows where that takes less memory."""
         raise NotImplementedError
+
+    def column(self, name: str) -> str:
+        """Return the beginning of a message about a column."""
+        return f"{self.where}: column {name!r}"
 
 
 def arrow(module: str = "pyarrow") -> Any:
@@ -140,7 +155,7 @@ def read_batches(
 
     Args:
         path: The file; its suffix determines the format.
-        cascade: A ``cascade.toml``, a :class:`CascadeSpec` or costs, as for :meth:`Trace.read`.
+        cascade: As for :meth:`Trace.read`.
         rows: The most rows in one batch, at least 1.
         on_bad: As for :meth:`Trace.read`.
 
@@ -171,21 +186,26 @@ def read_batches(
     return _traces(source, _layout_of(source, cascade, on_bad), rows, on_bad)
 
 
+def read_all(source: Source, cascade: Cascade, on_bad: OnBad) -> Trace:
+    """Read all rows of a source: one row per input, one line per call, or a decision log."""
+    if is_decision_log(source.columns):
+        return read_decisions(source.where, _spec_of(source, cascade, on_bad)).trace
+    if is_long(source.columns):
+        source = _by_input(source)
+    (trace,) = _traces(source, _layout_of(source, cascade, on_bad), None, on_bad)
+    return trace
+
+
 def _traces(source: Source, layout: Layout, rows: int | None, on_bad: OnBad) -> Iterator[Trace]:
     """Yield traces of at most ``rows`` rows, or one of all; then check what they are together."""
-    codes, match, where = _Codes(), ClassMatch(), layout.where
+    codes: Codes = defaultdict(ClassCodes)
+    match, where = ClassMatch(), layout.where
+    batches = source.batches(layout.kinds, rows)
     start = count = 0
-
-    def parsed() -> Iterator[dict[str, NDArray[Any]]]:
-        row = 0
-        for chunks in source.batches(layout.kinds, rows):
-            yield _parsed(layout, chunks, codes, row)
-            row += len(next(iter(chunks.values())).values)
-
     # Read whole, columns are joined once at the end: no second copy of a long log.
-    for parts in ([part] for part in parsed()) if rows else filter(None, [list(parsed())]):
-        read = sum(map(_rows_in, parts))
-        trace = _assembled(layout, parts, start, codes, on_bad)
+    for parts in ([part] for part in batches) if rows else filter(None, [list(batches)]):
+        read = sum(len(next(iter(part.values())).values) for part in parts)
+        trace = _assembled(layout, parts, range(start, start + read), codes, on_bad)
         match.add(trace)
         start, count = start + read, count + len(trace)
         yield trace
@@ -199,38 +219,16 @@ def _traces(source: Source, layout: Layout, rows: int | None, on_bad: OnBad) -> 
     warn_of_variants(classes, where)
 
 
-def read_all(source: Source, cascade: Cascade, on_bad: OnBad) -> Trace:
-    """Read all rows of a source: one row per input, one line per call, or a decision log."""
-    if is_decision_log(source.columns):
-        return read_decisions(source.where, _spec_of(source, cascade, on_bad)).trace
-    if is_long(source.columns):
-        source = _by_input(source)
-    (trace,) = _traces(source, _layout_of(source, cascade, on_bad), None, on_bad)
-    return trace
-
-
-class _Codes(dict[str, ClassCodes]):
-    """The classes met so far, by list of texts."""
-
-    def __missing__(self, key: str) -> ClassCodes:
-        self[key] = ClassCodes()
-        return self[key]
-
-
-def _rows_in(columns: Mapping[str, NDArray[Any]]) -> int:
-    return len(next(iter(columns.values())))
-
-
 def open_source(path: str | os.PathLike[str]) -> Source:
     """Open a trace file by its suffix, and read its header."""
     require_path(path, "reading a trace")
     path = Path(path)
     if path.is_dir():
         raise TraceError(f"{path}: is a folder; name one file in it")
-    convertible = {".json": "json", ".tsv": "table", ".xlsx": "excel"}
     try:
         suffix = suffix_of(path)
     except TraceError as error:
+        convertible = {".json": "json", ".tsv": "table", ".xlsx": "excel"}
         if (reader := convertible.get(path.suffix.lower())) is None:
             raise
         raise TraceError(
@@ -248,12 +246,10 @@ def _spec_of(source: Source, cascade: Cascade, on_bad: OnBad) -> CascadeSpec | N
     """Return the cascade that the user names, or the source's own."""
     if on_bad not in ("refuse", "skip"):
         raise ArgumentError(f'on_bad is {on_bad!r}; it must be "refuse" or "skip"', param="on_bad")
-    if isinstance(cascade, CascadeSpec):
-        return cascade
-    if isinstance(cascade, Mapping):
-        return CascadeSpec.of(cascade)
-    if cascade is not None:
+    if isinstance(cascade, str | os.PathLike):
         return CascadeSpec.from_file(cascade)
+    if cascade is not None:
+        return cascade if isinstance(cascade, CascadeSpec) else CascadeSpec.of(cascade)
     if source.cascade is None:
         return None
     try:
@@ -280,67 +276,60 @@ def _mean_costs(source: Source) -> dict[str, float]:
     layout = Layout(source.where, spec, {k: u for k, u in uses.items() if u.column is COST})
     total, count = dict.fromkeys(layout.uses, 0.0), dict.fromkeys(layout.uses, 0)
     # Always batches of the same size: the mean must not depend on how the file is read.
-    for chunks in source.batches(layout.kinds, 1 << 16) if layout.uses else ():
-        for name, values in _parsed(layout, chunks, _Codes(), 0).items():
-            good = np.isfinite(values) & (values >= 0)  # the others are refused by name later
-            total[name] += float(values[good].sum())
-            count[name] += int(good.sum())
+    for part in source.batches(layout.kinds, 1 << 16) if layout.uses else ():
+        for name in layout.uses:
+            values = _column(layout, name, part[name], defaultdict(ClassCodes), 0)
+            good = values[np.isfinite(values) & (values >= 0)]  # others are refused by name later
+            total[name] += float(good.sum())
+            count[name] += len(good)
     # A node that was never asked has no mean.
     return {n.removesuffix(".cost"): total[n] / count[n] if count[n] else 1.0 for n in total}
 
 
-# Parsing: chunks to typed arrays.
+# Parsing: cells to typed arrays.
 
 
-def _parsed(
-    layout: Layout, chunks: Mapping[str, Chunk], codes: _Codes, start: int
-) -> dict[str, NDArray[Any]]:
-    """Return the columns of a batch as arrays of the schema's types."""
-    columns = {}
-    for name, use in layout.uses.items():
-        try:
-            columns[name] = _values(chunks[name], use, codes, start)
-        except TraceError as error:
-            raise TraceError(f"{layout.where}: column {name!r}: {error}") from None
-    return columns
+def _column(layout: Layout, name: str, cells: Cells, codes: Codes, start: int) -> NDArray[Any]:
+    """Return cells of a column as an array of the schema's type; the first is of row ``start``."""
+    try:
+        return _values(cells, layout.uses[name], codes, start)
+    except TraceError as error:
+        raise TraceError(f"{layout.where}: column {name!r}: {error}") from None
 
 
-def _values(chunk: Chunk, use: Use, codes: _Codes, start: int) -> NDArray[Any]:
-    values, texts, kind = chunk.values, chunk.texts, use.kind
-    if texts is not None and kind in ("number", "flag"):
-        values, texts = _numbers_in(chunk, kind, start), None
-    has_text, is_numeric = texts is not None, values.dtype.kind in "biuf"
-    is_plain = not has_text and is_numeric and values.ndim == 1
-    is_number = is_plain and values.dtype.kind != "b" and chunk.type != "bool"
+def _values(cells: Cells, use: Use, codes: Codes, start: int) -> NDArray[Any]:
+    """Return cells as their use needs them; refuse those of another form."""
+    if cells.form == "text" and use.kind in ("number", "flag"):
+        return _numbers_in(cells, use.kind, start)
+    values, texts, form = cells.values, cells.texts, cells.form
     # A column of text that is empty throughout may be of any type.
-    is_empty = is_number and kind == "text" and bool(np.isnan(values.astype(np.float64)).all())
-    fits, needed = {
-        "number": (is_number, "numbers"),
-        "flag": (is_plain, "truth values, or 0 and 1"),
-        "class": (has_text or is_plain, "text, whole numbers or truth values"),
-        "text": (has_text or is_empty, "text"),
-        "input": (has_text or (is_numeric and values.ndim <= 2), "numbers, text or vectors"),
-    }[kind]
-    if not fits:
-        raise TraceError(f"holds {chunk.type}, and {needed} are needed; convert the column")
-    if kind == "class":
+    if use.kind == "text" and form == "number" and np.isnan(values.astype(np.float64)).all():
+        return np.full(len(values), None, object)
+    needed, forms = {
+        "number": ("numbers", ["number"]),
+        "flag": ("truth values, or 0 and 1", ["number", "truth"]),
+        "class": ("text, whole numbers or truth values", ["text", "number", "truth"]),
+        "text": ("text", ["text"]),
+        "input": ("numbers, text or vectors", ["text", "number", "truth", "vector"]),
+    }[use.kind]
+    if form not in forms:
+        raise TraceError(f"holds {cells.type}, and {needed} are needed; convert the column")
+    if use.kind == "class":
         coder = codes[use.column.texts if use.column else ""]
         return coder.encode(values) if texts is None else coder.recode(values, texts)
-    if kind == "flag":
+    if use.kind == "flag":
         return flags_of(values, start=start)
-    if is_empty:
-        return np.full(len(values), None, object)
     if texts is not None:
         table: NDArray[Any] = np.array([*texts, None], object)  # -1 picks the last entry
         return np.asarray(table[values])
-    is_single = values.ndim == 2 and values.dtype == np.float32
+    is_single = form == "vector" and values.dtype == np.float32
     return values if is_single else values.astype(np.float64, copy=False)
 
 
-def _numbers_in(chunk: Chunk, kind: str, start: int) -> NDArray[np.float64]:
+def _numbers_in(cells: Cells, kind: str, start: int) -> NDArray[Any]:
     """Return the numbers or truth values that text stands for; refuse the first other cell."""
     truths = dict.fromkeys(("1", "true", "1.0"), 1.0) | dict.fromkeys(("0", "false", "0.0"), 0.0)
-    texts = [str(text) for text in chunk.texts or ()]
+    texts = [str(text) for text in cells.texts or ()]
     numbers = np.full(len(texts) + 1, math.nan)  # -1 picks the last entry
     for position, text in enumerate(texts):
         try:
@@ -349,14 +338,15 @@ def _numbers_in(chunk: Chunk, kind: str, start: int) -> NDArray[np.float64]:
                 continue
         except (KeyError, ValueError):
             pass
-        rows = np.flatnonzero(chunk.values == position)
+        rows = np.flatnonzero(cells.values == position)
         if len(rows):
             what = "truth value" if kind == "flag" else "number"
             raise TraceError(
                 f"row {rows[0] + start} (counting from 0) holds {text[:80]!r}, which is not a "
                 f"{what}; {_remedy(text.strip(), kind)}"
             )
-    return np.asarray(numbers[chunk.values])
+    values: NDArray[Any] = numbers[cells.values]
+    return flags_of(values, start=start) if kind == "flag" else values
 
 
 def _remedy(cell: str, kind: str) -> str:
@@ -394,18 +384,15 @@ def _by_input(source: Source) -> Source:
         table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
     codes = {}
     for key in ("id", "node"):
-        chunk = _chunk_of(pa, table.column(key).combine_chunks(), "class", where)
-        coder = _Codes()
-        try:
-            numbers = _values(chunk, Use(BY_NAME["label"]), coder, 0)
-        except TraceError as error:
-            raise TraceError(f"{where}: column {key!r}: {error}") from None
-        if (numbers < 0).any():
+        column = table.column(key)
+        with damage(f"{source.column(key)}: holds {column.type}, and text is needed"):
+            text = column.cast(pa.string()).combine_chunks().dictionary_encode()
+        if (row := column.is_null(nan_is_null=True).index(True).as_py()) >= 0:
             raise TraceError(
-                f"{where}: column {key!r}: row {int((numbers < 0).argmax())} (counting from 0) is "
-                f"empty; each line names its {key}"
+                f"{source.column(key)}: row {row} (counting from 0) is empty; each line names its "
+                f"{key}"
             )
-        codes[key] = numbers, coder["classes"].classes
+        codes[key] = text.indices.to_numpy(), text.dictionary.to_pylist()
     (row, ids), (node, names) = codes["id"], codes["node"]
     columns: dict[str, Any] = {}
     for number, name in enumerate(names):
@@ -419,15 +406,15 @@ def _by_input(source: Source) -> Source:
             )
         # Taking no line gives null: a gap, in columns of any type.
         at = pa.array(line, mask=line < 0)
-        columns |= {f"{name}.{c}": table.column(c).take(at) for c in kinds if of_node(c)}
+        for column in filter(of_node, kinds):
+            with damage(f"{source.column(column)}: cannot be used"):
+                columns[f"{name}.{column}"] = table.column(column).take(at)
     for name in kinds.keys() - {"id", "node"}:
         if name.startswith(INPUT) or (name in BY_NAME and BY_NAME[name].by == "row"):
-            columns[name] = _of_inputs(table.column(name), row, ids, f"{where}: column {name!r}")
+            columns[name] = _of_inputs(table.column(name), row, ids, source.column(name))
         elif not of_node(name):
             columns[name] = pa.nulls(len(ids))  # named as not used
-    wide = _Table(pa.table(columns), f"{where} (one row per input)")
-    wide.cascade = source.cascade
-    return wide
+    return _Table(pa.table(columns), f"{where} (one row per input)", source.cascade)
 
 
 def _of_inputs(column: Any, row: NDArray[Any], ids: Sequence[str], where: str) -> Any:
@@ -444,32 +431,27 @@ def _of_inputs(column: Any, row: NDArray[Any], ids: Sequence[str], where: str) -
 
 
 def _assembled(
-    layout: Layout,
-    parts: Sequence[dict[str, NDArray[Any]]],
-    start: int,
-    codes: _Codes,
-    on_bad: OnBad,
+    layout: Layout, batches: list[dict[str, Cells]], rows: range, codes: Codes, on_bad: OnBad
 ) -> Trace:
-    """Return the trace of columns, each in parts, which are emptied; count rows left out."""
-    spec, where, rows = layout.spec, layout.where, sum(map(_rows_in, parts))
+    """Return the trace of batches, which are emptied; count rows left out."""
+    spec, where = layout.spec, layout.where
     arrays: dict[Column, NDArray[Any]] = {}
     inputs: dict[str, NDArray[Any]] = {}
     for name, use in layout.uses.items():
+        row, parts = rows.start, []
+        for batch in batches:
+            parts.append(_column(layout, name, batch.pop(name), codes, row))
+            row += len(parts[-1])
         column, out = use.column, None
         if column is not None and use.node is not None:
             if column not in arrays:
                 # Columns contiguous: files come by column, and most work goes node by node.
-                arrays[column] = np.full((len(spec), rows), column.missing, column.dtype).T
+                arrays[column] = np.full((len(spec), len(rows)), column.missing, column.dtype).T
                 if column is COST:
                     arrays[column][:] = spec.costs
             out = arrays[column][:, use.node]
-        try:
-            values = np.concatenate([part.pop(name) for part in parts], out=out)
-        except ValueError:
-            raise TraceError(
-                f"{where}: column {name!r}: holds numbers, text or vectors of several lengths; "
-                "give it one type"
-            ) from None
+        with damage(f"{where}: column {name!r}: give it one type"):  # vectors of several lengths
+            values = np.concatenate(parts, out=out)
         if column is None:
             inputs[use.input] = values
         elif out is None:
@@ -492,7 +474,7 @@ def _assembled(
         if not wrong:
             raise TraceError(f"{where}: {error}") from None
     # A row with several faults is counted with the first.
-    keep, left_out = np.ones(rows, bool), dict[str, int]()
+    keep, left_out = np.ones(len(rows), bool), Counter[str]()
     for fault in sorted(wrong, key=lambda fault: fault.is_gap):  # those never left out first
         if on_bad == "refuse" or not fault.is_gap:
             remedy = "correct the log"
@@ -500,22 +482,21 @@ def _assembled(
                 remedy = 'fix the log, or skip these rows with on_bad="skip" (they are counted)'
             elif fault.column.endswith(".score"):
                 remedy = "give other grades as <node>.loss"
-            raise TraceError(f"{where}: {fault.text(start)}; {remedy}")
-        if count := int((fault.rows & keep).sum()):
-            reason = f"{fault.column} is missing, NaN or infinite"
-            left_out[reason] = left_out.get(reason, 0) + count
+            raise TraceError(f"{where}: {fault.text(rows.start)}; {remedy}")
+        left_out[f"{fault.column} is missing, NaN or infinite"] += int((fault.rows & keep).sum())
         keep &= ~fault.rows
     for column, array in arrays.items():
         arrays[column] = array[keep] if array.ndim == 1 else array.T[:, keep].T
     inputs = {name: values[keep] for name, values in inputs.items()}
-    return trace(left_out)
+    return trace(+left_out)
 
 
-# Sources of Arrow.
+# Sources.
 
 
-def _chunk_of(pa: Any, array: Any, use: str, where: str) -> Chunk:
-    """Return an array of Arrow as a chunk for a kind of use."""
+def _cells_of(array: Any, use: str, where: str) -> Cells:
+    """Return an array of Arrow as cells for a kind of use."""
+    pa = arrow()
     types, name = pa.types, str(array.type)
     if types.is_dictionary(array.type) and not _is_text(array.type.value_type):
         array = array.dictionary_decode()
@@ -529,11 +510,11 @@ def _chunk_of(pa: Any, array: Any, use: str, where: str) -> Chunk:
         texts = array.dictionary
         if len(texts) > len(positions):  # a slice of a longer column
             used = np.flatnonzero(used_codes([positions], len(texts)))
-            texts = [texts[number].as_py() for number in used.tolist()]
+            texts = texts.take(pa.array(used))
             positions = np.where(positions < 0, -1, np.searchsorted(used, positions))
-        return Chunk(positions, name, texts if isinstance(texts, list) else texts.to_pylist())
+        return Cells(positions, name, texts.to_pylist())
     if types.is_null(kind):
-        return Chunk(np.full(len(array), math.nan), name)
+        return Cells(np.full(len(array), math.nan), name)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         # A flat array is cut into rows by one length.
         lengths = arrow("pyarrow.compute").list_value_length(array)
@@ -543,12 +524,12 @@ def _chunk_of(pa: Any, array: Any, use: str, where: str) -> Chunk:
                 "vector of one length"
             )
         values = array.flatten().to_numpy(zero_copy_only=False)
-        return Chunk(values.reshape(len(array), -1), name)
+        return Cells(values.reshape(len(array), -1), name)
     if types.is_boolean(kind) or types.is_decimal(kind):
         array = array.cast(pa.int8() if types.is_boolean(kind) else pa.float64())
     elif not (types.is_floating(kind) or types.is_integer(kind)):
-        return Chunk(np.empty(len(array), object), name)  # refused by its type
-    return Chunk(array.to_numpy(zero_copy_only=False), name)
+        return Cells(np.empty(len(array), object), name)  # refused by its type
+    return Cells(array.to_numpy(zero_copy_only=False), name)
 
 
 def _is_text(kind: Any) -> bool:
@@ -558,8 +539,8 @@ def _is_text(kind: Any) -> bool:
 class _Table(Source):
     """A table of Arrow."""
 
-    def __init__(self, table: Any, where: str) -> None:
-        self._table = table
+    def __init__(self, table: Any, where: str, cascade: bytes | None = None) -> None:
+        self._table, self.cascade = table, cascade
         super().__init__(where, table.column_names)
 
     def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
@@ -579,12 +560,9 @@ class _Parquet(Source):
     def _open(self, as_dictionary: Sequence[str]) -> Any:
         # Read in pieces: otherwise whole row groups are held, however large they are.
         return arrow("pyarrow.parquet").ParquetFile(
-            self._path,
-            read_dictionary=list(as_dictionary),
-            pre_buffer=False,
-            buffer_size=1 << 20,
-            page_checksum_verification=True,
-        )
+            self._path, read_dictionary=list(as_dictionary), pre_buffer=False,
+            buffer_size=1 << 20, page_checksum_verification=True,
+        )  # fmt: skip
 
     def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
         text = [n for n in kinds if kinds[n] == "class" and _is_text(self._schema.field(n).type)]
@@ -597,15 +575,12 @@ class _Csv(Source):
     def __init__(self, path: Path) -> None:
         self._path = path
         arrow()
-        is_zipped = path.suffix.lower() == ".gz"
+        opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
         with (
             damage(f"{path}: is not CSV text in UTF-8"),
-            (gzip.open if is_zipped else open)(
-                path, "rt", encoding="utf-8-sig", newline=""
-            ) as file,
+            opened(path, "rt", encoding="utf-8-sig", newline="") as file,
         ):
-            header = next(csv.reader(file), [])
-        super().__init__(str(path), header)
+            super().__init__(str(path), next(csv.reader(file), []))
 
     def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
         del rows  # blocks of Arrow are small
@@ -664,13 +639,10 @@ class _Csv(Source):
                     invalid_row_handler=refuse,
                 ),
                 convert_options=module.ConvertOptions(
-                    include_columns=list(types),
-                    column_types=types,
-                    null_values=[""],
-                    strings_can_be_null=True,
-                    quoted_strings_can_be_null=False,
+                    include_columns=list(types), column_types=types, null_values=[""],
+                    strings_can_be_null=True, quoted_strings_can_be_null=False,
                 ),
-            ) as reader:
+            ) as reader:  # fmt: skip
                 yield from reader
         except arrow().ArrowInvalid as error:
             for row in odd:
@@ -719,13 +691,13 @@ class _JsonLines(Source):
             columns = {}
             for name in kinds:
                 kind = pa.string() if name in self._texts else None
-                with damage(f"{self.where}: column {name!r}: holds values of several types"):
+                with damage(f"{self.column(name)}: holds values of several types"):
                     columns[name] = pa.array([line.get(name) for line in part], kind)
             yield pa.record_batch(columns)
 
 
-def read_frame(frame: Any, cascade: Cascade, on_bad: OnBad) -> Trace:
-    """Build a trace from a data frame; see :meth:`ttamer.Trace.from_frame`."""
+def source_of_frame(frame: Any) -> Source:
+    """Return a data frame as a source; see :meth:`ttamer.Trace.from_frame`."""
     # A column of pandas and polars exports a stream too.
     if hasattr(frame, "to_frame") or not hasattr(frame, "__arrow_c_stream__"):
         name, remedy = type(frame).__name__, "read a file with Trace.read, arrays with from_arrays"
@@ -740,15 +712,11 @@ def read_frame(frame: Any, cascade: Cascade, on_bad: OnBad) -> Trace:
     where, columns = "the frame", getattr(frame, "columns", ())
     check_names([name for name in columns if isinstance(name, str)], where)  # pandas refuses twins
     with damage(f"{where}: cannot be read as an Arrow table; give each column one type"):
-        table = arrow().table(frame)
-    return read_all(_Table(table, where), cascade, on_bad)
-
-
-# NPZ: one array for each column; needs NumPy only.
+        return _Table(arrow().table(frame), where)
 
 
 class _Npz(Source):
-    """An NPZ file. Nothing is unpickled.
+    """An NPZ file: one array for each column; nothing is unpickled, and NumPy alone is needed.
 
     Further arrays may stand there: ``classes``, the text of each class, when predictions and label
     are codes into it (-1: no answer), ``groups``, ``texts`` (columns of text, as JSON) and
@@ -762,11 +730,12 @@ class _Npz(Source):
             path.open("rb") as file,
             np.load(file, allow_pickle=False) as archive,
         ):
+            super().__init__(where, archive.files)
             check_names(archive.files, where)
             for name in archive.files:
                 with damage(
-                    f"{where}: column {name!r}: is damaged, or holds Python objects, which are "
-                    "never opened (mixed types, or None among numbers)"
+                    f"{self.column(name)}: is damaged, or holds Python objects, which are never "
+                    "opened (mixed types, or None among numbers)"
                 ):
                     arrays[name] = archive[name]
             for name in arrays.keys() & {"classes", "groups", "cascade"}:
@@ -778,34 +747,33 @@ class _Npz(Source):
                 else:
                     self._tables[name] = values.tolist()
             arrays |= json.loads(arrays.pop("texts", np.frombuffer(b"{}", "u1")).tobytes())
-        rows = len(next(iter(arrays.values()), ()))
         for name, values in arrays.items():
             if np.ndim(values) != 1 and not (name.startswith(INPUT) and np.ndim(values) == 2):
                 raise TraceError(
-                    f"{where}: column {name!r}: has shape {np.shape(values)}; each array must be "
-                    "one column, of shape (rows,)"
+                    f"{self.column(name)}: has shape {np.shape(values)}; each array must be one "
+                    "column, of shape (rows,)"
                 )
-            if len(values) != rows:
+        first, self._rows = next(((name, len(v)) for name, v in arrays.items()), ("", 0))
+        for name, values in arrays.items():
+            if len(values) != self._rows:
                 raise TraceError(
-                    f"{where}: columns of unequal length: {next(iter(arrays))!r} has {rows} rows, "
+                    f"{where}: columns of unequal length: {first!r} has {self._rows} rows, "
                     f"{name!r} has {len(values)}; every array must have one value for each input"
                 )
-        self._arrays = arrays
-        super().__init__(where, tuple(arrays))
+        self._arrays, self.columns = arrays, tuple(arrays)
 
-    def batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[dict[str, Chunk]]:
-        count = len(next(iter(self._arrays.values()), ()))
-        for start in range(0, count, rows or count or 1):
-            part = slice(start, start + (rows or count))
+    def batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[dict[str, Cells]]:
+        for start in range(0, self._rows, rows or self._rows or 1):
+            part = slice(start, start + (rows or self._rows))
             yield {name: self._cells(name, self._arrays[name][part], kinds[name]) for name in kinds}
 
-    def _cells(self, name: str, values: Any, kind: str) -> Chunk:
+    def _cells(self, name: str, values: Any, kind: str) -> Cells:
         if isinstance(values, list):  # text
             positions = [-1 if text is None else k for k, text in enumerate(values)]
-            return Chunk(np.array(positions, np.intp), "text", values)
+            return Cells(np.array(positions, np.intp), "text", values)
         table = "groups" if name == "group" else "classes"
         if kind == "class" and table in self._tables:
-            where, texts = f"{self.where}: column {name!r}:", self._tables[table]
+            where, texts = f"{self.column(name)}:", self._tables[table]
             if values.dtype.kind not in "iu":
                 raise TraceError(
                     f"{where} holds {values.dtype}, and codes into the array {table!r} are needed; "
@@ -816,11 +784,11 @@ class _Npz(Source):
                     f"{where} codes run from {values.min()} to {values.max()}, and {table!r} has "
                     f"{len(texts)} (-1 is no answer)"
                 )
-            return Chunk(values, str(values.dtype), texts)
+            return Cells(values, str(values.dtype), texts)
         if values.dtype.kind == "U":
             distinct, inverse = np.unique(values, return_inverse=True)
-            return Chunk(inverse, "text", distinct.tolist())
-        return Chunk(values, str(values.dtype))
+            return Cells(inverse, "text", distinct.tolist())
+        return Cells(values, str(values.dtype))
 
 
 # Writing.
@@ -851,9 +819,8 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
     >>> suffix_of("log.CSV.gz")
     '.csv.gz'
     """
-    name = Path(path).name.lower()
     for suffix in SUFFIXES:
-        if name.endswith(suffix):
+        if Path(path).name.lower().endswith(suffix):
             return suffix
     raise TraceError(f"{path}: the suffix must be one of {', '.join(SUFFIXES)}")
 
@@ -889,7 +856,7 @@ def columns_of(trace: Trace) -> dict[str, NDArray[Any]]:
     return {name: np.ascontiguousarray(values) for name, values in columns.items()}
 
 
-def _table(trace: Trace, *, coded: bool = True) -> Any:
+def _table(trace: Trace, *, coded: bool = False) -> Any:
     """Return a trace as an Arrow table; what is not known is null. Classes are coded, or text."""
     pa = arrow()
 
@@ -913,7 +880,7 @@ def _table(trace: Trace, *, coded: bool = True) -> Any:
 
 def _write_parquet(trace: Trace, path: Path) -> None:
     """Write a trace, one row group to 131,072 rows, the cascade in the file's metadata."""
-    types, table = arrow().types, _table(trace)
+    types, table = arrow().types, _table(trace, coded=True)
     arrow("pyarrow.parquet").write_table(
         table, path, row_group_size=1 << 17, compression="zstd", write_page_checksum=True,
         # Numbers seldom repeat: looking for a dictionary of them takes most of the time. Byte by
@@ -924,7 +891,7 @@ def _write_parquet(trace: Trace, path: Path) -> None:
 
 
 def _write_csv(trace: Trace, path: Path, compression: str | None) -> None:
-    pa, table = arrow(), _table(trace, coded=False)
+    pa, table = arrow(), _table(trace)
     for number, field in enumerate(table.schema):
         if pa.types.is_large_list(field.type):
             cells = [json.dumps(row) for row in table.column(number).to_pylist()]
@@ -938,7 +905,7 @@ def _write_json_lines(trace: Trace, path: Path) -> None:
     # Batches of a few thousand rows: as Python objects they take much memory.
     encoder = msgspec.json.Encoder()
     with path.open("wb") as file:
-        for batch in _table(trace, coded=False).to_batches(1 << 12):
+        for batch in _table(trace).to_batches(1 << 12):
             file.writelines(encoder.encode(row) + b"\n" for row in batch.to_pylist())
 
 
@@ -973,7 +940,7 @@ def frame_of(trace: Trace, library: FrameLibrary) -> Any:
         raise ArgumentError(
             f'library is {library!r}; it must be "pandas", "polars" or "arrow"', param="library"
         )
-    table = _table(trace, coded=False)
+    table = _table(trace)
     if library == "arrow":
         return table
     module = require(library, "frames")

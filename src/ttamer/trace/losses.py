@@ -7,7 +7,7 @@ answer of the last node takes the place of the label.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -124,21 +124,21 @@ def mistake_table(mistakes: Mistakes, classes: Sequence[str]) -> Losses:
     >>> mistake_table({"a": {"*": 5.0}, "*": {"c": 2.0}}, ["a", "b", "c"]).tolist()
     [[0.0, 5.0, 5.0, 5.0], [1.0, 0.0, 2.0, 2.0], [1.0, 1.0, 0.0, 1.0]]
     """
-    code = {name: position for position, name in enumerate(classes)}
-    by_prediction = mistakes.get(ANY_CLASS, {})
-    table = np.full((len(classes), len(classes)), by_prediction.get(ANY_CLASS, 1.0))
-    for prediction in by_prediction.keys() & code.keys():
-        table[:, code[prediction]] = by_prediction[prediction]
-    for label in mistakes.keys() & code.keys():
-        row = mistakes[label]
-        if ANY_CLASS in row:
-            table[code[label]] = row[ANY_CLASS]
-        for prediction in row.keys() & code.keys():
-            table[code[label], code[prediction]] = row[prediction]
+
+    def priced(costs: Mapping[str, float], others: Sequence[float]) -> list[float]:
+        return [
+            costs.get(name, costs.get(ANY_CLASS, cost))
+            for name, cost in zip(classes, others, strict=True)
+        ]
+
+    base = priced(mistakes.get(ANY_CLASS, {}), [1.0] * len(classes))
+    table = np.tile(base, (len(classes), 1))
+    rows = {code: mistakes[label] for code, label in enumerate(classes) if label in mistakes}
+    for code, costs in rows.items():
+        table[code] = priced(costs, base)
     # After the wildcards, which would charge for right answers too.
     np.fill_diagonal(table, 0.0)
     worst = table.max(axis=1, initial=0.0)
-    for label in mistakes.keys() & code.keys():
-        # The worst mistake may be a class that is never predicted.
-        worst[code[label]] = max(worst[code[label]], *mistakes[label].values(), 0.0)
+    for code, costs in rows.items():
+        worst[code] = max(worst[code], *costs.values())  # of a class that is never predicted, too
     return np.column_stack([table, worst])

@@ -11,21 +11,34 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ttamer._checks import counted, require_kind, require_path
-from ttamer.cascade import CascadeSpec, Kind, Target
+from ttamer._checks import (
+    counted,
+    in_unit,
+    number,
+    percent,
+    require_kind,
+    require_path,
+    require_whole,
+)
+from ttamer.cascade import CascadeSpec, split_nodes
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.trace import parts, summary
-from ttamer.trace.checks import check_classes
+from ttamer.show import card
+from ttamer.trace import checks
 from ttamer.trace.losses import losses_of
 from ttamer.trace.schema import (
+    BY_NAME,
+    COST,
     INPUT,
     SCHEMA,
     ClassCodes,
@@ -45,14 +58,7 @@ Cascade = CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The arrays of a trace, checked: read-only, not copied.
-
-    A node that was not asked on a row, or failed, has NaN as its confidence there, and no other
-    value of an answer: a gap.
-
-    >>> Columns(CascadeSpec.of({"a": 1.0}), [[0.5], [float("nan")]]).answered.tolist()
-    [[True], [False]]
-    """
+    """The arrays of a trace, checked: read-only, not copied."""
 
     spec: CascadeSpec
     confidence: NDArray[np.float64]
@@ -96,7 +102,7 @@ class Columns:
     """What reading decided by default, in sentences for the user."""
 
     def __post_init__(self) -> None:
-        rows, count = len(np.atleast_1d(self.confidence)), len(self.spec)
+        shape = (len(np.atleast_1d(self.confidence)), len(self.spec))
         # The class is frozen: fields are set here, once, and never again.
         put = object.__setattr__
         for name in ("classes", "groups", "notes"):
@@ -105,9 +111,9 @@ class Columns:
         cost: object = self.cost
         if cost is None:
             put(self, "cost", self.spec.costs)
-        # Two lists of costs per node would disagree sooner or later: the cascade has the only one.
         elif np.ndim(self.cost) == 1:
-            put(self, "cost", numbers_of(cost, np.float64, (count,), "cost"))
+            put(self, "cost", numbers_of(cost, np.float64, shape[1:], "cost"))
+            # Two lists of costs per node would disagree sooner or later.
             if not np.array_equal(self.cost, self.spec.costs):
                 raise TraceError(
                     "cost: one cost per node must be the cascade's own; give the cascade these "
@@ -115,23 +121,18 @@ class Columns:
                     param="cost",
                 )
         for column, values in self.columns():
-            put(self, column.field, column.array(values, (rows, count)[: 2 if column.by == "node"
-                                                                       else 1]))  # fmt: skip
+            put(self, column.field, column.array(values, shape[: 2 if column.by == "node" else 1]))
         require_kind(self.inputs, Mapping, "inputs must be a mapping of arrays", "{name: values}")
         # A file would give the column to the node.
-        names_of_nodes = {f"{node}.{column.name}" for node in self.names for column in SCHEMA}
+        of_nodes = {f"{node}.{column.name}" for node in self.names for column in SCHEMA}
         for name in self.inputs:
-            if not name or INPUT + name in names_of_nodes:
+            if not name or INPUT + name in of_nodes:
                 raise TraceError(f"input {name!r}: this name is taken by a node; choose another")
-        put(self, "inputs", {k: input_array(v, rows, k) for k, v in self.inputs.items()})
+        put(self, "inputs", {k: input_array(v, shape[0], k) for k, v in self.inputs.items()})
         # After all shapes are known: checks index one array by another.
-        self._check_columns()
-        if self.raw_loss is not None:
-            _check_max_loss(self.raw_loss, self.spec)
-            largest = float(np.nanmax(self.raw_loss, initial=0.0))
-            put(self, "largest_loss", max(largest, self.largest_loss or 0.0))
+        self._check_values()
 
-    def _check_columns(self) -> None:
+    def _check_values(self) -> None:
         """Refuse codes without a text, numbers out of range, and values where no answer is."""
         columns = dict(self.columns())
         for column, codes in columns.items():
@@ -144,19 +145,30 @@ class Columns:
                 )
         for fault in faults(columns, self.inputs, self.names):
             raise TraceError(f"{fault.text()}; correct the log, or leave these rows out")
+        if (loss := self.raw_loss) is None:
+            return
+        if self.spec.mistakes:
+            raise TraceError(
+                "the trace has losses, and the cascade a table of mistakes, which are losses too: "
+                "remove the columns <node>.loss, or mistakes from [cascade]"
+            )
+        largest, bound = float(np.nanmax(loss, initial=0.0)), self.spec.max_loss
+        if bound is not None and largest > bound:
+            row, node = np.argwhere(loss == largest)[0]
+            raise TraceError(
+                f"loss of {self.names[node]!r}: row {row} (counting from 0) is {largest}, and "
+                f"[cascade] has max_loss = {bound:g}: correct one of them"
+            )
+        object.__setattr__(self, "largest_loss", max(largest, self.largest_loss or 0.0))
 
     def __len__(self) -> int:
         return len(self.confidence)
 
     def columns(self) -> Iterator[tuple[Column, NDArray[Any]]]:
-        """Yield the columns of the schema that have a value for each row.
-
-        Returns:
-            An iterator over the columns and their arrays.
-        """
+        """Yield the columns of the schema that have a value for each row, with their arrays."""
         for column in SCHEMA:
             values = getattr(self, column.field)
-            if values is not None and not (column.field == "cost" and np.ndim(values) == 1):
+            if values is not None and not (column is COST and np.ndim(values) == 1):
                 yield column, values
 
     @property
@@ -214,7 +226,7 @@ class Columns:
         >>> Trace(CascadeSpec.of({"a": 1.0}), [[0.5], [0.6]]).coverage
         '2 rows, each with an answer of every node; no losses are known'
         """
-        return summary.coverage(self)
+        return checks.coverage(self)
 
     def take(self, rows: ArrayLike | slice) -> Self:
         """Return the trace of some rows: positions, a mask or a slice.
@@ -232,14 +244,56 @@ class Columns:
         """
         index = rows if isinstance(rows, slice) else _positions(np.asarray(rows), len(self))
         part = object.__new__(type(self))  # its arrays are rows of checked ones: no check again
-        for item in dataclasses.fields(self):
-            object.__setattr__(part, item.name, getattr(self, item.name))
-        for column, values in self.columns():
-            object.__setattr__(part, column.field, _rows_of(values, index))
-        inputs = {name: read_only(values[index]) for name, values in self.inputs.items()}
-        object.__setattr__(part, "inputs", inputs)
-        object.__setattr__(part, "left_out", {})
+        fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        fields |= {column.field: _rows_of(values, index) for column, values in self.columns()}
+        fields["inputs"] = {name: read_only(v[index]) for name, v in self.inputs.items()}
+        for name, value in (fields | {"left_out": {}}).items():
+            object.__setattr__(part, name, value)
         return part
+
+    def split(self, fraction: float, seed: int) -> tuple[Self, Self]:
+        """Split at random: a share of the rows to fit on, and the others to test on.
+
+        Rows of one group stay together.
+
+        Args:
+            fraction: The share of the rows in the first part, between 0 and 1.
+            seed: The seed of the random order.
+
+        Returns:
+            The first part and the other rows, each with at least one row.
+
+        Raises:
+            ArgumentError: If the fraction is not between 0 and 1, or the seed is negative.
+            TraceError: If the trace has fewer than 2 rows, or all of one group.
+
+        >>> fit, test = Trace(CascadeSpec.of({"only": 1.0}), [[0.1], [0.2], [0.3]]).split(0.5, 0)
+        >>> len(fit), len(test)
+        (2, 1)
+        """
+        if not 0 < fraction < 1:
+            raise ArgumentError(
+                f"fraction is {fraction}; it must lie between 0 and 1", param="fraction"
+            )
+        require_whole(seed, "seed")
+        checks.require_rows(self, 2, "a split")
+        order = np.random.default_rng(seed).permutation(len(self))
+        # A part without rows could be neither fitted to nor tested on.
+        count = min(max(round(fraction * len(self)), 1), len(self) - 1)
+        if self.group is not None:
+            # Groups in the order of their first row; a row without a group is one by itself.
+            codes = np.where(self.group < 0, -1 - np.arange(len(self)), self.group)[order]
+            _, first, member = np.unique(codes, return_index=True, return_inverse=True)
+            rank = first[member]
+            if (rank == rank[0]).all():
+                raise TraceError(
+                    "all rows are of one group, which is never split: bring more groups"
+                )
+            ends = np.flatnonzero(np.diff(np.sort(rank)) > 0) + 1  # where a group ends
+            count = int(ends[np.abs(ends - count).argmin()])
+            # Stable: rows of a group keep their random order.
+            order = order[np.argsort(rank, kind="stable")]
+        return self.take(order[:count]), self.take(order[count:])
 
     @cached_property
     def digest(self) -> str:
@@ -247,6 +301,7 @@ class Columns:
 
         It covers the node names, their costs, and every row; not ``kind``, ``target`` or notes.
         """
+        # Codes of classes depend on the order of reading: ranks among the texts in use do not.
         ranks, used = {}, {}
         for texts in ("classes", "groups"):
             codes = [array for column, array in self.columns() if column.texts == texts]
@@ -255,21 +310,19 @@ class Columns:
                 "cost": self.cost.ndim}  # fmt: skip
         if used["groups"]:
             head["groups"] = used["groups"]
-        # Codes of classes depend on the order of reading: ranks among the texts in use do not.
         # Names and order are those of 0.2: policy files hold digests.
-        if (passing := parts.reach_of(self.spec)) is not None:
+        if (passing := _reach_of(self.spec)) is not None:
             head["passing"] = passing
         sha = hashlib.sha256(json.dumps(head).encode())
-        present: dict[str, tuple[NDArray[Any], str]] = {
-            column.name: (values, column.texts) for column, values in self.columns()
-        } | {"cost": (self.cost, "")}
-        first = ("confidence", "cost", "prediction", "label", "correct", "loss")
-        last = ("entropy", "latency", "margin")
-        middle = [name for name in present if name not in (*first, *last)]
-        entries = [(name, *present[name]) for name in (*first, *middle) if name in present]
-        entries += [(f"signal.{name}", self.inputs[name], "") for name in sorted(self.inputs)]
-        entries += [(f"extra.{name}", *present[name]) for name in last if name in present]
-        for name, values, texts in entries:
+        first = ["confidence", "cost", "prediction", "label", "correct", "loss", "chance"]
+        first += ["group", "prompt"]
+        entries = [(name, getattr(self, BY_NAME[name].field)) for name in first]
+        entries += [(f"signal.{name}", self.inputs[name]) for name in sorted(self.inputs)]
+        entries += [(f"extra.{n}", getattr(self, n)) for n in ("entropy", "latency", "margin")]
+        for name, values in entries:
+            if values is None:
+                continue
+            texts = BY_NAME[name].texts if name in BY_NAME else ""
             sha.update(f"\n{name}\n".encode())
             for column in [values] if values.ndim == 1 else values.T:
                 for start in range(0, len(column), 1 << 17):  # no second copy of the trace is made
@@ -349,37 +402,24 @@ class Trace(Columns):
             spec, fields["raw_loss"] = graded(spec, _floats(score, "score"))
         trace = cls(spec, _floats(confidence, "confidence"), classes=codes.classes,
                     groups=groups.classes, **fields)  # fmt: skip
-        check_classes(trace, "the arrays")
+        checks.check_classes(trace, "the arrays")
         return trace
 
     @classmethod
-    def from_frame(
-        cls,
-        frame: Any,
-        cascade: CascadeSpec | str | os.PathLike[str] | None = None,
-        *,
-        costs: Mapping[str, float] | None = None,
-        kind: Kind = "models",
-        target: Target = "label",
-        on_bad: OnBad = "refuse",
-    ) -> Trace:
+    def from_frame(cls, frame: Any, cascade: Cascade = None, *, on_bad: OnBad = "refuse") -> Trace:
         """Build a trace from a data frame with the columns of a trace file.
 
         Args:
             frame: A frame of pandas or polars, an Arrow table, or any object that exports an Arrow
                 stream (``__arrow_c_stream__``).
-            cascade: A :class:`CascadeSpec` or a ``cascade.toml``. Without it and ``costs`` the
-                nodes are taken from the columns, and ``notes`` has a sentence about it.
-            costs: The cost of each node by name, instead of a cascade.
-            kind: With ``costs``: the kind of the cascade.
-            target: With ``costs``: what counts as right.
+            cascade: As for :meth:`read`.
             on_bad: As for :meth:`read`.
 
         Returns:
             The trace.
 
         Raises:
-            ArgumentError: If it is no data frame, or a cascade and costs are both given.
+            ArgumentError: If it is no data frame.
             TraceError: If the frame cannot be used; the message names column and row.
 
         >>> import pandas
@@ -388,17 +428,12 @@ class Trace(Columns):
         ...     "large.confidence": [0.8, 0.7], "large.prediction": ["cat", "cat"],
         ...     "label": ["cat", "cat"],
         ... })
-        >>> len(Trace.from_frame(frame, costs={"small": 1.0, "large": 10.0}))
+        >>> len(Trace.from_frame(frame, {"small": 1.0, "large": 10.0}))
         2
         """
-        from ttamer.trace.io import read_frame
+        from ttamer.trace.io import read_all, source_of_frame
 
-        if costs is not None:
-            if cascade is not None:
-                raise ArgumentError("give a cascade or costs, not both: a cascade has its own "
-                                    "costs", param="costs")  # fmt: skip
-            cascade = CascadeSpec.of(costs, kind=kind, target=target)
-        return read_frame(frame, cascade, on_bad)
+        return read_all(source_of_frame(frame), cascade, on_bad)
 
     def to_frame(self, library: FrameLibrary = "pandas") -> Any:
         """Return the rows as a data frame, with the columns of a trace file.
@@ -422,11 +457,7 @@ class Trace(Columns):
 
     @classmethod
     def read(
-        cls,
-        path: str | os.PathLike[str],
-        cascade: Cascade = None,
-        *,
-        on_bad: OnBad = "refuse",
+        cls, path: str | os.PathLike[str], cascade: Cascade = None, *, on_bad: OnBad = "refuse"
     ) -> Trace:
         r"""Read a whole trace from Parquet, CSV (plain or gzipped), JSON Lines or NPZ.
 
@@ -458,7 +489,7 @@ class Trace(Columns):
         """
         from ttamer.trace.io import open_source, read_all
 
-        remedy = "for a data frame call Trace.from_frame(frame, costs={...})"
+        remedy = "for a data frame call Trace.from_frame(frame, {...})"
         require_path(path, "Trace.read", remedy)
         return read_all(open_source(path), cascade, on_bad)
 
@@ -487,26 +518,27 @@ class Trace(Columns):
         return f"Trace({', '.join([counted(len(self.spec), 'node'), *names])}; {self.coverage})"
 
     def _repr_html_(self) -> str:
-        return summary.table(self)
+        def means(values: NDArray[np.float64]) -> list[float]:
+            present = ~np.isnan(values)
+            with np.errstate(invalid="ignore"):  # NaN where nothing is known
+                mean: list[float] = (np.nansum(values, axis=0) / present.sum(axis=0)).tolist()
+            return mean
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw how often each node is right (or what it loses), by how certain it is.
-
-        Args:
-            path: Where to write the drawing, if anywhere.
-
-        Returns:
-            A matplotlib figure.
-
-        Raises:
-            TraceError: If the trace does not have which answers are right.
-            MissingExtra: If matplotlib is not installed.
-
-        >>> from ttamer import datasets
-        >>> len(datasets.load("minilm-imdb", "fit").plot().axes[0].lines)
-        6
-        """
-        return summary.curves(self, path)
+        columns = {
+            "node": list(self.names),
+            "answers": [percent(share) for share in means(self.answered.astype(float))],
+            in_unit("cost", self.spec.unit): map(number, means(self.costs)),
+            "mean confidence": map(number, means(self.confidence)),
+        }
+        with suppress(TraceError):  # it does not have which answers are right
+            losses = means(self.loss * self.unit)
+            if self.is_graded:
+                columns[self.measure] = map(number, losses)
+            else:
+                columns["right"] = [percent(1 - loss, digits=1) for loss in losses]
+        rows = [list(row) for row in zip(*columns.values(), strict=True)] if len(self) else []
+        title = f"Trace: {counted(len(self), 'row', ',')}, {counted(len(self.spec), 'node')}"
+        return card(title, notes=[*self.notes, self.coverage], head=list(columns), rows=rows)
 
     def with_spec(self, spec: CascadeSpec) -> Trace:
         """Return the same rows for a cascade of the same nodes with other costs, kind or target.
@@ -549,29 +581,22 @@ class Trace(Columns):
         >>> split.names, split.confidence.tolist(), split.cost.tolist()
         (('a', 'a (verified)'), [[0.0, 0.9], [0.0, 0.4]], [1.0, 0.5])
         """
-        return parts.verified(self)
-
-    def split(self, fraction: float, seed: int) -> tuple[Trace, Trace]:
-        """Split at random: a share of the rows to fit on, and the others to test on.
-
-        Rows of one group stay together.
-
-        Args:
-            fraction: The share of the rows in the first part, between 0 and 1.
-            seed: The seed of the random order.
-
-        Returns:
-            The first part and the other rows, each with at least one row.
-
-        Raises:
-            ArgumentError: If the fraction is not between 0 and 1, or the seed is negative.
-            TraceError: If the trace has fewer than 2 rows, or all of one group.
-
-        >>> fit, test = Trace(CascadeSpec.of({"only": 1.0}), [[0.1], [0.2], [0.3]]).split(0.5, 0)
-        >>> len(fit), len(test)
-        (2, 1)
-        """
-        return parts.split(self, fraction, seed)
+        spec, source = split_nodes(self.spec)
+        if len(spec) == len(self.spec):
+            return self
+        # A node that was split stands twice in a row: the answer, then the verified one.
+        unseen = [k for k, (node, following) in enumerate(pairwise(source)) if node == following]
+        after = [node + 1 for node in unseen]
+        fields = _fields_for(self, spec, source)
+        confidence = fields["confidence"]
+        confidence[:, unseen] = np.where(np.isnan(confidence[:, unseen]), np.nan, 0.0)
+        if self.cost.ndim == 2:
+            fields["cost"][:, after] = spec.costs[after]
+        # The latency is the answer's; its margin and entropy are known once it is verified.
+        for name, lacking in (("latency", after), ("margin", unseen), ("entropy", unseen)):
+            if name in fields:
+                fields[name][:, lacking] = np.nan
+        return dataclasses.replace(self, **fields)
 
     @classmethod
     def concat(cls, traces: Sequence[Trace]) -> Trace:
@@ -592,7 +617,15 @@ class Trace(Columns):
         >>> len(Trace.concat([part, part]))
         4
         """
-        return parts.concat(traces)
+        require_kind(traces, Iterable, "concat takes a list of traces", "write [one, two]")
+        traces = list(traces)
+        for trace in traces:
+            checks.require_trace(trace, "concat")
+        if not traces:
+            raise TraceError("concat: there are no traces; give at least one")
+        for position, trace in enumerate(traces):
+            _check_alike(traces[0], trace, position)
+        return traces[0] if len(traces) == 1 else _joined(traces)
 
     def restrict(self, nodes: Iterable[str]) -> Trace:
         """Return the trace of some nodes, in the cascade's own order.
@@ -616,13 +649,26 @@ class Trace(Columns):
         >>> fewer.names, fewer.confidence.tolist()
         (('a', 'c'), [[0.1, 0.3]])
         """
-        return parts.restrict(self, nodes)
+        spec, stay = self.spec, _nodes_to_keep(self.spec, nodes)
+        # For each node that stays, the cost of passing those left out directly before it.
+        reach = self.costs if spec.asks_each else np.broadcast_to(spec.reach, self.costs.shape)
+        between = np.stack([reach[:, u + 1 : v].sum(axis=1) for u, v in pairwise((-1, *stay))], 1)
+        fewer = []
+        for position, more in zip(stay, between.mean(axis=0).tolist(), strict=True):
+            node = spec.nodes[position]
+            past = None if node.reach is None else node.reach + more
+            fewer.append(dataclasses.replace(node, cost=node.cost + more, reach=past))
+        fields = _fields_for(self, dataclasses.replace(spec, nodes=tuple(fewer)), stay)
+        # Costs of the cascade have the means already.
+        if self.cost.ndim == 2:
+            fields["cost"] = fields["cost"] + between
+        return dataclasses.replace(self, **fields)
 
 
 def graded(
     spec: CascadeSpec, score: NDArray[np.float64]
 ) -> tuple[CascadeSpec, NDArray[np.float64]]:
-    """Return the losses of scores, and the cascade with 1 as the largest loss."""
+    """Return the cascade with 1 as the largest loss, and the losses of scores."""
     outside = (score < 0) | (score > 1)
     if outside.any():
         raise TraceError(
@@ -633,20 +679,6 @@ def graded(
     return dataclasses.replace(spec, max_loss=bound), 1 - score
 
 
-def _check_max_loss(loss: NDArray[np.float64], spec: CascadeSpec) -> None:
-    if spec.mistakes:
-        raise TraceError(
-            "the trace has losses, and the cascade a table of mistakes, which are losses too: "
-            "remove the columns <node>.loss, or mistakes from [cascade]"
-        )
-    if spec.max_loss is not None and np.nanmax(loss, initial=0.0) > spec.max_loss:
-        row, node = np.unravel_index(int(np.nanargmax(loss)), loss.shape)
-        raise TraceError(
-            f"loss of {spec.names[node]!r}: row {row} (counting from 0) is {loss[row, node]}, and "
-            f"[cascade] has max_loss = {spec.max_loss:g}: correct one of them"
-        )
-
-
 def _floats(values: Any, what: str) -> Any:
     """Return values as numbers; refuse text, and rows of different lengths."""
     try:
@@ -655,6 +687,9 @@ def _floats(values: Any, what: str) -> Any:
         raise TraceError(
             f"{what}: must be numbers, in rows of equal length: {error}", param=what
         ) from None
+
+
+# Parts of traces, and several as one.
 
 
 def _positions(index: NDArray[Any], rows: int) -> NDArray[np.intp]:
@@ -683,10 +718,112 @@ def _rows_of(array: NDArray[Any], index: slice | NDArray[np.intp]) -> NDArray[An
     return read_only(picked)
 
 
+def _check_alike(first: Trace, trace: Trace, position: int) -> None:
+    """Refuse traces that cannot stand one after another."""
+    if trace.names != first.names:
+        raise TraceError(
+            f"concat: trace {position} has the nodes {', '.join(trace.names)}, and trace 0 has "
+            f"{', '.join(first.names)}; they must be the same, in the same order"
+        )
+    if _reach_of(trace.spec) != _reach_of(first.spec):
+        raise TraceError(
+            f"concat: trace {position} passes its nodes at other costs than trace 0, and reach "
+            "has one cost for all rows; read them with one cascade.toml"
+        )
+    present = [
+        {c.name for c, _ in t.columns() if c is not COST} | {INPUT + name for name in t.inputs}
+        for t in (first, trace)
+    ]
+    if odd := ", ".join(sorted(present[0] ^ present[1])):
+        raise TraceError(
+            f"concat: trace 0 and trace {position} differ in their columns: {odd}; "
+            "all of them must have these, or none"
+        )
+
+
+def _joined(traces: Sequence[Trace]) -> Trace:
+    """Return traces of the same columns as one."""
+    first = traces[0]
+    # Codes of the first trace stay as they are; new classes come after them.
+    codes = {name: ClassCodes(getattr(first, name)) for name in ("classes", "groups")}
+    # Equal costs stay those of the cascade, and need no array of rows.
+    one_cost = all(t.cost.ndim == 1 and np.array_equal(t.cost, first.cost) for t in traces)
+    fields: dict[str, Any] = {}
+    for column in SCHEMA:
+        if getattr(first, column.field) is None or (column is COST and one_cost):
+            continue
+        arrays = [
+            trace.costs if column is COST else getattr(trace, column.field) for trace in traces
+        ]
+        if column.texts:
+            coder = codes[column.texts]
+            arrays = [
+                coder.recode(values, getattr(trace, column.texts))
+                for trace, values in zip(traces, arrays, strict=True)
+            ]
+        fields[column.field] = _stack(arrays, "F")
+    if first.raw_loss is not None:
+        fields["largest_loss"] = max(trace.largest_loss or 0.0 for trace in traces)
+    return dataclasses.replace(
+        first,
+        **fields,
+        classes=codes["classes"].classes,
+        groups=codes["groups"].classes,
+        inputs={name: _stack([t.inputs[name] for t in traces], "C") for name in first.inputs},
+        left_out=sum((Counter(trace.left_out) for trace in traces), Counter[str]()),
+        # Shards of one log have the same notes: each once, in order.
+        notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
+    )
+
+
+def _stack(arrays: Sequence[NDArray[Any]], order: Literal["C", "F"]) -> NDArray[Any]:
+    """Return arrays of rows one after another."""
+    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+    return np.concatenate(arrays, out=np.empty(shape, arrays[0].dtype, order=order))
+
+
+def _nodes_to_keep(spec: CascadeSpec, nodes: Iterable[str]) -> list[int]:
+    """Return the numbers of nodes, in the cascade's order; refuse to leave out what they need."""
+    if isinstance(nodes, str):
+        raise ArgumentError(f"restrict takes a list of names: write [{nodes!r}]")
+    stay = sorted({spec.index_of(name) for name in nodes})
+    if not stay:
+        raise ArgumentError("a trace needs at least one node: name one to keep")
+    if spec.target == "last" and len(spec) - 1 not in stay:
+        raise ArgumentError(
+            f'target = "last" means that {spec.names[-1]!r} is right: keep it, or use '
+            'target = "label"'
+        )
+    for node in stay:
+        for parent in set(spec.parents[node]).difference(stay):
+            raise ArgumentError(
+                f"node {spec.names[node]!r} comes after {spec.names[parent]!r}: keep both, or "
+                "neither"
+            )
+    return stay
+
+
+def _fields_for(trace: Trace, spec: CascadeSpec, nodes: Sequence[int]) -> dict[str, Any]:
+    """Return the fields of a trace for another cascade, whose columns are those of nodes."""
+    columns = ((c.field, values) for c, values in trace.columns() if c.by == "node")
+    arrays = {name: np.asfortranarray(values[:, nodes]) for name, values in columns}
+    return {"spec": spec, "cost": spec.costs} | arrays
+
+
+def _reach_of(spec: CascadeSpec) -> list[float] | None:
+    """Return what passing each exit costs, where that is stated."""
+    if spec.kind == "models" or spec.asks_each:
+        return None
+    return [node.reach or 0.0 for node in spec.nodes]
+
+
+# What a digest is of.
+
+
 def _ranks(
     arrays: Sequence[NDArray[np.int32]], texts: Sequence[str]
 ) -> tuple[NDArray[np.int32], list[str]]:
-    """Return the place of each code among the texts that are used, in order, and these texts."""
+    """Return the rank of each code among the texts that are used, in order, and these texts."""
     used = np.flatnonzero(used_codes(arrays, len(texts))).tolist()
     ranked = sorted(used, key=lambda code: texts[code])
     rank = np.full(len(texts) + 1, -1, np.int32)  # the last entry stands for code -1
