@@ -90,8 +90,6 @@ CALLS = {
     llm.read_prompts: llm.read_prompts,
     serve.read_settings: serve.read_settings,
     theory.contract: lambda x: theory.contract(x, 0.5),
-    theory.no_recall_optimum: lambda x: theory.no_recall_optimum(x, 0.5),
-    theory.online_optimum: lambda x: theory.online_optimum(x, 0.5),
     trace.label_warnings: trace.label_warnings,
     trace.read_batches: trace.read_batches,
 }
@@ -105,7 +103,6 @@ OTHERS = {
     serve.create: "takes none",
     llm.probability_of_answer: "takes the response of an upstream",
     theory.experiment: "takes a name",
-    theory.if_stop_experiments: "takes numbers",
     theory.impossibility: "takes a number",
 }
 

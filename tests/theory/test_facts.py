@@ -14,7 +14,7 @@ from support.oracles import outcomes, path_cost, stop_loss
 from support.quantecon_line import build_by_state, quantecon_value, solve as quantecon_solve
 from support.strategies import costs, problems, tradeoffs
 from ttamer import ArgumentError
-from ttamer.theory.experiments import best_threshold, experiment, if_stop_experiments
+from ttamer.theory.experiments import EXPERIMENTS, best_threshold, experiment
 
 CLOSE = 1e-12
 lines = problems("line", informers=False)
@@ -144,7 +144,9 @@ def test_an_exact_tie_stops_even_where_sums_round():
 
 
 def test_independent_identical_losses_have_one_index_and_one_threshold_is_optimal():
-    *independent, chain = if_stop_experiments(nodes=5, states=17, cost=0.07, tradeoff=0.4)
+    *independent, chain = (
+        experiment(name, nodes=5, states=17, cost=0.07, tradeoff=0.4) for name in EXPERIMENTS
+    )
     for case in independent:
         low, high = case.index_range
         assert high - low < CLOSE

@@ -23,7 +23,7 @@ from ttamer.policy import IndexPolicy, JointPolicy, Ladder, Policy, WalkPolicy
 from ttamer.problem.problem import Problem
 from ttamer.show import table
 from ttamer.solvers import solve, solve_ladder
-from ttamer.theory import contract, if_stop_experiments
+from ttamer.theory import EXPERIMENTS, contract, experiment
 from ttamer.theory.optimum import Optima, impossibility, needle, optima
 
 # The most states of a node that the table shows.
@@ -250,37 +250,46 @@ def no_recall_command(alpha: float, as_json: bool) -> None:
     beforehand, is alpha.
     """
     example = impossibility(alpha)
-    growth = [impossibility(value) for value in sorted({2.0, 10.0, 100.0, 1000.0, alpha})]
-    haystacks = [needle(branches) for branches in (10, 100, 1000)]
+    growth = {x: impossibility(x) for x in sorted({2.0, 10.0, 100.0, 1000.0, alpha})}
+    haystacks = {branches: needle(branches) for branches in (10, 100, 1000)}
     if as_json:
         facts = {
-            **vars(example),
-            "ratio": example.ratio,
-            "ratio_with_recall": example.ratio_with_recall,
-            "growth": [{"alpha": e.alpha, "ratio": e.ratio} for e in growth],
-            "haystacks": [{**vars(e), "ratio": e.ratio} for e in haystacks],
+            "alpha": alpha,
+            "no_recall": example.no_recall,
+            "with_recall": example.online,
+            "offline": example.offline,
+            "ratio": example.ratio_without_recall,
+            "ratio_with_recall": example.ratio,
+            "growth": [{"alpha": x, "ratio": e.ratio_without_recall} for x, e in growth.items()],
+            "haystacks": [
+                {"branches": m, "with_recall": e.online, "offline": e.offline, "ratio": e.ratio}
+                for m, e in haystacks.items()
+            ],
         }
         print(to_json(facts))
         return
     rows = [
-        [f"{e.alpha:g}", number(e.no_recall), number(e.with_recall), number(e.offline),
-         number(e.ratio), number(e.ratio_with_recall)]
-        for e in growth
+        [f"{x:g}", *map(_number, (e.no_recall, e.online, e.offline, e.ratio_without_recall,
+                                  e.ratio))]
+        for x, e in growth.items()
     ]  # fmt: skip
     print("Two nodes, asking is free. The first loses 1/alpha^2; the second loses 1/alpha with")
     print("probability 1/alpha, else nothing. Expected losses:\n")
     print(table(["alpha", "no recall", "recall", "prophet", "ratio", "with recall"], rows))
-    ratio = number(example.ratio)
+    ratio = _number(example.ratio_without_recall)
     print(f"\nWithout recall the ratio to the prophet is alpha ({ratio} here): no bound.")
     print("With recall both nodes are asked, the better answer kept, and the gap is gone.\n")
     print("What recall does not change: a prophet also sees which node to ask. Many equal nodes,")
     print("each perfect with a small probability and worth exactly its cost:\n")
     rows = [
-        [str(e.branches), number(e.with_recall), number(e.offline), number(e.ratio)]
-        for e in haystacks
+        [str(m), *map(_number, (e.online, e.offline, e.ratio))] for m, e in haystacks.items()
     ]
     print(table(["nodes", "recall", "prophet", "ratio"], rows))
     print("\nSo policies with recall are measured against the online optimum, and reach it.")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else number(value)
 
 
 @theory_command.command("if-stop", cls=Command)
@@ -290,7 +299,7 @@ def if_stop_command(as_json: bool) -> None:
 
     The paper's synthetic experiments: the best fixed threshold against the optimum.
     """
-    experiments = if_stop_experiments()  # 6 nodes, as in the paper
+    experiments = [experiment(name) for name in EXPERIMENTS]  # 6 nodes, as in the paper
     if as_json:
         keys = {"losses": "name", "threshold_with_recall": "with_recall",
                 "threshold_without_recall": "without_recall"}  # fmt: skip

@@ -76,32 +76,6 @@ class Experiment:
         return value / self.policy.value - 1 if self.policy.value else 0.0
 
 
-def if_stop_experiments(
-    *, nodes: int = 6, states: int = 40, cost: float = 0.1, tradeoff: float = 0.5
-) -> list[Experiment]:
-    """Solve the paper's three synthetic problems and the correlated chain.
-
-    Args:
-        nodes: Nodes on the line, at least 2.
-        states: Losses per node, at least 2.
-        cost: The cost of each node.
-        tradeoff: From 0 (only cost counts) to 1 (only loss counts).
-
-    Returns:
-        One experiment per problem, in the order of ``EXPERIMENTS``.
-
-    Raises:
-        ArgumentError: If a size or the tradeoff is out of range.
-
-    >>> [experiment.name for experiment in if_stop_experiments(nodes=2, states=4)][-1]
-    'correlated chain'
-    """
-    return [
-        experiment(name, nodes=nodes, states=states, cost=cost, tradeoff=tradeoff)
-        for name in EXPERIMENTS
-    ]
-
-
 def experiment(
     name: str, *, nodes: int = 6, states: int = 40, cost: float = 0.1, tradeoff: float = 0.5
 ) -> Experiment:

@@ -1,24 +1,15 @@
 """What a policy can be measured against, and the paper's impossibility without recall.
 
-- *offline*: a prophet who sees every loss before choosing where to stop;
-  it still pays for the way there: ``E[min over nodes of loss + cost of its path]``. It needs one
-  joint law of all losses. A forest gives one. A walk whose routes meet (a skip, a directed acyclic
-  graph) gives the law along each route alone; a joint law follows where costs are fixed and all
-  routes agree with one tree: every node follows the latest of its sources, and the table of every
-  other edge is the product of the tables on the tree's way between its ends.
-- *online*: the best any policy can do that learns a loss only by asking; with recall. Where
-  answers of a forest may be returned unseen, that of the policy found, with a bound on it.
+- *offline*: a prophet who sees every loss before choosing where to stop; it still pays for the way
+  there: ``E[min over nodes of loss + cost of its path]``. It needs one joint law of all losses. A
+  forest gives one. A walk whose routes meet (a skip, a directed acyclic graph) gives the law along
+  each route alone; a joint law follows where costs are fixed and all routes agree with one tree:
+  every node follows the latest of its sources, and the table of every other edge is the product of
+  the tables on the tree's way between its ends.
+- *online*: the best any policy can do that learns a loss only by asking; with recall.
 - *no recall*: the same when only the last node's answer can be returned.
 
 Always offline <= online <= no recall. All are weighed by the tradeoff.
-
-Thm. 3.4: two nodes, asking is free. The first loses 1/alpha^2 for certain; the second loses nothing
-with probability 1 - 1/alpha, and 1/alpha otherwise. Without recall both choices come to 1/alpha^2;
-a prophet gets 1/alpha^3. The ratio is alpha, as large as one likes. With recall both are asked, the
-better answer kept, and the prophet's loss is reached exactly: the paper remarks that the gap
-remains, but with costs that do not depend on the input it does not. What recall cannot change is
-shown by :func:`needle`: against a prophet even the best policy with recall can be worse by any
-factor. That is why policies with recall are measured against the online optimum.
 """
 
 from __future__ import annotations
@@ -97,62 +88,14 @@ def optima(problem: Problem, tradeoff: float) -> Optima:
     Optima(offline=0.1875, online=0.2, no_recall=0.2, online_bound=None)
     """
     require_problem(problem, "optima")
-    ordered = problem.is_line or problem.moves == "walk"
     try:
         offline = offline_optimum(problem, tradeoff)
     except ProblemError:
         offline = None
-    policy = solve(problem, tradeoff)
-    return Optima(
-        offline=offline,
-        online=policy.value,
-        no_recall=no_recall_optimum(problem, tradeoff) if ordered else None,
-        online_bound=policy.bound,
-    )
-
-
-def online_optimum(problem: Problem, tradeoff: float) -> float:
-    """Return the least expected loss and cost of any policy with recall.
-
-    Args:
-        problem: The problem.
-        tradeoff: From 0 (only cost counts) to 1 (only loss counts).
-
-    Returns:
-        The value, weighed.
-
-    Raises:
-        ArgumentError: If the tradeoff is out of range.
-        ProblemError: If no policy is sure of an answer.
-
-    >>> from ttamer import Problem
-    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
-    >>> online_optimum(line, 0.5)
-    0.2
-    """
-    return solve(problem, tradeoff).value
-
-
-def no_recall_optimum(problem: Problem, tradeoff: float) -> float:
-    """Return the least expected loss and cost when the last node asked must answer.
-
-    Args:
-        problem: The problem.
-        tradeoff: From 0 (only cost counts) to 1 (only loss counts).
-
-    Returns:
-        The value, weighed.
-
-    Raises:
-        ArgumentError: If the tradeoff is out of range.
-        ProblemError: If the problem has no order, or no policy is sure of an answer.
-
-    >>> from ttamer import Problem
-    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
-    >>> no_recall_optimum(line, 0.5)
-    0.2
-    """
-    return solve(problem, tradeoff, recall=False).value
+    policy, no_recall = solve(problem, tradeoff), None
+    if problem.is_line or problem.moves == "walk":
+        no_recall = solve(problem, tradeoff, recall=False).value
+    return Optima(offline, policy.value, no_recall, policy.bound)
 
 
 def offline_optimum(problem: Problem, tradeoff: float) -> float:
@@ -224,34 +167,14 @@ def _tree_of(problem: Problem) -> list[int]:
     return tree
 
 
-@dataclass(frozen=True)
-class Impossibility:
-    """The three optima of the two-node example.
+def impossibility(alpha: float) -> Optima:
+    """Solve the two-node example of Thm. 3.4: without recall the ratio to the prophet is alpha.
 
-    >>> from ttamer.theory import impossibility
-    >>> example = impossibility(10)
-    >>> round(example.ratio, 9), round(example.ratio_with_recall, 9)
-    (10.0, 1.0)
-    """
-
-    alpha: float
-    no_recall: float
-    with_recall: float
-    offline: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times the prophet's loss the best policy without recall pays."""
-        return self.no_recall / self.offline
-
-    @property
-    def ratio_with_recall(self) -> float:
-        """The same with recall."""
-        return self.with_recall / self.offline
-
-
-def impossibility(alpha: float) -> Impossibility:
-    """Solve the two-node example.
+    Asking is free. The first node loses 1/alpha^2 for certain; the second loses nothing with
+    probability 1 - 1/alpha, and 1/alpha otherwise. Without recall both choices come to 1/alpha^2; a
+    prophet gets 1/alpha^3. With recall both are asked, the better answer returned, and the
+    prophet's loss is reached exactly: the paper remarks that the gap remains, but with costs that
+    do not depend on the input it does not.
 
     Args:
         alpha: The ratio, above 1 and at most 1e100.
@@ -262,8 +185,9 @@ def impossibility(alpha: float) -> Impossibility:
     Raises:
         ArgumentError: If alpha is out of range.
 
-    >>> round(impossibility(10).ratio, 9)
-    10.0
+    >>> example = impossibility(10)
+    >>> round(example.ratio_without_recall, 9), round(example.ratio, 9)
+    (10.0, 1.0)
     """
     if not 1 < alpha <= 1e100:  # beyond it numbers leave floating point
         raise ArgumentError(f"alpha must be a number above 1 and at most 1e100, not {alpha!r}")
@@ -273,29 +197,17 @@ def impossibility(alpha: float) -> Impossibility:
         probabilities=[[1.0], [[1 - 1 / alpha, 1 / alpha]]],
         names=["first", "second"],
     )
-    optimum = (no_recall_optimum, online_optimum, offline_optimum)
-    return Impossibility(alpha, *(value(problem, 1.0) for value in optimum))
+    return optima(problem, 1.0)
 
 
-@dataclass(frozen=True)
-class Needle:
-    """The optima of a needle in a haystack, in units of loss plus cost."""
-
-    branches: int
-    with_recall: float
-    offline: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times the prophet's total the best policy with recall pays."""
-        return self.with_recall / self.offline
-
-
-def needle(branches: int) -> Needle:
+def needle(branches: int) -> Optima:
     """Solve many alike, independent nodes, each of which is perfect with a small chance.
 
-    Each loses 0 with probability p = log(m) / m, else 1, and costs p to ask: searching is worth
-    exactly its price, so the best policy comes to 1. The prophet asks one good node.
+    This is what recall cannot change: against a prophet, who knows where to look, even the best
+    policy with recall can be worse by any factor; so policies with recall are measured against the
+    online optimum. Each node loses 0 with probability p = log(m) / m, else 1, and costs p to ask:
+    searching is worth exactly its price, so the best policy comes to 1. The prophet asks one good
+    node.
 
     >>> needle(1000).ratio > 100
     True
@@ -304,10 +216,9 @@ def needle(branches: int) -> Needle:
         raise ArgumentError(f"a haystack needs at least 2 nodes, not {branches!r}")
     chance = math.log(branches) / branches
     problem = Problem.forest(
-        losses=[0.0, 1.0],
-        costs=[chance] * branches,
+        losses=[0.0, 2.0],  # losses and costs are doubled, as equal weights halve them
+        costs=[2 * chance] * branches,
         probabilities=[[chance, 1 - chance]] * branches,
         parents=[None] * branches,
     )
-    # At equal weights both parts count half; double for units of loss plus cost.
-    return Needle(branches, 2 * online_optimum(problem, 0.5), 2 * offline_optimum(problem, 0.5))
+    return optima(problem, 0.5)
