@@ -116,13 +116,13 @@ def _tree(nodes: int, states: int) -> tt.Problem:
     """A binary tree."""
     losses, costs, rows = line_data(nodes, states)
     parents = [None, *((node - 1) // 2 for node in range(1, nodes))]
-    return tt.Problem.tree(losses, costs.tolist(), rows, parents)
+    return tt.Problem.forest(losses, costs.tolist(), rows, parents)
 
 
 def _star(nodes: int, states: int) -> tt.Problem:
     """One root, and all others its children."""
     losses, costs, rows = line_data(nodes, states)
-    return tt.Problem.tree(losses, costs.tolist(), rows, [None, *[0] * (nodes - 1)])
+    return tt.Problem.forest(losses, costs.tolist(), rows, [None, *[0] * (nodes - 1)])
 
 
 def _forest(nodes: int, states: int) -> tt.Problem:

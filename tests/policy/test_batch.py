@@ -194,7 +194,7 @@ def test_a_wrong_state_names_input_and_node_and_leaves_the_batch_as_it_was(polic
 @pytest.mark.parametrize("moves", ["precedence", "walk"])
 def test_a_wrong_state_at_one_node_leaves_the_inputs_at_other_nodes_as_they_were(moves, recall):
     left, right = [[0.9, 0.1], [0.1, 0.9]], [[0.1, 0.9], [0.9, 0.1]]
-    fork = Problem.tree(
+    fork = Problem.forest(
         [[math.inf] * 2, [0.1, 0.9], [0.1, 0.9]], [0.1] * 3, [[0.5, 0.5], left, right], [None, 0, 0]
     ).with_moves(moves)
     batch = tt.solve(fork, 0.9, recall=recall or moves == "precedence").batch(2)

@@ -165,7 +165,7 @@ def test_a_law_of_too_many_costs_is_refused_before_the_work():
     even = np.full((32, 32), 1 / 32)
     parents = [None, *((node - 1) // 2 for node in range(1, 30))]
     costs = np.random.default_rng(0).random(30) * 0.01
-    tree = tt.Problem.tree(np.linspace(0, 1, 32), costs, [even[0]] + [even] * 29, parents)
+    tree = tt.Problem.forest(np.linspace(0, 1, 32), costs, [even[0]] + [even] * 29, parents)
     with pytest.raises(tt.ArgumentError, match="products"):
         tt.solve(tree, 0.9).future()
 

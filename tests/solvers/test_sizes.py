@@ -95,7 +95,7 @@ def test_the_limit_of_a_container_counts(tmp_path, monkeypatch, stated):
 
 def test_of_many_children_only_the_next_is_put_on_the_heap():
     children = 2_000
-    problem = tt.Problem.tree(
+    problem = tt.Problem.forest(
         losses=[[1.0], *[[0.9, 1.0]] * children],
         costs=[0.01, *np.linspace(0.001, 0.01, children)],
         probabilities=[[1.0], *[[[0.1, 0.9]]] * children],

@@ -190,11 +190,8 @@ def _rules(policy: Policy) -> list[list[str]]:
         rules = policy.rules(name)
         for rule in rules[:MAX_STATES_SHOWN]:
             onward = " or ".join(rule.ask) or "-"
-            stop = rule.stop_text
-            if rule.stop is not None:
-                stop = {-math.inf: "never"}.get(rule.stop[1], stop) if rule.ask else "always"
             head = [name, f"{chance:.1%}"] if rule.state == 0 else ["", ""]
-            rows.append([*head, str(rule.state), number(rule.loss), stop, onward])
+            rows.append([*head, str(rule.state), number(rule.loss), rule.stop_text, onward])
         if len(rules) > MAX_STATES_SHOWN:
             rows.append(["", "", "...", f"{len(rules)} states", "all in --json", ""])
     return rows
@@ -281,9 +278,7 @@ def no_recall_command(alpha: float, as_json: bool) -> None:
     print("With recall both nodes are asked, the better answer kept, and the gap is gone.\n")
     print("What recall does not change: a prophet also sees which node to ask. Many equal nodes,")
     print("each perfect with a small probability and worth exactly its cost:\n")
-    rows = [
-        [str(m), *map(_number, (e.online, e.offline, e.ratio))] for m, e in haystacks.items()
-    ]
+    rows = [[str(m), *map(_number, (e.online, e.offline, e.ratio))] for m, e in haystacks.items()]
     print(table(["nodes", "recall", "prophet", "ratio"], rows))
     print("\nSo policies with recall are measured against the online optimum, and reach it.")
 

@@ -149,21 +149,20 @@ class StateRule:
     ask: tuple[str, ...]
     """The nodes that it may ask otherwise."""
 
-    def __str__(self) -> str:
-        if self.stop is None:
-            return "-"
-        onward = "ask " + " or ".join(self.ask)
-        if not self.ask or self.stop[1] == -INFINITY:
-            return onward if self.ask else "stop"
-        return f"stop at {self.stop_text}, else {onward}"
-
     @property
     def stop_text(self) -> str:
-        """The best loss up to which it stops, as text."""
+        """The best loss up to which it stops, or always, or never; - where it is not known."""
         if self.stop is None:
             return "-"
+        if not self.ask:
+            return "always"
         low, high = (number(end) for end in self.stop)
-        return low if low == high else f"{low} to {high}"
+        return "never" if self.stop[1] == -INFINITY else low if low == high else f"{low} to {high}"
+
+    def __str__(self) -> str:
+        onward = "ask " + " or ".join(self.ask)
+        texts = {"-": "-", "always": "stop", "never": onward}
+        return texts.get(self.stop_text, f"stop at {self.stop_text}, else {onward}")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,23 +92,17 @@ class JointPolicy(Policy):
     """The most that one input may cost, failures included; ``None`` for no cap."""
 
     def index(self, node: str) -> NDArray[np.float64]:
-        self._refuse(node)
+        raise self._refusal(node)
 
     def choice(self, after: str | None = None) -> NDArray[np.int32]:
-        if after is not None:
-            self._refuse(after)
         nodes = np.array([*(step.node for step in self.steps), STOP], np.int32)
-        return nodes[self.walk.choice(None)]
+        return nodes[self.walk.choice(self._start(after))]
 
     def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
-        if after is not None:
-            self._refuse(after)
-        return self.walk.equivalent_loss(None)
+        return self.walk.equivalent_loss(self._start(after))
 
     def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
-        if after is not None:
-            self._refuse(after)
-        return self.walk.future(None, state, best)
+        return self.walk.future(self._start(after), state, best)
 
     def session(self) -> JointSession:
         return JointSession(self)
@@ -130,9 +123,14 @@ class JointPolicy(Policy):
         np.add.at(asked, [step.node for step in self.steps], means.asked)
         return replace(means, asked=asked)
 
-    def _refuse(self, node: str) -> NoReturn:
+    def _start(self, after: str | None) -> str | None:
+        if after is not None:
+            raise self._refusal(after)
+        return after
+
+    def _refusal(self, node: str) -> ArgumentError:
         self.problem.index_of(node)
-        raise ArgumentError(
+        return ArgumentError(
             "where a node has several parents, or there is a cap, a decision depends on more than "
             "the node asked last: use a session, or the tables of policy.walk"
         )

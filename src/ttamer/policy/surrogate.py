@@ -100,35 +100,26 @@ class Surrogate:
         """Return the law without breakpoints that change no mean beyond rounding.
 
         On a long line the chance that nothing good is found falls geometrically, and so does that
-        of ending at an index far below. Points of chance 0 in floating point are dropped, and so is
-        a negligible upper tail: the number of breakpoints kept does not grow with the nodes.
+        of ending at an index far below. So the number of breakpoints does not grow with the nodes.
         """
-        return self._without_empty()._without_tail()
-
-    def _without_empty(self) -> Surrogate:
-        """Return the law without points at which no chance changes, where it has many points."""
-        if len(self.points) <= MANY_POINTS:
-            return self
-        changes = (np.diff(self.below) != 0).any(axis=0) | (np.diff(self.above) != 0).any(axis=0)
-        at = np.concatenate([[True], changes])
-        return Surrogate(self.points[at], self.below[:, at], self.above[:, at], self.sure)
-
-    def _without_tail(self) -> Surrogate:
-        """Return the law without an upper tail that changes no mean beyond rounding."""
-        if len(self.points) < 2 or not self.sure.all():
-            return self
+        law = self
+        if len(self.points) > MANY_POINTS:  # without those at which no chance changes
+            steps = np.concatenate([np.diff(self.below), np.diff(self.above)]) != 0
+            at = np.concatenate([[True], steps.any(axis=0)])
+            law = Surrogate(self.points[at], self.below[:, at], self.above[:, at], self.sure)
+        if len(law.points) < 2 or not law.sure.all():
+            return law
         # E[min(x, W)] is the integral of ``above`` up to x: a tail adds its part of the integral.
-        pieces = self.above[:, :-1] * np.diff(self.points)
-        tails = np.cumsum(pieces[:, ::-1], axis=1)[:, ::-1]  # of the mean, from each point up
-        means = self.points[0] + np.cumsum(pieces, axis=1)
-        means[:, 1:] = means[:, :-1]
-        means[:, 0] = self.points[0]  # E[min(p, W)] at each point p
+        pieces = law.above[:, :-1] * np.diff(law.points)
+        tails = np.cumsum(pieces[:, ::-1], axis=1)[:, ::-1]
+        shifted = np.concatenate([np.zeros((len(pieces), 1)), pieces[:, :-1]], axis=1)
+        means = law.points[0] + np.cumsum(shifted, axis=1)  # E[min(p, W)] at each point p
         last = int((tails > NEGLIGIBLE * means).any(axis=0).sum())
-        if last == len(self.points) - 1:
-            return self
-        below, above = self.below[:, : last + 1].copy(), self.above[:, : last + 1].copy()
+        if last == len(law.points) - 1:
+            return law
+        below, above = law.below[:, : last + 1].copy(), law.above[:, : last + 1].copy()
         below[:, -1], above[:, -1] = 1.0, 0.0
-        return Surrogate(self.points[: last + 1], below, above, self.sure)
+        return Surrogate(law.points[: last + 1], below, above, law.sure)
 
     def index(self, cost: float | NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the largest sigma with ``E[(sigma - W)^+] <= cost``, for each state.

@@ -25,6 +25,7 @@ import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -236,31 +237,19 @@ def check_shape(
 
 
 def topological_order(
-    nodes: Sequence[Node],
-    ends: Sequence[tuple[tuple[int, ...], int]],
-    outgoing: Sequence[Sequence[int]],
+    nodes: Sequence[Node], ends: Sequence[tuple[tuple[int, ...], int]]
 ) -> tuple[int, ...]:
     """Return node numbers with every source before its targets, or name the nodes of a cycle."""
-    waiting = [0] * len(nodes)
+    sorter: TopologicalSorter[int] = TopologicalSorter()
     for sources, target in ends:
-        waiting[target] += len(sources)
-    order: list[int] = []
-    ready = [-1]
-    for node in ready:  # grows as we go
-        if node >= 0:
-            order.append(node)
-        for edge in outgoing[node]:
-            target = ends[edge][1]
-            waiting[target] -= 1
-            if not waiting[target]:
-                ready.append(target)
-    if len(order) < len(nodes):
-        stuck = ", ".join(repr(nodes[v].name) for v, sources in enumerate(waiting) if sources)
+        sorter.add(target, *sources)
+    try:
+        return tuple(sorter.static_order())[1:]  # the start comes first
+    except CycleError as error:
+        names = ", ".join(repr(nodes[node].name) for node in sorted(set(error.args[1])))
         raise ProblemError(
-            f"the edges form a cycle, or a part the start does not lead to, through {stuck}; "
-            "a node can be asked once, so remove an edge"
-        )
-    return tuple(order)
+            f"the edges form a cycle through {names}; a node can be asked once, so remove an edge"
+        ) from None
 
 
 class NodeForm(msgspec.Struct, forbid_unknown_fields=True):

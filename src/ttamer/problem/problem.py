@@ -253,7 +253,7 @@ class Graph:
             "sources": tuple(sources for sources, _ in ends),
             "outgoing": tuple(map(tuple, outgoing)),
             "incoming": tuple(map(tuple, incoming)),
-            "order": checks.topological_order(self.nodes, ends, outgoing),
+            "order": checks.topological_order(self.nodes, ends),
             "grid": LossGrid.of(node.losses for node in self.nodes),
         }
         for name, value in derived.items():
@@ -453,43 +453,6 @@ class Problem(Graph):
         return cls("precedence", tuple(nodes), tuple(e for line in lines for e in line.edges))
 
     @classmethod
-    def tree(
-        cls,
-        losses: ArrayLike | Sequence[ArrayLike],
-        costs: Sequence[ArrayLike],
-        probabilities: Sequence[ArrayLike],
-        parents: Sequence[int | None],
-        *,
-        names: Sequence[str] | None = None,
-    ) -> Problem:
-        """One root, and any number of branches.
-
-        Args:
-            losses: One list of losses for all nodes, or one list per node.
-            costs: One cost per node (see :class:`Edge`).
-            probabilities: One table per node, of shape (states of its parent, states).
-            parents: The number of each node's parent; ``None`` for the root.
-            names: By default ``m1``, ``m2``, ...
-
-        Returns:
-            The problem, under precedence.
-
-        Raises:
-            ProblemError: If sizes or numbers do not fit, or there is not one root.
-
-        >>> half = [0.5, 0.5]
-        >>> Problem.tree([0.0, 1.0], [0.1] * 3, [half, [half] * 2, [half] * 2], [None, 0, 0])
-        Problem(precedence, 3 nodes, 3 edges)
-        """
-        roots = [i for i, parent in enumerate(parents) if parent is None]
-        if len(roots) != 1:
-            raise ProblemError(
-                f"tree: {len(roots)} nodes have parent None, and a tree has one root; "
-                "use Problem.forest for several"
-            )
-        return _joined("precedence", losses, costs, probabilities, parents, names)
-
-    @classmethod
     def forest(
         cls,
         losses: ArrayLike | Sequence[ArrayLike],
@@ -499,7 +462,7 @@ class Problem(Graph):
         *,
         names: Sequence[str] | None = None,
     ) -> Problem:
-        """Any number of trees; a node may be asked once its parent has been.
+        """One tree or several; a node may be asked once its parent has been.
 
         Args:
             losses: One list of losses for all nodes, or one list per node.
@@ -566,12 +529,10 @@ class Problem(Graph):
                 )
             costs = {pair: costs[pair[1]] for pair in pairs}
         for what, table in (("probabilities", probabilities), ("costs", costs)):
-            for pair in table:
-                if pair not in pairs:
+            for pair in {*table} ^ {*pairs}:
+                if pair in table:
                     raise ProblemError(f"skip: the pair {pair} does not go from earlier to later")
-            for pair in pairs:
-                if pair not in table:
-                    raise ProblemError(f"skip: {what} lacks the pair {pair}")
+                raise ProblemError(f"skip: {what} lacks the pair {pair}")
         edges = [_edge(nodes, *pair, costs[pair], probabilities[pair]) for pair in pairs]
         return cls("walk", nodes, tuple(edges))
 
