@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import ttamer as tt
-from ttamer.cli.inspect import _cell
+from ttamer.cli.fit import _cell
 
 NAMES = ["\x1b[2J\x1b]0;owned\x07", "a\nb\r\x00\x7f", "left\u202eright\x9b31m"]
 NOTES = {"\x1b[31mkey": "text\x1b[0m\x08\x08", "plain": "größe 模型"}

@@ -34,7 +34,7 @@ COMMANDS = {
     "drift": ("drift", "test the policy in service on a decision log, and replace it"),
     "forget": ("drift", "delete requests from a decision log, by their ids"),
     "torch": ("torch", "time the parts of an early-exit network on this machine"),
-    "inspect": ("inspect", "check a .ttamer file, and show what it holds"),
+    "inspect": ("fit", "check a .ttamer file, and show what it holds"),
     "solve": ("solve", "solve a problem.json exactly"),
     "theory": ("solve", "run the paper's demonstrations"),
 }
@@ -47,25 +47,17 @@ EXTRAS = {"aiohttp": "serve", "starlette": "serve", "uvicorn": "serve", "h11": "
 class _Commands(click.Group):
     """Commands by name; a module is imported when its command is used."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+    def list_commands(self, _: click.Context) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(
-        self,
-        ctx: click.Context,  # noqa: ARG002
-        cmd_name: str,
-    ) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+    def get_command(self, _: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
             return None
-        module = import_module(f"ttamer.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, f"{cmd_name}_command")
+        module = import_module(f"ttamer.cli.{COMMANDS[name][0]}")
+        command: click.Command = getattr(module, f"{name}_command")
         return command
 
-    def format_commands(
-        self,
-        ctx: click.Context,  # noqa: ARG002
-        formatter: click.HelpFormatter,
-    ) -> None:
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):  # without importing any
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
@@ -158,11 +150,10 @@ def _show_warning(otherwise: Callable[..., None]) -> Callable[..., None]:
     shown: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        text = " ".join(str(message).split())
         if not issubclass(category, TraceWarning):
             otherwise(message, category, *where, **more)
-            return
-        text = " ".join(str(message).split())
-        if text not in shown:
+        elif text not in shown:
             shown.add(text)
             warn(text)
 

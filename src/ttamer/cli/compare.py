@@ -16,6 +16,7 @@ from ttamer.artefact.file import save
 from ttamer.baselines import FAMILIES
 from ttamer.cascade import CascadeSpec
 from ttamer.cli.options import (
+    POLICY,
     Function,
     Output,
     Reading,
@@ -29,7 +30,7 @@ from ttamer.cli.options import (
     to_json,
 )
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.frontiers import OURS, Frontier, family_names, frontier
+from ttamer.evaluation.frontiers import Frontier, family_names, frontier
 from ttamer.fitting.ladder import FittedPolicy, Mixture
 from ttamer.reporting.page import require_page, write_report
 from ttamer.reporting.recommendation import budget_of, recommend
@@ -61,13 +62,13 @@ class Split:
         """Read one trace, halved at random, or two."""
         if self.trace and not (self.fit or self.test):
             fit, test = self.reading.read(self.trace).split(0.5, seed=0)
-            return fit, measurable(test, self.reading)
-        if self.trace or not (self.fit and self.test):
+        elif self.fit and self.test and not self.trace:
+            fit, test = self.reading.read(self.fit), self.reading.read(self.test)
+        else:
             raise ArgumentError(
                 "give one TRACE, which is halved at random, or --fit TRACE and --test TRACE"
             )
-        test = self.reading.read(self.test)
-        return self.reading.read(self.fit), measurable(test, self.reading)
+        return fit, measurable(test, skip_bad=self.reading.skip_bad)
 
     @property
     def words(self) -> str:
@@ -101,7 +102,7 @@ def comparison_options(function: Function) -> Function:
 
 @command("frontier")
 @comparison_options
-@output_option(text="Write the recommended policy, to evaluate and to serve.")
+@output_option(text="Write the recommended policy, to evaluate and to serve.", kind=POLICY)
 def frontier_command(rows: Split, as_json: bool, output: str | None, **options: Any) -> None:
     """Compare ttamer with thresholds, chains and other rules, and recommend one.
 
@@ -115,7 +116,7 @@ def frontier_command(rows: Split, as_json: bool, output: str | None, **options: 
     progress("")
     if output:
         save(_recommended(result), output)
-    print(to_json(result.to_dict()) if as_json else f"{result}{advice_text(result, rows)}")
+    print(to_json(result.to_dict()) if as_json else f"{result}{_advice(result, rows)}")
     if output and not as_json:
         print(f"\n  written to {output}, fitted to {counted(result.fit_rows, 'row', ',')}")
 
@@ -130,6 +131,31 @@ def _recommended(result: Frontier) -> FittedPolicy | Mixture:
     point = min((part.point for part in advice.settings), key=lambda point: point.result.error)
     assert isinstance(point.rule, FittedPolicy)  # noqa: S101 - what is recommended can be served
     return point.rule
+
+
+def _advice(result: Frontier, rows: Split) -> str:
+    """Return the recommendation, and the command that comes next."""
+    if "ttamer" not in result.families:
+        return ""
+    advice = recommend(result)
+    text = f"\n\n{_wrapped(f'What to use: {advice}')}"
+    fits = {"paper": "--belief markov", "router": "--max-nodes 1"}  # to all rows
+    if advice.outcome == "loses" and advice.family in fits:
+        return f"{text}\n\nNext: ttamer fit {rows.fit_words} {fits[advice.family]}"
+    if advice.outcome == "loses":
+        return f"{text}\n\nNext: ttamer frontier {rows.words} -o policy.ttamer"
+    if advice.outcome == "nothing" or result.ladder is None:
+        return text
+    budget = budget_of(result.ladder, *advice.settings)
+    return (
+        f"{text}\n\nNext: ttamer fit {rows.fit_words}\n"
+        "and choose that policy by its expected cost:\n"
+        f"  for_budget({budget}) in Python, budget = {budget} in [serve]"
+    )
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 80, break_on_hyphens=False)
 
 
 @command("report")
@@ -152,25 +178,25 @@ def report_command(
 
     Its figures are written beside it as PNG and SVG.
     """
-    progress = progress_line(quiet=as_json)
+    options: dict[str, Any] = {"resamples": resamples, "progress": progress_line(quiet=as_json)}
     if against is not None:
-        saved = _savings(rows, against, resamples=resamples, progress=progress)
-        progress("")
+        saved = _savings(rows, against, **options)
+        options["progress"]("")
         print(to_json(asdict(saved)) if as_json else saved)
         return
     require_page(output)
     if families is not None:
         families = family_names(["ttamer", *families])  # the page is about its policies
     fit_trace, test_trace = rows.read()
-    result = frontier(
-        fit_trace, test_trace, families=families, resamples=resamples, progress=progress
+    result = frontier(fit_trace, test_trace, families=families, **options)
+    paths = write_report(
+        result, output, title=title, fit_trace=fit_trace, progress=options["progress"]
     )
-    paths = write_report(result, output, title=title, fit_trace=fit_trace, progress=progress)
-    progress("")
+    options["progress"]("")
     if as_json:
         print(to_json({**result.to_dict(), "written": [str(path) for path in paths]}))
     else:
-        print(f"{result}{advice_text(result, rows)}\n\n  written to {paths[0]}")
+        print(f"{result}{_advice(result, rows)}\n\n  written to {paths[0]}")
 
 
 def _savings(rows: Split, against: str, **options: Any) -> Savings:
@@ -179,27 +205,6 @@ def _savings(rows: Split, against: str, **options: Any) -> Savings:
     spec = rows.reading.spec
     log = read_decisions(rows.trace, CascadeSpec.from_file(spec) if isinstance(spec, str) else spec)
     return savings(log.trace, against, spent=float(log.audit_cost.sum()), **options)
-
-
-def advice_text(result: Frontier, rows: Split) -> str:
-    """Return the recommendation, and the command that comes next."""
-    if "ttamer" not in result.families:
-        return ""
-    advice = recommend(result)
-    text = "\n\n" + textwrap.fill(f"What to use: {advice}", 80, break_on_hyphens=False)
-    fits = {"paper": "--belief markov", "router": "--max-nodes 1"}  # to all rows
-    if advice.outcome == "loses" and advice.family in fits:
-        return f"{text}\n\nNext: ttamer fit {rows.fit_words} {fits[advice.family]}"
-    if advice.outcome == "loses":
-        return f"{text}\n\nNext: ttamer frontier {rows.words} -o policy.ttamer"
-    if advice.outcome == "nothing" or result.ladder is None:
-        return text
-    budget = budget_of(result.ladder, *advice.settings)
-    return (
-        f"{text}\n\nNext: ttamer fit {rows.fit_words}\n"
-        "and choose that policy by its expected cost:\n"
-        f"  for_budget({budget}) in Python, budget = {budget} in [serve]"
-    )
 
 
 @command("demo")
@@ -212,44 +217,32 @@ def demo_command(trace: str, output: str) -> None:
     Language detectors of very different speed, nine LLMs, or the exits of a network. It needs no
     network access and no GPU.
     """
-    folder = Path(output)
-    file = require_page(folder / f"{trace}.html")
-    progress = progress_line()
-    fit_trace, test_trace = _parts(trace)
+    file = require_page(Path(output, f"{trace}.html"))
+    facts, progress = datasets.about(trace), progress_line()
     # Two cores share the work; the intervals of other families are not shown.
     with ProcessPoolExecutor(1, get_context("spawn")) as second:
-        measured = second.submit(measure_others, trace)
-        ours = frontier(
-            fit_trace, test_trace, families=["ttamer"], resamples=200, progress=progress
-        )
+        others = second.submit(_measured, trace, ["paper", *FAMILIES], resamples=0)
+        ours = _measured(trace, ["ttamer"], resamples=200, progress=progress)
         progress("comparing with other rules")
-        rivals = measured.result()
+        rivals = others.result()
     result = replace(
         ours,
         points=ours.points + rivals.points,
         played={**ours.played, **rivals.played},
         left_out=rivals.left_out,
     )
-    folder.mkdir(parents=True, exist_ok=True)
     page = write_report(result, file, png=False, progress=progress)[0]
     progress("")
-    print(textwrap.fill(str(recommend(result)), 80, break_on_hyphens=False))
-    facts = datasets.about(trace)
-    print(f"\n{trace}: {facts['title']}")
-    print(", ".join(fit_trace.names))
+    print(f"{_wrapped(str(recommend(result)))}\n\n{trace}: {facts['title']}")
+    print(", ".join(result.test_trace.names))
     print(f"cost: {facts['cost'].partition(';')[0]}\n\n{result}")
     print("\nThe same for a log of yours: ttamer report LOG --cascade cascade.toml")
     print(f"The report, to open in a browser: {page}")
 
 
-def _parts(name: str) -> tuple[Trace, Trace]:
-    """Return the rows to fit on and to test on, with the unit of their costs."""
+def _measured(name: str, families: list[str], **options: Any) -> Frontier:
+    """Fit families to a trace of the package, and measure them, with the unit of its costs."""
     fit, test = datasets.load(name, "fit"), datasets.load(name, "test")
     spec = replace(fit.spec, unit=datasets.about(name).get("unit", ""))
-    return replace(fit, spec=spec), replace(test, spec=spec)
-
-
-def measure_others(name: str) -> Frontier:
-    """Return the frontier of all families but ttamer."""
-    names = [family for family in (*OURS, *FAMILIES) if family != "ttamer"]
-    return frontier(*_parts(name), families=names, resamples=0)
+    fit, test = replace(fit, spec=spec), replace(test, spec=spec)
+    return frontier(fit, test, families=families, **options)

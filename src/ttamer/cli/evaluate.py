@@ -1,16 +1,16 @@
 """``ttamer evaluate`` and ``certify``: what a saved policy does on other rows."""
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import click
 
-from ttamer._checks import counted, in_unit, number, priced
+from ttamer._checks import counted, in_unit, number
 from ttamer.artefact.file import load, save
 from ttamer.cascade import Target
 from ttamer.cli import warn
 from ttamer.cli.options import (
-    Reading,
+    POLICY,
     at_most_one,
     command,
     json_option,
@@ -18,6 +18,7 @@ from ttamer.cli.options import (
     option,
     output_option,
     progress_line,
+    read_for_policy,
     refuse_trace,
     skip_option,
     to_json,
@@ -29,7 +30,6 @@ from ttamer.fitting.promises import Promise, check_promise, were_fitted_to
 from ttamer.show import table
 from ttamer.trace.trace import Trace
 
-Loaded = FittedLadder | FittedPolicy | Mixture
 Choice = FittedPolicy | Mixture
 
 
@@ -62,10 +62,8 @@ def evaluate_command(
     Prints error and cost with intervals, which nodes answered, and what each node does alone.
     """
     at_most_one(**point)
-    loaded = _loaded(policy, "evaluate POLICY TRACE")
-    chosen = _chosen(loaded, policy, **point)
-    reading = Reading(skip_bad=skip_bad)
-    rows = reading.read(trace, loaded.spec)
+    loaded, chosen = _chosen(policy, point)
+    rows = read_for_policy(trace, loaded.spec, skip_bad=skip_bad)
     if not loaded.fitted.thresholds and were_fitted_to(loaded.record, rows):
         count = loaded.record.rows
         which = "these rows" if count == len(rows) else f"{count} of these rows"
@@ -73,122 +71,89 @@ def evaluate_command(
             f"the policy was fitted to {which}, so that errors are too low; measure it on others, "
             "or take the estimates of ttamer fit, which are cross-fitted"
         )
-    rows = measurable(rows, reading)
+    rows = measurable(rows, skip_bad=skip_bad)
     if against is not None:
-        rival = _loaded(against, "evaluate POLICY TRACE --against POLICY")
-        baseline = _chosen(rival, against, **point) or _default(rival)
-        difference = compare(chosen or _default(loaded), baseline, rows, target=target)
+        difference = compare(chosen, _chosen(against, point)[1], rows, target=target)
         print(to_json(difference.to_dict()) if as_json else difference)
         return
-    if chosen is not None:
-        policies: Sequence[Choice] = [chosen]
-        results = [evaluate(chosen, rows, target=target)]
-    else:
-        assert isinstance(loaded, FittedLadder)  # noqa: S101 - one policy is chosen
-        corners = [loaded.point(k) for k in loaded.points.corners]
-        policies = shown = list(loaded) if as_json else corners
+    measured: list[tuple[Choice, Result]] = []
+    if isinstance(loaded, FittedLadder) and set(point.values()) == {None}:
+        corners = (loaded.point(k) for k in loaded.points.corners)
+        policies = list(loaded if as_json else corners)
         progress = progress_line(quiet=as_json)
         progress(f"measuring {len(policies)} policies")
         believed = loaded.fitted.read(rows)  # once for all of them
-        played = (believed.play(choice.rule) for choice in shown)
-        results = [measure(play, rows, target=target) for play in played]
+        plays = (believed.play(policy.rule) for policy in policies)
+        results = [measure(played, rows, target=target) for played in plays]
+        measured = list(zip(policies, results, strict=True))
         progress("")
+    result = evaluate(chosen, rows, target=target)
     costs = rows.spec.answer_costs(rows.costs.mean(axis=0)).tolist()
     errors = known_losses(rows, target).mean(axis=0).tolist()
-    alone = dict(zip(rows.names, zip(costs, errors, strict=True), strict=True))
-    usual = None if chosen is not None else _default(loaded)
-    by_default = None if usual is None else evaluate(usual, rows, target=target)
+    alone = list(zip(rows.names, costs, errors, strict=True))
     if as_json:
-        facts: dict[str, Any] = {
-            "rows": len(rows),
-            "policies": [
-                {"policy": choice.setting, **result.to_dict()}
-                for choice, result in zip(policies, results, strict=True)
-            ],
-        }
-        if usual is not None and by_default is not None:
-            facts["default"] = {"policy": usual.setting, **by_default.to_dict()}
-        facts["alone"] = {name: {"cost": c, "error": e} for name, (c, e) in alone.items()}
-        print(to_json(facts))
+        facts = [{"policy": p.setting, **r.to_dict()} for p, r in (*measured, (chosen, result))]
+        default = {"default": facts.pop()} if measured else {}
+        nodes = {name: {"cost": cost, "error": error} for name, cost, error in alone}
+        print(to_json({"rows": len(rows), "policies": facts, **default, "alone": nodes}))
         return
-    print(f"{counted(len(rows), 'row')}\n\n{_results_table(policies, results)}")
+    # Several policies may decide alike, which is one line.
+    lines = {tuple(_cells(r)): [*_cells(r), p.setting] for p, r in measured}
+    name = "the default of serving" if measured else chosen.setting
+    latency = [] if result.latency is None else ["latency", "95% within"]
+    cost, measure_ = in_unit("cost", result.unit), result.measure
+    head = [cost, "of full", *latency, measure_, "95%", "recalled", "helped", "hurt", "policy"]
+    print(
+        f"{counted(len(rows), 'row')}\n\n{table(head, [*lines.values(), [*_cells(result), name]])}"
+    )
     print("\nof full: as a share of the full model's cost, or of the most expensive model's;")
     print("recalled: an earlier answer was returned; helped, hurt: that was better, worse.")
-    print(f"\nEach node{', and its answers' if len(results) == 1 else ''} alone:\n")
-    print(_nodes_table(alone, results))
-    if usual is not None and by_default is not None:
-        low, high = (shown_error(end, by_default.measure) for end in by_default.error_interval)
-        error = shown_error(by_default.error, by_default.measure)
-        print(
-            f"\nThe default of serving: cost {priced(by_default.cost, by_default.unit)} per input, "
-            f"{by_default.measure} {error} ({low} to {high}); expected: {usual.described}"
-        )
+    print(f"\nHow often {name} asks and returns each node, and what that node does alone:\n")
+    nodes_lines = [
+        [node, f"{result.asked[node]:.1%}", f"{result.answered[node]:.1%}", number(price),
+         shown_error(error, measure_)]
+        for node, price, error in alone
+    ]  # fmt: skip
+    print(table(["node", "asked", "returned", cost, measure_], nodes_lines))
 
 
-def _loaded(path: str, usage: str) -> Loaded:
-    refuse_trace(path, usage)
+def _chosen(path: str, point: dict[str, float | None]) -> tuple[FittedLadder | Choice, Choice]:
+    """Return what a file holds, and the policy of it that the options choose, or its default."""
+    refuse_trace(path, "evaluate POLICY TRACE")
     loaded = load(path)
-    if not isinstance(loaded, Loaded):
+    stated = {name: value for name, value in point.items() if value is not None}
+    if isinstance(loaded, Choice) and stated:
+        raise ArgumentError(
+            f"{path} holds one policy, so that there is nothing to choose: remove --tradeoff, "
+            "--budget, --mistake-cost and --p95"
+        )
+    if isinstance(loaded, Choice):
+        return loaded, loaded
+    if not isinstance(loaded, FittedLadder):
         raise ArgumentError(
             f"{path} was solved from a problem.json and has no states for confidences: make one "
             "from a trace with ttamer fit"
         )
-    return loaded
+    choose: dict[str, Any] = {
+        "tradeoff": loaded.at,
+        "budget": loaded.for_budget,
+        "mistake_cost": loaded.for_mistake_cost,
+        "p95": lambda time: loaded.for_latency(p95=time),
+    }
+    for name, value in stated.items():
+        return loaded, choose[name](value)
+    return loaded, loaded.default()
 
 
-def _default(loaded: Loaded) -> Choice:
-    return loaded.default() if isinstance(loaded, FittedLadder) else loaded
-
-
-def _chosen(loaded: Loaded, path: str, **point: float | None) -> Choice | None:
-    """Return the policy of a file that the options choose; none of them: all of a ladder."""
-    if not isinstance(loaded, FittedLadder):
-        if set(point.values()) != {None}:
-            raise ArgumentError(
-                f"{path} holds one policy, so that there is nothing to choose: remove --tradeoff, "
-                "--budget, --mistake-cost and --p95"
-            )
-        return loaded
-    match next(((name, value) for name, value in point.items() if value is not None), None):
-        case ("mistake_cost", cost):
-            return loaded.for_mistake_cost(cost)
-        case ("p95", time):
-            return loaded.for_latency(p95=time)
-        case ("budget", cost):
-            return loaded.for_budget(cost)
-        case ("tradeoff", tradeoff):
-            return loaded.at(tradeoff)
-    return None
-
-
-def _results_table(policies: Sequence[Choice], results: Sequence[Result]) -> str:
-    """Return a row for each policy; several policies may decide alike, which is one row."""
-    measured, timed = results[0].measure, results[0].latency is not None
-    rows = {}
-    for policy, result in zip(policies, results, strict=True):
-        ends = [shown_error(end, measured) for end in result.error_interval]
-        times = [number(t) for t in (result.latency, result.latency_p95) if t is not None]
-        shares = (result.recalled, result.recall_helped, result.recall_hurt)
-        cells = [number(result.cost), f"{result.relative_cost:.1%}", *times,
-                 shown_error(result.error, measured), " to ".join(ends),
-                 *(f"{share:.1%}" for share in shares)]  # fmt: skip
-        rows[tuple(cells)] = [*cells, policy.setting]
-    latency = ["latency", "95% within"] if timed else []
-    cost = in_unit("cost", results[0].unit)
-    head = [cost, "of full", *latency, measured, "95%", "recalled", "helped", "hurt", "policy"]
-    return table(head, list(rows.values()))
-
-
-def _nodes_table(alone: dict[str, tuple[float, float]], results: Sequence[Result]) -> str:
-    """Return what each node does alone, and of one policy how often it was asked and answered."""
-    result, is_one = results[0], len(results) == 1
-    shares = {name: [f"{result.asked[name]:.1%}", f"{result.answered[name]:.1%}"] for name in alone}
-    rows = [
-        [name, *shares[name] * is_one, number(cost), shown_error(error, result.measure)]
-        for name, (cost, error) in alone.items()
-    ]
-    cost = in_unit("cost", result.unit)
-    return table(["node", *["asked", "answered"] * is_one, cost, result.measure], rows)
+def _cells(result: Result) -> list[str]:
+    """Return the numbers of a policy, as a table has them."""
+    error, low, high = (
+        shown_error(value, result.measure) for value in (result.error, *result.error_interval)
+    )
+    times = [number(time) for time in (result.latency, result.latency_p95) if time is not None]
+    shares = (result.recalled, result.recall_helped, result.recall_hurt)
+    return [number(result.cost), f"{result.relative_cost:.1%}", *times, error, f"{low} to {high}",
+            *(f"{share:.1%}" for share in shares)]  # fmt: skip
 
 
 @command("certify")
@@ -202,7 +167,7 @@ def _nodes_table(alone: dict[str, tuple[float, float]], results: Sequence[Result
         type=float)  # fmt: skip
 @option("--confidence", "C", "The confidence of the certificate (default 0.95).", type=float)
 @skip_option
-@output_option(text="Write the policies with the certificate in them.")
+@output_option(text="Write the policies with the certificate in them.", kind=POLICY)
 @json_option
 def certify_command(
     policy: str,
@@ -210,7 +175,7 @@ def certify_command(
     skip_bad: bool,
     output: str | None,
     as_json: bool,
-    **options: Any,
+    **options: float | str | None,
 ) -> int:
     """Certify an error, a drop against a node, or a budget, with a stated confidence.
 
@@ -218,70 +183,56 @@ def certify_command(
     or those that the fit held out. Without --error, --drop or --budget, the certificates in the
     file are checked on new rows. Exit code 1: not certified, or broken.
     """
-    bounds = {name: options[name] for name in ("error", "drop", "budget")}
-    at_most_one(**bounds)
-    is_new = set(bounds.values()) != {None}
-    for flag, value, needed, remedy in (
-        ("--against", options["against"], bounds["drop"], "--drop D"),
-        ("--exceeded-at-most", options["exceeded_at_most"], bounds["budget"], "--budget C"),
-        ("-o", output, is_new or None, "--error, --drop or --budget"),
-    ):
-        if value is not None and needed is None:
-            what = "a new certificate" if flag == "-o" else remedy.split()[0]
-            raise ArgumentError(f"{flag} is for {what}: give {remedy}, or leave it out")
-    if options["confidence"] is not None and not is_new:
-        raise ArgumentError(
-            "a certificate in the file has its own confidence: leave out --confidence, or make a "
-            "new one with --error, --drop or --budget"
-        )
+    stated = {name: value for name, value in options.items() if value is not None}
+    kinds = {name: stated.get(name) for name in ("error", "drop", "budget")}
+    at_most_one(**kinds)
+    kind = next((name for name in kinds if name in stated), None)
+    _refuse_idle(kind, [*stated, *["output"] * bool(output)])
     refuse_trace(policy, "certify POLICY TRACE")
     ladder = load(policy)
     if not isinstance(ladder, FittedLadder):
         raise ArgumentError(f"{policy} is no ladder made by ttamer fit: nothing to certify")
-    rows = Reading(skip_bad=skip_bad).read(trace, ladder.spec) if trace else None
-    if is_new:
+    rows = read_for_policy(trace, ladder.spec, skip_bad=skip_bad) if trace else None
+    if kind is None:
+        promises = _checked(ladder, rows, policy)
+    else:
         progress = progress_line(quiet=as_json)
         progress("testing the policies")
-        certified = _certified(ladder, rows, **options)
+        choose: dict[str, Any] = {
+            "error": ladder.for_error,
+            "drop": ladder.for_drop,
+            "budget": partial(ladder.for_budget, exceeded_at_most=0.05),
+        }
+        certified = choose[kind](stated.pop(kind), on=rows, **stated)
         progress("")
         ladder = (ladder if rows is None else ladder.with_holdout(rows)).with_promise(certified)
-        promises = [] if certified.promise is None else [certified.promise]
-    else:
-        promises = _checked(ladder, rows, policy)
+        promises = [certified.promise]
     if output:
         save(ladder, output)
     if as_json:
         print(to_json({"promises": [promise.to_dict() for promise in promises], "output": output}))
     else:
         for promise in promises:
-            print(promise)
             expected = ladder.mixture_for(promise).described
-            print(f"  its policy, as the fit expects: {expected}")
+            print(f"{promise}\n  its policy, as the fit expects: {expected}")
         if output:
             print(f"  written to {output}")
-        elif is_new and promises[0].certified:
+        elif kind and promises[0].certified:
             print("  -o FILE writes the policies with this certificate")
     return 0 if all(promise.certified for promise in promises) else 1
 
 
-def _certified(
-    ladder: FittedLadder,
-    rows: Trace | None,
-    *,
-    error: float | None,
-    drop: float | None,
-    against: str | None,
-    budget: float | None,
-    exceeded_at_most: float | None,
-    confidence: float | None,
-) -> Mixture:
-    level: Any = {"on": rows, "confidence": 0.95 if confidence is None else confidence}
-    if error is not None:
-        return ladder.for_error(error, **level)
-    if budget is None:
-        return ladder.for_drop(drop or 0.0, against=against or "last", **level)
-    share = 0.05 if exceeded_at_most is None else exceeded_at_most
-    return ladder.for_budget(budget, exceeded_at_most=share, **level)
+def _refuse_idle(kind: str | None, stated: list[str]) -> None:
+    """Refuse options that a certificate of this kind, or one of the file, does not read."""
+    kinds: tuple[str, ...] = ("error", "drop", "budget")
+    readers: dict[str, tuple[str, ...]] = {"against": ("drop",), "exceeded_at_most": ("budget",)}
+    for name in stated:
+        if kind not in readers.get(name, kinds):
+            flag = f"--{name.replace('_', '-')}"
+            needed = " or ".join(f"--{reader}" for reader in readers.get(name, kinds))
+            raise ArgumentError(
+                f"{flag} is for a new certificate with {needed}: state that too, or leave it out"
+            )
 
 
 def _checked(ladder: FittedLadder, trace: Trace | None, name: str) -> list[Promise]:
@@ -297,7 +248,5 @@ def _checked(ladder: FittedLadder, trace: Trace | None, name: str) -> list[Promi
             f"these are the rows that a certificate in {name} was made with: they show nothing "
             "new; give rows recorded since"
         )
-    held = ladder.held_rows(trace)
-    return [
-        check_promise(promise, held, len(ladder), ladder.spec.names) for promise in ladder.promises
-    ]
+    held, names = ladder.held_rows(trace), ladder.spec.names
+    return [check_promise(promise, held, len(ladder), names) for promise in ladder.promises]

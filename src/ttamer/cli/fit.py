@@ -1,4 +1,4 @@
-"""``ttamer fit``: from a trace to a ladder of policies."""
+"""``ttamer fit`` and ``inspect``: from a log to a policy file, and what a file holds."""
 
 import math
 from typing import Any
@@ -6,10 +6,12 @@ from typing import Any
 import click
 import msgspec
 
-from ttamer._checks import counted
+from ttamer._checks import counted, number
+from ttamer.artefact import open_artefact
 from ttamer.artefact.file import save
 from ttamer.cli import warn
 from ttamer.cli.options import (
+    POLICY,
     Reading,
     command,
     json_option,
@@ -23,12 +25,14 @@ from ttamer.cli.options import (
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import fit, fit_file
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
+from ttamer.policy import Ladder
+from ttamer.show import table
 
 
 @command("fit")
 @click.argument("trace")
 @reading_options
-@output_option("policy.ttamer", text="Where to write the policies.")
+@output_option("policy.ttamer", text="Where to write the policies.", kind=POLICY)
 @click.option("--belief", type=click.Choice(["answers", "markov", "threshold"]),
               default="answers", help="What all answers and the input say (default); markov: the "
               "paper as written; threshold: one for all nodes, certified on all rows.")  # fmt: skip
@@ -55,14 +59,16 @@ def fit_command(
     """Fit a ladder of policies to TRACE (Parquet, CSV, NPZ), and save it."""
     if mistake_cost is not None and not 0 < mistake_cost < math.inf:
         raise ArgumentError(f"--mistake-cost is {mistake_cost:g}; it must be above 0")
-    options["progress"] = progress = progress_line(quiet=as_json)
     pairs = [text.partition("=")[::2] for text in rename]
     if not all(old and new for old, new in pairs):
         raise ArgumentError(f"--rename takes OLD=NEW, not {' '.join(rename)}")
-    options["rename"] = dict(pairs)
+    progress = progress_line(quiet=as_json)
+    options |= {"rename": dict(pairs), "progress": progress}
     if not stream:
         ladder = fit(reading.read(trace), **options)
     else:
+        if reading.prices:
+            raise ArgumentError("--prices is not for --stream: leave one of them out")
         if reading.spec is None:
             require_costs(trace)
         on_bad: Any = "skip" if reading.skip_bad else "refuse"
@@ -73,34 +79,29 @@ def fit_command(
     best = ladder.alone(ladder.spec.names[ladder.points.best])
     chosen: FittedPolicy | Mixture
     if mistake_cost is None:
-        chosen, reason, share = ladder.default(), f"As accurate as {best.single_node}", ""
+        chosen, reason = ladder.default(), f"As accurate as {best.single_node}"
         if ladder.allowed_drop:
             points = 100 * ladder.allowed_drop
             reason = f"At most {points:g} point worse than {best.single_node}"
-        if best.cost and chosen.cost:
-            share = f", {chosen.cost / best.cost:.1%} of its cost"
-        share += " (the default of serving)"
     else:
-        chosen, share = ladder.for_mistake_cost(mistake_cost), ""
-        reason = f"At {mistake_cost:g} per mistake"
+        chosen, reason = ladder.for_mistake_cost(mistake_cost), f"At {mistake_cost:g} per mistake"
     if as_json:
-        keys = ("error", "cost", "single_node")
-        facts = {
+        policies = [{"tradeoff": p.tradeoff, "error": p.error, "cost": p.cost} for p in ladder]
+        print(to_json({
             "output": output,
             "rows": ladder.record.rows,
             "held_out": held,
             "record": msgspec.to_builtins(ladder.record),
-            "policies": [
-                {"tradeoff": policy.tradeoff, "error": policy.error, "cost": policy.cost}
-                for policy in ladder
-            ],
-            "chosen": {key: getattr(chosen, key) for key in keys},
-        }
-        print(to_json(facts))
+            "policies": policies,
+            "chosen": {
+                "error": chosen.error, "cost": chosen.cost, "single_node": chosen.single_node
+            },
+        }))  # fmt: skip
         return
-    _show(ladder, held)
+    print("\n\n".join(_paragraphs(ladder, held)))
+    share = f", {chosen.cost / best.cost:.1%} of its cost" if best.cost and chosen.cost else ""
     print(f"\nBest single model, {best.single_node}: {best.described}")
-    print(f"{reason}: {chosen.described}{share}")
+    print(f"{reason}: {chosen.described}{share}{' (the default of serving)' * (not mistake_cost)}")
     if not ladder.points.alone_cost.any():
         warn(
             "every node costs 0, so that there is nothing to save: write what a call costs "
@@ -111,39 +112,75 @@ def fit_command(
             f"this policy only ever asks {chosen.single_node!r}; other policies of the table ask a "
             "second model: choose one by --mistake-cost, or by a budget"
         )
+    bound = "--drop 0.01 --against best" if ladder.fitted.measure == "error" else "--error LOSS"
     print("\nThen:")
     print(f"  ttamer evaluate {output} TRACE     measure on held-out rows")
-    print(f"  {_certify(ladder, output, chosen)}")
+    print(f"  ttamer certify {output}{'' if ladder.held else ' TRACE'} {bound}")
     print(f"written to {output}")
 
 
-def _show(ladder: FittedLadder, held: int | None) -> None:
-    """Print what was fitted: the policies of the frontier, and the best single model."""
+def _paragraphs(ladder: FittedLadder, held: int | None) -> list[str]:
+    """Return what was fitted, and the policies of the frontier."""
     record = ladder.record
     more = f" ({held} more held out)" if held else ""
     nodes = counted(len(ladder.spec), "node")
-    print(f"{counted(record.rows, 'row')}{more}, {nodes}: belief {record.belief}\n")
-    if record.on_gaps:
-        print(f"{record.on_gaps}\n")
-    if record.markov is not None:
-        print(f"{record.markov}.\n")
-    if record.inputs:
-        print(f"Beside answers it reads {', '.join(record.inputs)} of the input.\n")
-    print(ladder.table())
-    rows = "As measured on these rows" if ladder.fitted.thresholds else (
-        "What to expect on new rows, by cross-fitting"
-    )  # fmt: skip
-    print(f"\n{rows}; of full: as a share of the full model's")
-    print("cost, or of the most expensive model's.")
+    inputs = f"Beside answers it reads {', '.join(record.inputs)} of the input."
+    rows = "What to expect on new rows, by cross-fitting"
+    if ladder.fitted.thresholds:
+        rows = "As measured on these rows"
+    return [
+        f"{counted(record.rows, 'row')}{more}, {nodes}: belief {record.belief}",
+        *[record.on_gaps] * bool(record.on_gaps),
+        *[f"{record.markov}."] * (record.markov is not None),
+        *[inputs] * bool(record.inputs),
+        ladder.table(),
+        f"{rows}; of full: as a share of the full model's\ncost, or of the most expensive model's.",
+    ]
 
 
-def _certify(ladder: FittedLadder, output: str, chosen: FittedPolicy | Mixture) -> str:
-    """Return the command that certifies one of the policies, or what it lacks."""
-    certify = f"ttamer certify {output}{'' if ladder.held else ' TRACE'}"
-    if ladder.fitted.measure == "error":
-        return f"{certify} --drop 0.01 --against best     at most a point worse than the best model"
-    bound = ladder.spec.loss_bound
-    if bound is None:
-        return "to certify, set max_loss in [cascade], the largest loss there is, and fit again"
-    loss = max(1.2 * (chosen.error or 0.0), bound / 20)
-    return f"{certify} --error {loss:.2g}     certify a mean loss on held-out rows"
+@command("inspect")
+@click.argument("file")
+@json_option
+def inspect_command(file: str, as_json: bool) -> None:
+    """Check a .ttamer FILE completely, and print what it holds."""
+    artefact = open_artefact(file)
+    if as_json:
+        print(to_json(artefact.facts))
+        return
+    facts, policy, rows = dict(artefact.facts), artefact.policy, ""
+    if isinstance(policy, FittedLadder | FittedPolicy | Mixture):
+        # Facts about the problem that a fit may have solved, over its own states; --json has them.
+        solved = {"moves", "recall", "nodes", "states", "edges", "tradeoffs", "values", "points"}
+        facts = {name: value for name, value in facts.items() if name not in solved}
+        facts["cascade"] = {node.name: number(node.cost) for node in policy.spec.nodes}
+    if isinstance(policy, FittedLadder):
+        record = msgspec.to_builtins(policy.record)
+        record["trace_digest"] = record["trace_digest"][:12]
+        facts["cascade"] = {name: policy.alone(name).described for name in policy.spec.names}
+        facts["policies"], facts["default"] = len(policy), policy.default().described
+        facts["fit"] = {key: value for key, value in record.items() if value}
+        rows = f"Expected on new rows:\n\n{policy.table()}"
+    elif isinstance(policy, Ladder):
+        numbers = [(p.tradeoff, p.expected_cost, p.expected_loss) for p in policy]
+        head = ["tradeoff", "expected cost", "expected loss"]
+        rows = table(head, [[number(value) for value in line] for line in numbers])
+    width = max(map(len, facts))
+    print(f"{file}: OK\n")
+    for name, value in facts.items():
+        print(f"  {name.replace('_', ' ').ljust(width)}  {_cell(value)}")
+    if rows:
+        print(f"\n{rows}")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{_cell(key)}: {_cell(item)}" for key, item in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        shown = [_cell(item) for item in value[:6]]
+        shown += [f"... ({len(value)} in all)"] * (len(value) > 6)
+        return ", ".join(shown) or "-"
+    # Names and notes may come from strangers: control characters are escaped.
+    text = "-" if value in (None, "") else str(value)
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -5,12 +5,12 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 import numpy as np
@@ -41,15 +41,18 @@ skip_option = click.option(
 
 
 class Output(click.ParamType[str]):
-    """A path to write to: a file, or a folder."""
+    """A path to write to: a file, of one suffix where the suffix says what it is, or a folder."""
 
-    def __init__(self, name: str = "file", *, makes_folders: bool = False) -> None:
+    def __init__(
+        self, name: str = "file", *, suffix: str = "", makes_folders: bool = False
+    ) -> None:
         self.name = name
+        self.suffix = suffix
         self.makes_folders = makes_folders
 
-    def check(self, output: str, reads: Iterable[Any]) -> None:
+    def check(self, flag: str, output: str, reads: list[Any]) -> None:
         """Refuse what cannot be written, or what the command reads: one of ``reads``."""
-        path, reason = Path(output), ""
+        path, reason, remedy = Path(output), "", "choose another"
         folder, is_folder = path.parent, self.name == "folder"
         while self.makes_folders and not folder.exists():
             folder = folder.parent
@@ -62,54 +65,71 @@ class Output(click.ParamType[str]):
             reason = "it is not writable"
         elif path.is_file() and any(path.samefile(file) for file in files):
             reason = "the command reads it, and would replace it"
+        elif not output.endswith(self.suffix):
+            reason, remedy = f"a {self.suffix} file is written", f"end the name in {self.suffix}"
         if reason:
-            raise ArgumentError(f"{output}: {reason}; choose another")
+            raise ArgumentError(f"{flag} {output}: {reason}; {remedy}")
+
+
+# A policy that is written.
+POLICY = Output(suffix=".ttamer")
 
 
 class Command(click.Command):
     """A command whose outputs are checked first, and whose errors name its flags."""
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        outputs = [param for param in self.params if isinstance(param.type, Output)]
-        reads = [
-            ctx.params[param.name or ""]
-            for param in self.params
-            if param not in outputs and param.name != "policy"  # which may be written again
-        ]
-        for param in outputs:
-            if path := ctx.params[param.name or ""]:
-                assert isinstance(param.type, Output)  # noqa: S101 - for the type checker
-                try:
-                    param.type.check(path, reads)
-                except ArgumentError as error:
-                    raise click.ClickException(f"{param.opts[0]} {error}") from error
-        with self._naming_flags():
-            return super().invoke(ctx)
+    # Arguments of the library whose flags have other names: the first of them that is stated.
+    flags: ClassVar = {"at_most": ("error", "drop", "exceeded_at_most"), "cost": ("budget",)}
+    # What the library says to do, and what to do on the command line.
+    remedies: ClassVar = {
+        'on_bad="skip"': "--skip-bad",
+        'on_error="skip"': "--skip-bad",
+        "an entry in costs": "a --cost",
+        "save policy.walk": "leave out -o",
+    }
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the options."""
-        with self._naming_flags():
+        with self._naming_flags(ctx):
             return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        outputs = {
+            param.name or "": (param.opts[0], param.type)
+            for param in self.params
+            if isinstance(param.type, Output)
+        }
+        # A policy may be written to the file that it was read from.
+        reads = [path for name, path in ctx.params.items() if name not in (*outputs, "policy")]
+        with self._naming_flags(ctx):
+            for name, (flag, kind) in outputs.items():
+                if ctx.params[name]:
+                    kind.check(flag, ctx.params[name], reads)
+            return super().invoke(ctx)
+
     @contextmanager
-    def _naming_flags(self) -> Iterator[None]:
+    def _naming_flags(self, ctx: click.Context) -> Iterator[None]:
         try:
             yield
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click's parser does not say whose option it is
+            raise
         except TTamerError as error:
-            raise click.ClickException(self._with_flag(error)) from error
+            raise click.ClickException(self._with_flag(error, ctx.params)) from error
 
-    def _with_flag(self, error: TTamerError) -> str:
+    def _with_flag(self, error: TTamerError, stated: Mapping[str, Any]) -> str:
         """Return an error of the library with the flag in place of a Python argument."""
-        text = str(error)
-        for python in ('on_bad="skip"', 'on_error="skip"'):  # the remedy of a bad row
-            text = text.replace(python, "--skip-bad")
+        text, param = str(error), error.param or ""
+        for python, here in self.remedies.items():
+            text = text.replace(python, here)
+        names = [name for name in self.flags.get(param, ()) if stated.get(name) is not None]
         options = [option for option in self.params if isinstance(option, click.Option)]
-        flag = next((o.opts[-1] for o in options if o.name == error.param), "")
+        flag = next((o.opts[-1] for o in options if o.name in (names[:1] or [param])), "")
         if not flag or flag in text:
             return text
-        if text.startswith(f"{error.param} "):
-            return flag + text.removeprefix(error.param or "")
+        if text.startswith(f"{param} "):
+            return flag + text.removeprefix(param)
         return f"{flag}: {text}"
 
 
@@ -129,10 +149,10 @@ def output_option(
 
 @dataclass(frozen=True)
 class Reading:
-    """How the options say that traces are read."""
+    """How the options say that logs are read."""
 
     cascade: str | None = None
-    costs: tuple[tuple[str, float], ...] = ()
+    costs: Mapping[str, float] = field(default_factory=dict)
     prices: bool = False
     skip_bad: bool = False
 
@@ -141,70 +161,75 @@ class Reading:
         """The cascade of the options, if there is one."""
         if self.costs and self.cascade:
             raise ArgumentError("--cost is in place of --cascade: give one of them")
-        return CascadeSpec.of(dict(self.costs)) if self.costs else self.cascade
+        return CascadeSpec.of(self.costs) if self.costs else self.cascade
 
     @property
     def words(self) -> str:
         """The options again, for a command to type next."""
-        costs = "".join(f" --cost {name}={cost:g}" for name, cost in self.costs)
+        costs = "".join(f" --cost {name}={cost:g}" for name, cost in self.costs.items())
         cascade = f" --cascade {self.cascade}" if self.cascade else ""
         return costs + cascade + " --prices" * self.prices
 
-    def read(self, path: str, cascade: CascadeSpec | None = None) -> Trace:
-        """Read a trace, and print on stderr what was left out or decided.
-
-        ``cascade`` is a policy's own: its log has one column per node.
-        """
-        spec = self.spec if cascade is None else _with_others(join_verified(cascade), path)
-        if spec is None:
+    def read(self, path: str) -> Trace:
+        """Read a log, and print on stderr what was left out or decided."""
+        if self.spec is None:
             require_costs(path)
             if self.prices:
                 raise ArgumentError("--prices takes the costs of --cascade or --cost: give one")
-        trace = Trace.read(path, spec, on_bad="skip" if self.skip_bad else "refuse")
-        print_notes(trace, path)
+        trace = _read(path, self.spec, skip_bad=self.skip_bad)
         if self.prices:
             trace = replace(trace, cost=trace.spec.costs)
         elif self.spec is not None:
             _warn_of_prices(trace)
-        if cascade is not None and len(trace.spec) > len(join_verified(cascade)):
-            trace = trace.restrict(join_verified(cascade).names)
         return trace.with_verification()
 
 
-def _with_others(spec: CascadeSpec, path: str) -> CascadeSpec:
-    """Add the nodes of a log that a policy lacks (ttamer fit --without), to be left out."""
+def read_for_policy(path: str, spec: CascadeSpec, *, skip_bad: bool) -> Trace:
+    """Read a log of a policy's cascade; nodes that the policy lacks are left out."""
+    joined, others = join_verified(spec), []
     columns = open_source(path).columns
     if (
-        spec.kind == "exits"
-        or is_long(columns)
-        or not any(c.endswith(".confidence") for c in columns)
+        spec.kind == "models"
+        and not is_long(columns)
+        and any(column.endswith(".confidence") for column in columns)
     ):
-        return spec
-    others = [n for n in infer_spec(columns, {}, path)[0].nodes if n.name not in spec.names]
+        nodes = infer_spec(columns, {}, path)[0].nodes
+        others = [node for node in nodes if node.name not in spec.names]
+    # The policy's last node stays the last, which may say what is right.
+    trace = _read(path, replace(spec, nodes=(*others, *joined.nodes)), skip_bad=skip_bad)
     if others:
         names = ", ".join(node.name for node in others)
         print(f"{Path(path).name}: the policy has no node {names}: left out", file=sys.stderr)
-    return replace(spec, nodes=(*others, *spec.nodes))  # the last node stays the last
+        trace = trace.restrict(joined.names)
+    return trace.with_verification()
 
 
-def measurable(trace: Trace, reading: Reading) -> Trace:
-    """Return the rows a policy can be measured on: every node answered, every answer is judged."""
-    with suppress(TraceError):  # it does not say what is right, which the measuring refuses
-        has_gap = np.isnan(trace.loss).any(axis=1)
-        if has_gap.any():
-            which = "the answer of a node, or whether it is right"
-            count = f"{counted(int(has_gap.sum()), 'row')} of {len(trace)}"
-            if not reading.skip_bad or has_gap.all():
-                raise ArgumentError(
-                    f"{count} of those to measure on lack {which}: --skip-bad leaves such rows out"
-                )
-            print(f"{count} left out of what is measured: they lack {which}", file=sys.stderr)
-            return trace.take(~has_gap)
+def _read(path: str, spec: CascadeSpec | str | None, *, skip_bad: bool) -> Trace:
+    trace = Trace.read(path, spec, on_bad="skip" if skip_bad else "refuse")
+    print_notes(trace, path)
     return trace
 
 
+def measurable(trace: Trace, *, skip_bad: bool) -> Trace:
+    """Return the rows a policy can be measured on: every node answered, every answer is judged."""
+    try:
+        has_gap = np.isnan(trace.loss).any(axis=1)
+    except TraceError:
+        return trace  # nothing says what is right: the measuring names what is missing
+    if not has_gap.any():
+        return trace
+    count = f"{counted(int(has_gap.sum()), 'row')} of {len(trace)}"
+    reason = "lack the answer of a node, or whether it is right"
+    if not skip_bad or has_gap.all():
+        raise ArgumentError(
+            f"{count} of those to measure on {reason}: --skip-bad leaves such rows out"
+        )
+    print(f"{count} left out of what is measured: they {reason}", file=sys.stderr)
+    return trace.take(~has_gap)
+
+
 def print_notes(trace: Trace, path: str) -> None:
-    """Print on stderr what was left out of a trace, or decided, when it was read."""
+    """Print on stderr what was left out of a log, or decided, when it was read."""
     for reason, count in trace.left_out.items():
         print(f"{path}: {counted(count, 'row')} left out: {reason}", file=sys.stderr)
     for note in trace.notes:
@@ -226,20 +251,23 @@ def _warn_of_prices(trace: Trace) -> None:
 
 def _costs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> Any:
     """Read NAME=COST."""
-    costs = {}
+    costs: dict[str, float] = {}
     for text in values:
         name, _equals, cost = text.rpartition("=")
         try:
-            costs[name] = float(cost)
+            is_cost = 0 <= float(cost) < math.inf
         except ValueError:
-            name = ""
-        if not name:
+            is_cost = False
+        if not name or not is_cost:
             raise click.BadParameter(f"{text!r} is not NAME=COST, such as small=1")
-    return tuple(costs.items())
+        if name in costs:
+            raise click.BadParameter(f"{name!r} has two costs; give one")
+        costs[name] = float(cost)
+    return costs
 
 
 def reading_options(function: Function) -> Function:
-    """Add the options for reading a trace, as ``reading``."""
+    """Add the options for reading a log, as ``reading``."""
 
     @option("--cascade", "FILE", "The cascade.toml that names the nodes and their costs (default: "
             "the one kept in a Parquet or NPZ file).")  # fmt: skip
@@ -248,10 +276,8 @@ def reading_options(function: Function) -> Function:
     @click.option("--prices", is_flag=True, help="Use these costs, not those in the log.")
     @skip_option
     @functools.wraps(function)
-    def read(
-        *args: Any, cascade: str | None, cost: Any, prices: bool, skip_bad: bool, **options: Any
-    ) -> Any:
-        return function(*args, reading=Reading(cascade, cost, prices, skip_bad), **options)
+    def read(*, cascade: Any, cost: Any, prices: bool, skip_bad: bool, **options: Any) -> Any:
+        return function(reading=Reading(cascade, cost, prices, skip_bad), **options)
 
     return read
 
@@ -320,13 +346,15 @@ def errors_of(trace: Trace) -> dict[str, float]:
 
 def node_table(trace: Trace) -> str:
     """Return the mean cost of each node, and its error where that is known."""
-    errors, costs = errors_of(trace), trace.costs.mean(axis=0).tolist()
-    rows = [[name, number(cost)] for name, cost in zip(trace.names, costs, strict=True)]
+    errors, head = errors_of(trace), ["node", "mean cost"]
+    rows = [
+        [name, number(cost)]
+        for name, cost in zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True)
+    ]
     if not errors:
-        return table(["node", "mean cost"], rows)
-    for row in rows:
-        row.append(shown_error(errors[row[0]], trace.measure))
-    text = table(["node", "mean cost", trace.measure], rows)
+        return table(head, rows)
+    rows = [[*row, shown_error(errors[row[0]], trace.measure)] for row in rows]
+    text = table([*head, trace.measure], rows)
     if trace.spec.target == "last":
         text += f"\n\n  {trace.measure}: against {trace.names[-1]}, which is right by definition"
     return text
@@ -347,14 +375,6 @@ def to_json(data: Any) -> str:
     return json.dumps(_plain(data), indent=1, allow_nan=False)
 
 
-def progress_line(*, quiet: bool = False) -> Callable[[str], None]:
-    """Return a function that shows on stderr what is being done; call it with "" at the end.
-
-    On a terminal one line is overwritten; elsewhere a new line is written every two seconds.
-    """
-    return (lambda _: None) if quiet else ProgressReport(bar=False)
-
-
 def _plain(item: Any) -> Any:
     """Return plain values that JSON can hold."""
     if isinstance(item, dict):
@@ -363,8 +383,14 @@ def _plain(item: Any) -> Any:
         return [_plain(value) for value in item]
     if hasattr(item, "tolist"):
         return _plain(item.tolist())
-    if isinstance(item, float) and math.isnan(item):
-        return None
     if isinstance(item, float) and not math.isfinite(item):
-        return "inf" if item > 0 else "-inf"
+        return None if math.isnan(item) else "inf" if item > 0 else "-inf"
     return item
+
+
+def progress_line(*, quiet: bool = False) -> Callable[[str], None]:
+    """Return a function that shows on stderr what is being done; call it with "" at the end.
+
+    On a terminal one line is overwritten; elsewhere a new line is written every two seconds.
+    """
+    return (lambda _: None) if quiet else ProgressReport(bar=False)

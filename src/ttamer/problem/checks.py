@@ -67,7 +67,8 @@ def check_tradeoff(tradeoff: float) -> float:
     if not 0.0 <= value <= 1.0:
         raise ArgumentError(
             f"tradeoff must be a number from 0 (only cost counts) to 1 (only loss counts), "
-            f"not {tradeoff!r}"
+            f"not {tradeoff!r}",
+            param="tradeoff",
         )
     return value if value >= SMALLEST else 0.0
 

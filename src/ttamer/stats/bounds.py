@@ -44,7 +44,9 @@ from ttamer.errors import ArgumentError
 def check_confidence(confidence: float) -> float:
     """Return how often a promise may be broken, 1 - confidence."""
     if not is_number(confidence) or not 0.5 <= confidence < 1:
-        raise ArgumentError(f"confidence is {confidence!r}; it must be from 0.5 to below 1")
+        raise ArgumentError(
+            f"confidence is {confidence!r}; it must be from 0.5 to below 1", param="confidence"
+        )
     return 1 - float(confidence)
 
 

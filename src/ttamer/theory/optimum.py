@@ -190,7 +190,9 @@ def impossibility(alpha: float) -> Optima:
     (10.0, 1.0)
     """
     if not 1 < alpha <= 1e100:  # beyond it numbers leave floating point
-        raise ArgumentError(f"alpha must be a number above 1 and at most 1e100, not {alpha!r}")
+        raise ArgumentError(
+            f"alpha must be a number above 1 and at most 1e100, not {alpha!r}", param="alpha"
+        )
     problem = Problem.line(
         losses=[[alpha**-2], [0.0, 1 / alpha]],
         costs=[0.0, 0.0],
