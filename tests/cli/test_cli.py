@@ -676,7 +676,7 @@ def test_certify_refuses_options_that_do_nothing_and_rows_that_show_nothing_new(
     assert lines[1] == f"  its policy, as the fit expects: {expected}"
     assert lines[2:] == [f"  written to {promised}"]
     for arguments, said in (
-        ([policy, rows, "--error", "0.3", "--against", "large"], "--against is for a new certificate with --drop:"),
+        ([policy, rows, "--error", "0.3", "--against", "large"], "with --drop: state that"),
         ([promised, rows, "--confidence", "0.99"], "--confidence is for a new certificate"),
         ([promised, rows, "-o", promised], "--output is for a new certificate"),
         ([promised, rows], "the rows that a certificate in"),
