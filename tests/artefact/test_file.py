@@ -295,6 +295,19 @@ def test_a_later_format_is_named(tmp_path):
         opened(file._written(msgspec.structs.replace(record, format=9), arrays), tmp_path / "new")
 
 
+def test_numbers_that_no_sum_can_hold_are_refused(fits, tmp_path):
+    record, arrays = file.unpack(saved(fits["models"].at(0.7)))
+    huge, half = arrays["belief.weights"].copy(), arrays["tables.base"].astype(np.float32)
+    huge[0] = 2.0**1000
+    for change, message in (
+        ({"belief.weights": huge}, "entry that is not from"),
+        ({"tables.base": half}, "cannot hold float32"),
+        ({"tables.knots": -arrays["tables.knots"]}, "'tables.knots' must rise"),
+    ):
+        with pytest.raises(ArtefactDamaged, match=message):
+            opened(file._written(record, arrays | change), tmp_path / "forged.ttamer")
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b"\x89ttamer\n" + bytes(100), b"PK\x03\x04" + bytes(60), bytes(2000)]
 )

@@ -18,7 +18,7 @@ import ttamer as tt
 from golden import files, fits
 from golden.parts import GROUPS, Entries, flat, group, loaded, reported, rows_of, saved_bytes
 from ttamer import datasets
-from ttamer.artefact.problem import describe_solved
+from ttamer.artefact.records import describe_solved
 
 assert files.FILES  # groups of other modules are listed when these are imported
 assert fits.FITS

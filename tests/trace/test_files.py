@@ -384,6 +384,7 @@ def without(*names: str) -> dict:
         (EVERY, {"label": ["x", "y", "z"]}, "no label is ever predicted .* 'x', 'y', 'z', pred"),
         (["parquet"], {"label": [[1], [2], [3]]}, "'label': holds list"),
         (["npz"], {"label": [[1], [2], [3]]}, r"'label': has shape \(3, 1\)"),
+        (["npz"], {"a.confidence": 0.5}, r"'a.confidence': has shape \(\)"),
         (["npz"], {"label": [1j, 2, 3]}, "'label': holds complex128"),
         (["npz"], {"label": [1, 2, 3, 4]}, "'a.confidence' has 3 rows, 'label' has 4"),
         (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,10 @@ class Declared(NamedTuple):
     """Whether entries may be infinite."""
     small: bool = False
     """Whether entries that are all 0 or 1 take one byte each."""
+    rises: Literal["", ">", ">="] = ""
+    """How an entry compares with the one before it in its row or part."""
+    single: bool = False
+    """Whether entries may be in single precision."""
     optional: bool = False
 
 
@@ -38,9 +42,9 @@ class Declared(NamedTuple):
 DECLARED: Mapping[str, Mapping[str, Declared]] = {
     "tables": {
         "costs": Declared("nodes", 0),
-        "prices": Declared("prices", 0),
+        "prices": Declared("prices", 0, rises=">="),
         "steps": Declared("steps members", -1, of="nodes"),
-        "knots": Declared("steps knots", infinite=True),
+        "knots": Declared("steps knots", infinite=True, rises=">="),
         "point": Declared("ways", 0, of="prices"),
         "source": Declared("ways", 0, of="steps"),
         "node": Declared("ways", 0, of="nodes"),
@@ -50,11 +54,11 @@ DECLARED: Mapping[str, Mapping[str, Declared]] = {
         "wait": Declared("nodes", 0),
     },
     "belief": {
-        "bounds": Declared("nodes *", infinite=True),
+        "bounds": Declared("nodes *", infinite=True, rises=">"),
         "levels": Declared("nodes *", -MAX_ODDS, MAX_ODDS, grid=True),
         "offsets": Declared("nodes *", grid=True),
         "pairs": Declared("pairs 2", 0, of="nodes"),
-        "pair_keys": Declared("pairs *", 0, of="cells"),
+        "pair_keys": Declared("pairs *", 0, of="cells", rises=">"),
         "pair_values": Declared("pairs *", grid=True),
         "weight_sets": Declared("regressions joint", -1, of="nodes"),
         "weight_answers": Declared("regressions", 0, of="nodes"),
@@ -68,13 +72,13 @@ DECLARED: Mapping[str, Mapping[str, Declared]] = {
         "base": Declared("nodes", -MAX_ODDS, MAX_ODDS, grid=True),
         "mean_cost": Declared("nodes", 0),
         "weights": Declared("features outputs"),
-        "near": Declared("neighbours near", -1, 1),
+        "near": Declared("neighbours near", -1, 1, single=True),
         "losses": Declared("neighbours nodes", 0, 1, small=True),
-        "centres": Declared("clusters near", -1, 1),
+        "centres": Declared("clusters near", -1, 1, single=True),
         "means": Declared("clusters nodes"),
         "shrink": Declared("clusters", 0, 1),
     },
-    "states": {"costs": Declared("nodes", 0), "edges": Declared("nodes *")},
+    "states": {"costs": Declared("nodes", 0), "edges": Declared("nodes *", rises=">")},
     "points": {
         "error": Declared("prices", 0, 1 + 1e-9),
         "cost": Declared("prices", 0),
@@ -99,7 +103,7 @@ DECLARED: Mapping[str, Mapping[str, Declared]] = {
         "losses": Declared("losses", infinite=True),
         "costs": Declared("costs", infinite=True),
         "probabilities": Declared("probabilities"),
-        "tradeoffs": Declared("policies", 0, 1),
+        "tradeoffs": Declared("policies", 0, 1, rises=">"),
         "values": Declared("policies"),
         # One row per state of a node, and of walks one for the start; of sigma, one per state of
         # the parent.
@@ -148,8 +152,7 @@ class Stored:
     """The arrays of a file, each taken once."""
 
     def __init__(self, arrays: Arrays, **sizes: int) -> None:
-        self.arrays = dict(arrays)
-        self.sizes = dict(sizes)
+        self.arrays, self.sizes = dict(arrays), dict(sizes)
 
     def read(self, prefix: str, *names: str) -> dict[str, Any]:
         """Return arrays by name, checked; optional ones that the file lacks are ``None``."""
@@ -160,13 +163,20 @@ class Stored:
         """Return one array, or its parts."""
         if declared.optional and name not in self.arrays:
             return None
-        if not declared.shape.endswith("*"):
-            return self._array(name, declared, declared.shape.split())
-        (size,) = declared.shape.split()[:-1]
-        sizes = self._array(f"{name}_sizes", Declared(size, 0, of="any"), [size])
-        flat = self._array(name, declared, [f"all {name}"])
-        require(len(flat) == sizes.sum(), f"array {name!r} does not agree with its sizes")
-        return cut(flat, sizes.tolist())
+        *shape, last = declared.shape.split()
+        if last == "*":
+            sizes = self._array(f"{name}_sizes", Declared(shape[0], 0, of="any"), shape)
+            array = self._array(name, declared, [f"all {name}"])
+            require(len(array) == sizes.sum(), f"array {name!r} does not agree with its sizes")
+            taken: Any = cut(array, sizes.tolist())
+        else:
+            taken = self._array(name, declared, [*shape, last])
+        if declared.rises:
+            for part in taken if last == "*" else [taken]:
+                earlier, later = part[..., :-1], part[..., 1:]
+                rises = later > earlier if declared.rises == ">" else later >= earlier
+                require(rises.all(), f"array {name!r} must rise")
+        return taken
 
     def _array(self, name: str, declared: Declared, shape: Sequence[str]) -> NDArray[Any]:
         # Taken away: what is left at the end is unknown.
@@ -180,16 +190,17 @@ class Stored:
         require(same, f"array {name!r} has shape {array.shape} and not ({', '.join(shape)})")
         if declared.small and array.dtype == np.int8:
             array = array.astype(float)
-        kind = "i" if declared.of else "f"
-        require(array.dtype.kind == kind, f"array {name!r} cannot hold {array.dtype.name}")
+        is_single = declared.single and array.dtype == np.float32
+        fits = array.dtype.kind == "i" if declared.of else array.dtype == np.float64 or is_single
+        require(fits, f"array {name!r} cannot hold {array.dtype.name}")
         low, high = declared.low, declared.high
         # Whole numbers are positions: out of range they would index another row from the end.
         if declared.of:
             low, high = max(low, -1), self.sizes.get(declared.of, 2**31) - 1
-        else:
-            finite = declared.infinite or np.isfinite(array).all()
-            require(finite, f"array {name!r} has an entry that is not finite")
-        # The range comes before the grid: huge numbers times GRID overflow.
+        elif declared.grid:  # sums of huge numbers would be no numbers
+            low, high = max(low, -(2.0**20)), min(high, 2.0**20)
+        finite = declared.of or declared.infinite or np.isfinite(array).all()
+        require(finite, f"array {name!r} has an entry that is not finite")
         inside = ((array >= low) & (array <= high)).all()  # NaN is not
         require(inside, f"array {name!r} has an entry that is not from {low:g} to {high:g}")
         on_grid = not declared.grid or (array * GRID == np.rint(array * GRID)).all()

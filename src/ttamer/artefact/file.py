@@ -31,14 +31,16 @@ from ttamer import __version__
 from ttamer._checks import require_path
 from ttamer._files import atomic_write
 from ttamer.artefact.arrays import Arrays, Stored
-from ttamer.artefact.fit import (
+from ttamer.artefact.records import (
     FittedRecord,
     Savable,
+    SolvedRecord,
     describe_fitted,
+    describe_solved,
     facts_of,
     restore_fitted,
+    restore_solved,
 )
-from ttamer.artefact.problem import SolvedRecord, describe_solved, restore_solved
 from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError, ArtefactTooNew
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
 from ttamer.policy.base import Ladder, Policy

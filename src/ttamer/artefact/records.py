@@ -1,13 +1,16 @@
-"""Fitted policies in a ``.ttamer`` file: a record and declared arrays to what decides, and back.
+"""Policies in a ``.ttamer`` file: a record and declared arrays, and back.
 
-What is raised gives the reason alone; :mod:`ttamer.artefact.file` adds the file.
+A policy is made of a file only after every check holds, so that one that loads can be played: sizes
+agree, the problem is one, and every choice leads to a node that may be asked next. What is raised
+gives the reason alone; :mod:`ttamer.artefact.file` adds the file.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from math import prod
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,10 +18,9 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from ttamer.artefact.arrays import Arrays, Declared, Stored, put, require
-from ttamer.artefact.problem import SolvedRecord, describe_solved, restore_solved
+from ttamer.artefact.arrays import Arrays, Declared, Stored, cut, put, require
 from ttamer.cascade import CascadeSpec, from_tables, to_tables
-from ttamer.errors import ArtefactDamaged, CascadeError
+from ttamer.errors import ArgumentError, ArtefactDamaged, CascadeError, ProblemError
 from ttamer.fitting.belief import HEAD, PEER, Belief, Cells, Step
 from ttamer.fitting.fitted import FitRecord, Fitted, first_parents
 from ttamer.fitting.inputs import FeatureSpec, InputFeature, Prior
@@ -27,8 +29,171 @@ from ttamer.fitting.markov import StateTables
 from ttamer.fitting.points import OperatingPoints
 from ttamer.fitting.policy import SingleNode, StepTables
 from ttamer.fitting.promises import Held, Promise
-from ttamer.policy.base import Ladder
+from ttamer.policy.base import Ladder, Policy
+from ttamer.policy.index import IndexPolicy
+from ttamer.policy.joint import JointPolicy
+from ttamer.policy.walk import WalkPolicy
+from ttamer.problem.problem import START, STOP, Edge, Node, Problem
 from ttamer.trace.trace import Measure
+
+# Solved policies.
+
+
+class SolvedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A problem and how it was solved, beside its arrays."""
+
+    moves: Literal["precedence", "walk"]
+    recall: bool
+    names: Annotated[list[str], Meta(min_length=1, max_length=2**16)]
+    states: list[Annotated[int, Meta(ge=1, le=2**31)]]
+    sources: Annotated[list[Annotated[int, Meta(ge=START)]], Meta(max_length=2**18)]
+    targets: list[Annotated[int, Meta(ge=0)]]
+    cost_axes: list[Annotated[int, Meta(ge=0, le=2)]]
+
+
+def describe_solved(policies: Sequence[Policy]) -> tuple[SolvedRecord, Arrays]:
+    """Return what a file says of policies of one problem.
+
+    Raises:
+        ArgumentError: They are of several problems, or of a kind that cannot be saved.
+    """
+    first = policies[0]
+    record, arrays = _describe_problem(first)
+    for policy in policies:
+        if not isinstance(policy, _kind(policy.problem)):
+            advice = "; save policy.walk" if isinstance(policy, JointPolicy) else ""
+            raise ArgumentError(f"a policy of type {type(policy).__name__} cannot be saved{advice}")
+        if policy.problem is first.problem and policy.recall == first.recall:
+            continue
+        again, copies = _describe_problem(policy)
+        if again != record or not all(np.array_equal(copies[k], arrays[k]) for k in arrays):
+            raise ArgumentError(
+                "the policies of a ladder must solve the same problem, all with recall or all "
+                "without, to be saved as one file"
+            )
+    arrays["tradeoffs"] = np.array([policy.tradeoff for policy in policies])
+    arrays["values"] = np.array([policy.value for policy in policies])
+    for name in _tables_of(first.problem.moves):
+        arrays[name] = np.stack([np.concatenate(getattr(policy, name)) for policy in policies])
+    if "choices" in arrays:  # numbers of nodes, or STOP
+        kinds = (np.int8, np.int16, np.int32)
+        fitting = (kind for kind in kinds if arrays["choices"].max() <= np.iinfo(kind).max)
+        arrays["choices"] = arrays["choices"].astype(next(fitting))
+    return record, {f"solved.{name}": np.ascontiguousarray(a) for name, a in arrays.items()}
+
+
+def _describe_problem(policy: Policy) -> tuple[SolvedRecord, Arrays]:
+    problem = policy.problem
+    record = SolvedRecord(
+        moves=problem.moves,
+        recall=bool(policy.recall),
+        names=list(problem.names),
+        states=[len(node.losses) for node in problem.nodes],
+        sources=[source for source, _ in problem.ends],
+        targets=[target for _, target in problem.ends],
+        cost_axes=[np.ndim(edge.cost) for edge in problem.edges],
+    )
+    return record, {
+        "losses": np.concatenate([node.losses for node in problem.nodes]),
+        "costs": np.concatenate([np.ravel(edge.cost) for edge in problem.edges]).astype(float),
+        "probabilities": np.concatenate([edge.probabilities.ravel() for edge in problem.edges]),
+    }
+
+
+def _kind(problem: Problem) -> type[IndexPolicy | WalkPolicy]:
+    return IndexPolicy if problem.moves == "precedence" else WalkPolicy
+
+
+def _tables_of(moves: str) -> tuple[str, ...]:
+    return ("sigma",) if moves == "precedence" else ("choices", "phi")
+
+
+def restore_solved(record: SolvedRecord, stored: Stored) -> tuple[Policy, ...]:
+    """Check all that a file says of solved policies, and return them."""
+    always = record.moves == "walk" or record.recall
+    require(always, "a policy under precedence always has recall, and recall is false")
+    with np.errstate(all="ignore"):  # a forged array holds anything; what comes of it is checked
+        problem = _problem(record, stored)
+        numbers = stored.read("solved", "tradeoffs", "values")
+        tradeoffs, values = numbers["tradeoffs"], numbers["values"]
+        require(tradeoffs.size, "it holds no policy")
+        # Small tables take more memory than room in a file: a forged count must not fill it.
+        few = tradeoffs.size * (len(problem.nodes) + 1) <= 2**22
+        require(few, "it has more than 2**22 tables: policies times places")
+        if problem.moves == "precedence":
+            edges = map(problem.parent_edge, range(len(problem.nodes)))
+            rows = [len(edge.probabilities) for edge in edges]
+        else:
+            rows = [*record.states, 1]
+        stored.sizes |= {
+            "table_rows": sum(rows),
+            "levels": len(problem.grid) if record.recall else 1,
+            "solved nodes": len(problem.nodes),
+        }
+        tables = stored.read("solved", *_tables_of(record.moves))
+    if "choices" in tables:
+        _check_choices(problem, tables["choices"], rows)
+        tables["choices"] = tables["choices"].astype(np.int32)
+    for table in tables.values():
+        table.setflags(write=False)
+    parts = {name: [cut(part, rows) for part in table] for name, table in tables.items()}
+    policies: list[Policy] = []
+    for number, (tradeoff, value) in enumerate(
+        zip(tradeoffs.tolist(), values.tolist(), strict=True)
+    ):
+        facts: dict[str, Any] = {name: part[number] for name, part in parts.items()}
+        facts |= {"problem": problem, "recall": record.recall}
+        policies.append(_kind(problem)(tradeoff=tradeoff, value=value, **facts))
+    return tuple(policies)
+
+
+def _problem(record: SolvedRecord, stored: Stored) -> Problem:
+    names, states, sources, targets = record.names, record.states, record.sources, record.targets
+    last, axes = len(names) - 1, record.cost_axes
+    alike = len(states) == len(names) and len(sources) == len(targets) == len(axes)
+    require(alike, "it needs as many states as names, and as many targets and axes as sources")
+    require(max([*sources, *targets], default=0) <= last, "an edge leads to a node that it lacks")
+    shapes = [
+        (1 if source == START else states[source], states[target])
+        for source, target in zip(sources, targets, strict=True)
+    ]
+    cost_shapes = [shape[:count] for shape, count in zip(shapes, axes, strict=True)]
+    sizes, cost_sizes = list(map(prod, shapes)), list(map(prod, cost_shapes))
+    stored.sizes |= {"losses": sum(states), "costs": sum(cost_sizes), "probabilities": sum(sizes)}
+    arrays = stored.read("solved", "losses", "costs", "probabilities")
+    costs, chances = cut(arrays["costs"], cost_sizes), cut(arrays["probabilities"], sizes)
+    try:
+        edges = [
+            Edge(
+                None if source == START else names[source],
+                names[target],
+                cost=costs[number].reshape(cost_shapes[number]),
+                probabilities=chances[number].reshape(shapes[number]),
+            )
+            for number, (source, target) in enumerate(zip(sources, targets, strict=True))
+        ]
+        nodes = tuple(map(Node, names, cut(arrays["losses"], states)))
+        return Problem(record.moves, nodes, tuple(edges))
+    except ProblemError as error:
+        raise ArtefactDamaged(f"its problem cannot be: {error}") from None
+
+
+def _check_choices(problem: Problem, choices: NDArray[Any], rows: Sequence[int]) -> None:
+    """Check that every choice is a successor of its place, or to stop: so all play ends."""
+    stops = (choices[:, START, -1] == STOP).any()
+    require(not stops, "a policy stops at the start, before any node has answered")
+    last = len(problem.nodes) - 1
+    allowed = np.zeros(last + 2, bool)  # by node; the last one stands for -1
+    allowed[STOP] = True
+    for source, table in enumerate(cut(choices, rows, axis=1)):
+        following = [problem.ends[edge][1] for edge in problem.outgoing[source]]
+        allowed[following] = True
+        where = repr(problem.names[source]) if source <= last else "the start"
+        require(allowed[table].all(), f"a choice after {where} is not one of its successors")
+        allowed[following] = False
+
+
+# Fitted policies.
 
 Savable = FittedPolicy | FittedLadder | Mixture
 
@@ -103,7 +268,6 @@ class FittedRecord(_Struct, frozen=True):
     seed: int = 0
 
 
-# ---------------------------------------------------------------- to a file
 def describe_fitted(policy: Savable) -> tuple[FittedRecord, Arrays]:
     """Return the record and the arrays of what was fitted."""
     fitted, facts = policy.fitted, dict[str, Any]()
@@ -194,7 +358,6 @@ def _describe_states(tables: StateTables, arrays: Arrays) -> StateRecord:
     return StateRecord(columns=list(map(int, tables.columns)), solved=solved)
 
 
-# ---------------------------------------------------------------- from a file
 def restore_fitted(kind: str, record: FittedRecord, arrays: Arrays) -> Savable:
     """Check all that a file says of a fit, and return it."""
     try:
@@ -211,7 +374,7 @@ def restore_fitted(kind: str, record: FittedRecord, arrays: Arrays) -> Savable:
         fitted = Fitted(
             spec=spec,
             tables=_steps(steps, spec, stored) if steps else _states(states, spec, stored),
-            tradeoffs=stored.take("tradeoffs", Declared("prices", 0, 1)),
+            tradeoffs=stored.take("tradeoffs", Declared("prices", 0, 1, rises=">")),
             full_cost=record.full_cost,
             record=record.record,
             measure=record.measure,
@@ -219,8 +382,6 @@ def restore_fitted(kind: str, record: FittedRecord, arrays: Arrays) -> Savable:
             thresholds=record.thresholds,
             compare=record.compare,
         )
-        rising = (np.diff(fitted.tradeoffs) > 0).all()
-        require(rising, "the tradeoffs of a ladder must increase")
         _check_promises(record, len(fitted.tradeoffs), spec)
         policies = [_chosen(chosen, fitted) for chosen in record.chosen]
         restored: Savable
@@ -272,9 +433,7 @@ def _steps(record: StepRecord, spec: CascadeSpec, stored: Stored) -> StepTables:
     distinct = steps and not steps[0] and len(set(steps)) == len(steps)
     require(distinct, "the sets of a policy are distinct, and the first is empty")
     prices, source = values["prices"], values["source"]
-    rising = len(prices) and (np.diff(prices) >= 0).all()
-    require(rising, "a ladder has at least one price, and its prices rise")
-    require((knots[:, 1:] >= knots[:, :-1]).all(), "the knots of a set must rise")
+    require(len(prices), "a ladder has at least one price")
     pieces = stored.sizes["pieces"] == knots.shape[1] + 1
     require(pieces, "a way has one more piece than there are knots")
     require(len(source) <= 2**24, "it has more than 2**24 ways")
@@ -306,8 +465,8 @@ def _belief(record: StepRecord, stored: Stored, nodes: int) -> Belief:
     for bounds, levels, offsets in zip(
         *(values[k] for k in ("bounds", "levels", "offsets")), strict=True
     ):
-        fits = len(levels) == len(bounds) + 1 and (np.diff(bounds) > 0).all()
-        require(fits, "the bounds of a node's confidence must rise, one level for each")
+        fits = len(levels) == len(bounds) + 1
+        require(fits, "a node has one level more than bounds of its confidence")
         fits = len(offsets) in (0, len(classes) + 1)
         require(fits, "a node has an offset for each class and for others, or none")
     keys = [(a, b) for a, b in values.pop("pairs").tolist()]
@@ -315,9 +474,8 @@ def _belief(record: StepRecord, stored: Stored, nodes: int) -> Belief:
     require(distinct, "pairs of nodes are distinct")
     cells = [Cells(*cell) for cell in zip(values.pop("pair_keys"), values.pop("pair_values"),
                                           strict=True)]  # fmt: skip
-    for cell in cells:
-        fits = len(cell.keys) == len(cell.values) and (np.diff(cell.keys) > 0).all()
-        require(fits, "the keys of a pair's cells must rise, one value for each")
+    fits = all(len(cell.keys) == len(cell.values) for cell in cells)
+    require(fits, "the cells of a pair have one value for each key")
     sets = _sets(values.pop("weight_sets"), "belief.weight_sets")
     answers, weights = values.pop("weight_answers").tolist(), values.pop("weights")
     for step, answer, part in zip(sets, answers, weights, strict=True):
@@ -376,8 +534,8 @@ def _states(record: StateRecord | None, spec: CascadeSpec, stored: Stored) -> St
     values = stored.read("states")
     for number, column in enumerate(columns):
         edges = values["edges"][column]
-        fits = len(edges) + 1 == len(problem.nodes[number].losses) and (np.diff(edges) > 0).all()
-        require(fits, "the edges of a node must rise, and agree with its states")
+        fits = len(edges) + 1 == len(problem.nodes[number].losses)
+        require(fits, "the edges of a node must agree with its states")
     return StateTables(spec.names, columns=tuple(columns), ladder=Ladder(policies), **values)
 
 
