@@ -3,8 +3,7 @@
 A request is drawn by a hash of its key and a seed, as a number from 0 to 1, so the draw does not
 depend on its content. The chance is logged with every row: rows can be weighted by its inverse.
 
-The rows are in SQLite, where they outlast the log. Once :meth:`AuditedRows.add` returns, the end of
-the process loses nothing of it.
+The rows are in SQLite, where they outlast the log.
 """
 
 from __future__ import annotations
@@ -63,6 +62,7 @@ class AuditSampler:
         """
         chance = self._chance(seconds)
         digest = blake2b(f"{self.seed}:{key}".encode(), digest_size=7).digest()
+        # 53 bits of the hash: each number is a float exactly, and a chance of 1 is always drawn.
         is_drawn = (int.from_bytes(digest) >> 3) / 2**53 < chance
         if is_drawn:
             self._unspent -= self.cost
@@ -78,6 +78,7 @@ class AuditSampler:
         gained = max(0.0, seconds - self._last_time) / 3600 * self.budget
         self._unspent = min(self.budget, self._unspent + gained)
         self._last_time = seconds
+        # Falls before the budget is spent: else calm hours would be over-represented.
         part = max(0.0, self._unspent - self.cost) / (self.budget - self.cost)
         return self.share * min(1.0, 2 * part)
 
@@ -126,7 +127,7 @@ class AuditedRows:
     def add(self, line: Mapping[str, Any]) -> None:
         """Add a row of the decision log; one that is there, by this run or another, stays."""
         row = str(line.get("request")), float(line.get("time") or 0.0), msgspec.json.encode(line)
-        with database_errors(self._path):
+        with database_errors(self._path):  # committed at once: the end of the process loses nothing
             self._base.execute(
                 "INSERT OR IGNORE INTO audited (request, time, line) VALUES (?, ?, ?)", row
             )

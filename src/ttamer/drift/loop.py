@@ -193,12 +193,10 @@ def _certified(
 class Loop:
     """Keeps a policy fitted to the current traffic.
 
-    >>> import ttamer as tt
-    >>> fitted, held = tt.datasets.load("minilm-imdb", "fit").split(0.6, seed=0)
-    >>> settings = LoopSettings(at_most=0.15)
-    >>> loop = Loop(serving_of(tt.fit(fitted), held, settings), settings)
-    >>> loop.state
-    'watching'
+    ::
+
+        loop = Loop(serving_of(ladder, held_out_rows, settings), settings)
+        loop.update(audited_rows, numbers)
 
     Args:
         serving: The policy that serves at first, with its reference rows.
@@ -301,7 +299,6 @@ class Loop:
             self._attempt_refit(self.change)
 
     def _raise_alarm(self, alarm: Alarm) -> None:
-        """Let the fallback policy serve, and wait for rows to fit, from the change on."""
         self.change, self._alarm_at = alarm.change, alarm.number + 1
         self._attempt = self._failed = 0
         self._needed = self.settings.refit_rows
@@ -313,12 +310,12 @@ class Loop:
         self._record("fallback", text)
 
     def _attempt_refit(self, change: int) -> None:
-        """Fit to rows after the change, and certify on others."""
         settings = self.settings
         window, numbers = self._rows_from(change)
         count = len(window)
         self._attempt += 1
         self.state = "refitting"
+        # Held out are rows from after the alarm: the estimated time of the change may be too early.
         later = np.flatnonzero(numbers >= self._alarm_at)
         cut = round(settings.hold_out * count)
         drawn = np.random.default_rng([settings.seed, self._attempt, count]).permutation(later)
@@ -328,6 +325,7 @@ class Loop:
         try:
             ladder = self._refit(fitted)
             self.state = "certifying"
+            # Over all attempts 1 / (k (k + 1)) sums to 1: they share the level of one promise.
             level = (1 - settings.confidence) / (self._attempt * (self._attempt + 1))
             candidate = _certified(ladder, held, settings, 1 - level)
         except Exception as error:  # such as a full disk: the loop must not stay in this state
@@ -350,6 +348,7 @@ class Loop:
         new = decide(candidate.policy, rows, self._shadow_keys)
         current = decide(self.policy, rows, self._shadow_keys)
         ladder = candidate.ladder
+        # Too few rows to certify a policy: only a clear breach refutes it.
         checked = check_promise(
             candidate.promise, ladder.held_rows(rows), len(ladder), ladder.spec.names
         )
@@ -378,18 +377,17 @@ class Loop:
         if facts["cost"] >= facts["serving_cost"]:
             self._attempt_failed(count, f"{measured}: not cheaper", facts)
             return
-        reference = joined([candidate.reference, rows])
+        reference = joined([candidate.reference, rows])  # the policy was fitted to neither
         serving = CertifiedServing(candidate.policy, candidate.ladder, candidate.promise, reference)
         self.serving = serving
         self.monitor = self._monitor_of(serving)
         self._failed = 0
         self._needed = int(np.ceil(count * self.refresh_growth))
-        self.state = "swapped"
+        self.state = "swapped"  # for its event; the new policy is watched at once
         self._record("swap", f"{measured}: the new policy serves", facts)
         self.state = "watching"
 
     def _attempt_failed(self, rows: int, reason: str, facts: dict[str, Any]) -> None:
-        """Wait for more rows after a failed attempt, or give up."""
         self._failed += 1
         self._needed = int(np.ceil(rows * self.growth))
         if isinstance(self.serving, CertifiedServing):
@@ -408,7 +406,6 @@ class Loop:
             self._record("give up", text, facts)
 
     def _monitor_of(self, serving: CertifiedServing) -> Monitor:
-        """Return new tests for a policy."""
         settings = self.settings
         node = serving.reference.spec.index_of(self._against)
         reference = decide(serving.policy, serving.reference)
@@ -420,14 +417,12 @@ class Loop:
         )
 
     def _keep(self, rows: Trace, numbers: list[int]) -> None:
-        """Keep rows, and drop the oldest ones outside the window."""
         self._rows.append(rows)
         self._numbers += numbers
         while len(self._numbers) - len(self._rows[0]) >= self.settings.window:
             del self._numbers[: len(self._rows.popleft())]
 
     def _count_from(self, begin: int) -> int:
-        """Return the number of audited rows kept from a row of the traffic on."""
         return len(self._numbers) - bisect_left(self._numbers, begin)
 
     def _rows_from(self, begin: int) -> tuple[Trace, NDArray[np.int64]]:

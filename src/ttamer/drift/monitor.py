@@ -156,11 +156,14 @@ class MixtureEProcess:
         self.rows += 1
         grown = (self._invested + invested / self._invested.shape[1]) * increments
         self._invested = np.minimum(grown, self.max_wealth)
+        # Only the time of a change is read from these: a bet may lose nearly all, and single
+        # precision is enough.
         self._logs.append(np.log(np.maximum(increments, 1e-12)).astype(np.float32))
 
     def since_change(self, stream: int) -> int:
         """Return the estimated number of rows since the bets of a stream began to pay."""
-        # Rather too few than too many: rows from before a change must not pass for later ones.
+        # The latest time that is nearly as likely as the best: rather too few rows than too many, as
+        # rows from before a change must not pass for later ones.
         logs = np.array([increments[stream] for increments in self._logs], np.float64)
         if not len(logs):
             return 0
@@ -343,7 +346,7 @@ class Monitor:
                 "there is nothing to test: give reference rows that the policy was not fitted to, "
                 "or a promise"
             )
-        share = false_alarms / count
+        share = false_alarms / count  # by the union bound
         self._tests: list[_SequentialTest] = []
         if reference is not None and is_calibrated:
             self._tests.append(_Calibration(reference, share, seed))
@@ -371,6 +374,7 @@ class Monitor:
             The first alarm, after which the remaining rows are not looked at.
         """
         scores = [test.scores(decisions) for test in self._tests]
+        # Row by row: an alarm may come at any of them, and the evidence is that of its row.
         for row, number in enumerate(numbers):
             self.rows += 1
             self._numbers.append(int(number))
@@ -421,6 +425,7 @@ class _SequentialTest(ABC):
     @property
     def e_value(self) -> float:
         """The largest wealth, divided by the number of streams."""
+        # Their union bound: each stream alone would need that much more wealth.
         wealth = self.process.wealth
         return float(wealth.max()) / len(wealth)
 
