@@ -132,21 +132,23 @@ def test_silent_half_and_idle_connections_do_not_keep_others_out(tmp_path):
 
 
 def test_a_response_that_is_not_read_is_given_up(monkeypatch):
-    monkeypatch.setattr(BoundedH11, "unread_seconds", 0.01)
+    config = uvicorn.Config(lambda *_: None, http=BoundedH11)
+    config.load()
+    transport = Mock()
+    transport.get_extra_info.return_value = None
+    now = [100.0]
+    monkeypatch.setattr("ttamer.serve.server.time", Mock(monotonic=lambda: now[0]))
 
     async def scenario():
-        config = uvicorn.Config(lambda *_: None, http=BoundedH11)
-        config.load()
-        connection, transport = BoundedH11(config, ServerState(), {}), Mock()
-        transport.get_extra_info.return_value = None
+        connection = BoundedH11(config, ServerState(), {})
         connection.connection_made(transport)
-        connection.pause_writing()
-        connection.resume_writing()
-        await asyncio.sleep(0.05)
-        assert not transport.abort.called
-        connection.pause_writing()
-        await asyncio.sleep(0.05)
-        assert transport.abort.called
+        for is_read in (True, False):
+            connection.pause_writing()
+            if is_read:
+                connection.resume_writing()
+            now[0] += 1 + BoundedH11.unread_seconds
+            connection.expire()
+            assert transport.abort.called is not is_read
         connection.connection_lost(None)
 
     asyncio.run(scenario())

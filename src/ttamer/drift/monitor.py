@@ -162,8 +162,8 @@ class MixtureEProcess:
 
     def since_change(self, stream: int) -> int:
         """Return the estimated number of rows since the bets of a stream began to pay."""
-        # The latest time that is nearly as likely as the best: rather too few rows than too many, as
-        # rows from before a change must not pass for later ones.
+        # The latest time that is nearly as likely as the best: rather too few rows than too many,
+        # as rows from before a change must not pass for later ones.
         logs = np.array([increments[stream] for increments in self._logs], np.float64)
         if not len(logs):
             return 0

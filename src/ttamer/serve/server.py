@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import resource
 import signal
 import socket
@@ -48,61 +49,57 @@ class BoundedH11(H11Protocol):
     max_connections = 10_000
     head_seconds = 15.0  # in which the head of a request must have come
     unread_seconds = 75.0  # in which the other end must read some of a response
-    idle: ClassVar[dict[BoundedH11, None]] = {}
-    _timer: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
+    idle: ClassVar[dict[BoundedH11, float]] = {}
+    """Connections without a request, and since when a head is waited for: for ever after an answer,
+    as uvicorn ends that wait by itself."""
+    unread_since = math.inf
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Make room, and wait for the head of a request."""
         super().connection_made(transport)
-        self._await_head()
+        self.idle[self] = time.monotonic()
         if len(self.connections) > self.max_connections:
             # There is one: the new connection itself has had no request yet.
             oldest = next(iter(self.idle))
-            oldest._end_wait()
+            del self.idle[oldest]
             oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Read; a head that has come is not waited for, one of which a part came is."""
         super().data_received(data)
         if not self._is_idle():
-            self._end_wait()
-        elif self._timer is None:
-            self._await_head()
+            self.idle.pop(self, None)
+        elif self.idle.get(self, math.inf) == math.inf:
+            self.idle[self] = time.monotonic()
 
     def on_response_complete(self) -> None:
-        """Be idle, which uvicorn ends after a while by itself."""
+        """Be idle."""
         super().on_response_complete()
         if self._is_idle() or self.cycle.response_complete:
-            self.idle[self] = None
+            self.idle[self] = math.inf
 
     def pause_writing(self) -> None:
         """Wait for the other end to read."""
         super().pause_writing()
-        self._unread = self.loop.call_later(self.unread_seconds, self.transport.abort)
+        self.unread_since = time.monotonic()
 
     def resume_writing(self) -> None:
         """Write on."""
         super().resume_writing()
-        if self._unread is not None:
-            self._unread.cancel()
+        self.unread_since = math.inf
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the waits."""
-        self._end_wait()
-        if self._unread is not None:
-            self._unread.cancel()
+        """Forget the connection."""
+        self.idle.pop(self, None)
         super().connection_lost(exc)
 
-    def _await_head(self) -> None:
-        self.idle[self] = None
-        self._timer = self.loop.call_later(self.head_seconds, self._expire)
-
-    def _end_wait(self) -> None:
-        self.idle.pop(self, None)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def expire(self) -> None:
+        """Close the connection where it waits for too long."""
+        waited = time.monotonic() - self.idle.get(self, math.inf)
+        if waited > self.head_seconds and self._is_idle() and self.conn.our_state is h11.IDLE:
+            self.transport.close()
+        if time.monotonic() - self.unread_since > self.unread_seconds:
+            self.transport.abort()
 
     def _is_idle(self) -> bool:
         """Return whether the head of a request has not come, or only a part of it."""
@@ -110,16 +107,17 @@ class BoundedH11(H11Protocol):
             self.cycle.response_complete and bool(self.conn.trailing_data[0])
         )
 
-    def _expire(self) -> None:
-        self._end_wait()
-        if self._is_idle() and self.conn.our_state is h11.IDLE:
-            self.transport.close()
-
 
 class LameDuck(uvicorn.Server):
     """Goes on answering for some seconds after SIGTERM, while ``/ready`` says 503."""
 
     seconds = 5.0
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look at the connections once a second; uvicorn calls this ten times as often."""
+        for connection in tuple(self.server_state.connections) if counter % 10 == 0 else ():
+            connection.expire()  # type: ignore[union-attr]
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Stop at once on SIGINT, and where it was asked before."""
