@@ -31,9 +31,8 @@ from ttamer._files import atomic_write
 from ttamer.artefact.file import pack
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError, TTamerError
-from ttamer.runtime.batching import ask_batch
 from ttamer.runtime.calling import Batched, Call, CallResult, call, require_callables
-from ttamer.runtime.cascade import Cascade
+from ttamer.runtime.cascade import Cascade, ask_batch
 from ttamer.runtime.reply import CascadeFailed, Outcome, error_text, reply_of
 from ttamer.trace.trace import Trace
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ttamer import Cascade, CascadeSpec, Trace, fit
-from ttamer.runtime import batched, batching
+from ttamer.runtime import batched, cascade as running
 
 ROWS, NAMES = 900, ("a", "b", "c")
 
@@ -59,7 +59,7 @@ def test_rows_are_decided_as_by_sessions(fitted, chosen, monkeypatch):
     if trace.prompt is not None:
         inputs["prompt"] = trace.prompt
     together = cascade.run_batch(np.arange(ROWS), inputs=inputs)
-    monkeypatch.setattr(batching._Run, "decide", lambda run: run._decide_one_by_one())
+    monkeypatch.setattr(running._Batch, "decide", running._Batch.decide_in_step)
     single = cascade.run_batch(np.arange(ROWS), inputs=inputs)
     assert (together.asked == single.asked).all()
     assert together.errors == single.errors

@@ -10,11 +10,11 @@ import asyncio
 import contextvars
 import inspect
 import math
-import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from concurrent import futures
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -46,7 +46,13 @@ class Batched:
     def first(self, inputs: Sequence[Any]) -> Any:
         """Answer for a batch of one input; to be awaited where the callable is async."""
         returned = self.answer(inputs)
-        return _first_of(returned) if inspect.isawaitable(returned) else _first(returned)
+        if inspect.isawaitable(returned):
+            return _first_of(returned)
+        return rows_of(returned, 1)[0]
+
+
+async def _first_of(returned: Awaitable[Any]) -> Any:
+    return rows_of(await returned, 1)[0]
 
 
 def batched(answer: Callable[[Sequence[Any]], Sequence[Any]], size: int | None = 32) -> Batched:
@@ -122,15 +128,6 @@ class CallResult(NamedTuple):
             return None, f"reply: {unusable}"
 
 
-def _first(returned: Any) -> Any:
-    """Return the only reply of a batched callable."""
-    return rows_of(returned, 1)[0]
-
-
-async def _first_of(awaitable: Any) -> Any:
-    return _first(await awaitable)
-
-
 def is_async(function: Callable[[Any], Any]) -> bool:
     """Return whether calling it returns something to await."""
     if isinstance(function, Batched):
@@ -182,12 +179,13 @@ def call(request: Call) -> CallResult:
             return CallResult.of(start, _returned(request), None)
         except Exception as error:  # whatever a user's function raises
             return CallResult.of(start, None, error)
-    results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-    _thread(lambda: _returned(request), lambda *result: results.put(result))
+    answer = _in_thread(lambda: _returned(request))
     try:
-        return CallResult.of(start, *results.get(timeout=min(end - start, threading.TIMEOUT_MAX)))
-    except queue.Empty:
+        # A limit may be longer than what threads can wait for, and is then none.
+        failure = answer.exception(min(end - start, threading.TIMEOUT_MAX))
+    except TimeoutError:  # of waiting: one that the function raised is returned
         return _timed_out(start, end)
+    return CallResult.of(start, None if failure else answer.result(), failure)
 
 
 async def call_async(request: Call) -> CallResult:
@@ -195,7 +193,7 @@ async def call_async(request: Call) -> CallResult:
     start, end, late = _limits(request)
     if late:
         return late
-    task = asyncio.create_task((_awaited if is_async(request.function) else _in_thread)(request))
+    task = asyncio.create_task(_awaited(request))
     try:
         await asyncio.wait([task], timeout=None if end == math.inf else end - start)
         if not task.done():
@@ -214,29 +212,10 @@ def _error(task: asyncio.Task[Any]) -> BaseException | None:
 
 
 async def _awaited(request: Call) -> Any:
-    return await request.function(request.value)
-
-
-async def _in_thread(request: Call) -> Any:
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(returned: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(returned)
-        elif isinstance(error, StopIteration):  # a future cannot carry one
-            future.set_exception(RuntimeError("raised StopIteration"))
-        else:
-            future.set_exception(error)
-
-    def notify(returned: Any, error: BaseException | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, returned, error)
-
-    _thread(lambda: request.function(request.value), notify)
-    returned = await future
+    if is_async(request.function):
+        return await request.function(request.value)
+    answer = _in_thread(lambda: request.function(request.value))
+    returned = await asyncio.wrap_future(answer)
     return await returned if inspect.isawaitable(returned) else returned
 
 
@@ -263,21 +242,21 @@ async def result_of(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-def _thread(
-    function: Callable[[], Any], notify: Callable[[Any, BaseException | None], None]
-) -> None:
+def _in_thread(function: Callable[[], Any]) -> futures.Future[Any]:
     """Call the function in a thread that does not keep the interpreter from ending."""
-    context = contextvars.copy_context()
+    context, future = contextvars.copy_context(), futures.Future[Any]()
+    future.set_running_or_notify_cancel()  # a waiter that leaves cannot cancel it
 
     def work() -> None:
         try:
-            returned = context.run(function)
-        except BaseException as error:  # passed on to the waiting thread
-            notify(None, error)
-        else:
-            notify(returned, None)
+            future.set_result(context.run(function))
+        except StopIteration:  # an awaited future cannot carry one, and would never end
+            future.set_exception(RuntimeError("raised StopIteration"))
+        except BaseException as error:  # passed on to whoever waits
+            future.set_exception(error)
 
     threading.Thread(target=work, daemon=True, name="ttamer node").start()
+    return future
 
 
 @contextmanager

@@ -20,15 +20,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from ttamer._checks import is_number
+import numpy as np
+from numpy.typing import NDArray
+
+from ttamer._checks import counted, is_number, number, percent, require_kind
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, ObservationError
-from ttamer.policy.session import Explanation
-from ttamer.runtime.batching import BatchOutcome, run_batch
+from ttamer.fitting.session import FittedSession
 from ttamer.runtime.calling import (
     Batched,
     Call,
@@ -39,44 +43,10 @@ from ttamer.runtime.calling import (
     require_callables,
     run_awaitable,
 )
-from ttamer.runtime.reply import (
-    CascadeFailed,
-    NodeCall,
-    Outcome,
-    Reply,
-)
+from ttamer.runtime.reply import CascadeFailed, NodeCall, Outcome, Reply, rows_of
+from ttamer.show import card
 
-
-class Turn(Protocol):
-    """One input's way through a policy."""
-
-    @property
-    def next(self) -> str | None:
-        """The node to ask; ``None`` to stop."""
-        ...
-
-    @property
-    def answer(self) -> str | None:
-        """The node whose answer is the best so far; ``None`` for none."""
-        ...
-
-    @property
-    def price(self) -> float:
-        """What asking ``next`` costs."""
-        ...
-
-    @property
-    def observe(self) -> Callable[..., None]:
-        """Give an answer: ``observe(confidence=..., prediction=...)``."""
-        ...
-
-    def fail(self) -> None:
-        """Say that ``next`` gave no answer."""
-        ...
-
-    def explain(self) -> Explanation:
-        """Return why it goes on or stops."""
-        ...
+Steps = Generator[Call, CallResult, Outcome]
 
 
 class Decider(Protocol):
@@ -88,7 +58,7 @@ class Decider(Protocol):
         ...
 
     @property
-    def session(self) -> Callable[..., Turn]:
+    def session(self) -> Callable[..., FittedSession]:
         """Start deciding for one input: ``session(max_cost=, key=, prompt=, inputs=)``."""
         ...
 
@@ -182,8 +152,8 @@ class Cascade:
             value: The input, handed to the callables as it is.
             key: Fixes the choice of a policy that mixes two at random.
             deadline: The maximum time of this input in seconds, instead of the cascade's.
-            inputs: What is known of the input before a node is asked, by name, where the policy
-                reads it; ``"prompt"`` is its text.
+            inputs: What is known of the input before a node is asked, by name; ``"prompt"`` is its
+                text. What the policy reads and is not given is unknown.
 
         Returns:
             The answer, the node that gave it, and the cost.
@@ -214,14 +184,13 @@ class Cascade:
         """Answer one input as :meth:`run` does, without blocking; plain callables run in threads.
 
         Args:
-            value: The input, handed to the callables as it is.
-            key: Fixes the choice of a policy that mixes two at random.
-            deadline: The maximum time of this input in seconds, instead of the cascade's.
-            inputs: What is known of the input before a node is asked, by name; ``"prompt"`` is its
-                text.
+            value: The input.
+            key: Fixes the choice of a mixture.
+            deadline: The maximum time in seconds.
+            inputs: What is known of the input, by name.
 
         Returns:
-            The answer, the node that gave it, and the cost.
+            The outcome.
 
         Raises:
             CascadeFailed: If no node gave an answer.
@@ -272,7 +241,9 @@ class Cascade:
         """
         if self._is_async:
             raise ArgumentError("run_batch takes plain callables; await arun for async nodes")
-        return run_batch(self, values, inputs)
+        start, batch = time.monotonic(), _Batch(self, values, inputs or {})
+        batch.decide()
+        return replace(batch.outcome, seconds=time.monotonic() - start)
 
     def steps(
         self,
@@ -280,7 +251,7 @@ class Cascade:
         key: str | int | None,
         deadline: float | None,
         inputs: Mapping[str, Any] | None,
-    ) -> Generator[Call, CallResult, Outcome]:
+    ) -> Steps:
         """Decide for one input: it hands every call back to the host rather than making it.
 
         :meth:`run` and :meth:`arun` make the calls of this generator; a host with a transport of
@@ -298,54 +269,69 @@ class Cascade:
         Raises:
             CascadeFailed: While iterating, if no node gave an answer.
         """
-        read: dict[str, Any] = {}  # not every policy reads inputs
-        if inputs:
-            read["inputs"] = {name: value for name, value in inputs.items() if name != "prompt"}
-            read["prompt"] = inputs.get("prompt")
-        turn = self.policy.session(max_cost=self.max_cost, key=key, **read)
-        limits = _Limits(self.max_cost, self.deadline if deadline is None else deadline)
-        asked: list[NodeCall] = []
-        replies: dict[str, Reply] = {}
+        return _Input(self, value, key, deadline, inputs).steps()
+
+
+class _Input:
+    """One input under way: its session, the calls made, and what may still be spent on it."""
+
+    slack = 1e-9  # a cap counts as met up to this relative error of summation, as in sessions
+
+    def __init__(
+        self,
+        cascade: Cascade,
+        value: Any,
+        key: str | int | None,
+        deadline: float | None,
+        inputs: Mapping[str, Any] | None,
+    ) -> None:
+        known = _known(inputs) if inputs else {}  # a policy of one's own need not read inputs
+        self.turn = cascade.policy.session(max_cost=cascade.max_cost, key=key, **known)
+        self.cascade, self.value, self.max_cost = cascade, value, cascade.max_cost
+        self.deadline = cascade.deadline if deadline is None else deadline
+        self.start = time.monotonic()
+        self.end = math.inf if self.deadline is None else self.start + self.deadline
+        self.spent = 0.0
+        self.reached, self.late = "", False  # the limit that ended the run, as text
+        self.asked: list[NodeCall] = []
+        self.replies: dict[str, Reply] = {}
+
+    def steps(self) -> Steps:
+        """Ask what the session asks, until it stops or a limit is reached."""
+        turn = self.turn
         while (node := turn.next) is not None:
             price = turn.price
-            if limits.forbid(price):
+            if self.forbid(price):
                 break
-            reply, done = yield from self._ask(node, value, price, limits, turn, asked)
+            reply, done = yield from self.ask(node, price)
             if not done.calls:  # the deadline passed before the call
                 continue
             if reply is not None:
                 try:
                     turn.observe(confidence=reply.confidence, prediction=reply.prediction)
                 except ObservationError as refusal:
-                    done = replace(
-                        done, prediction=None, confidence=None, error=f"reply: {refusal}"
-                    )
+                    error = f"reply: {refusal}"
+                    done = replace(done, prediction=None, confidence=None, error=error)
                     reply = None
             if reply is None:
                 turn.fail()
             else:
-                replies[node] = reply
-            asked.append(done)
-            limits.spent += done.cost
-        return self._outcome(turn, limits, asked, replies)
+                self.replies[node] = reply
+            self.asked.append(done)
+            self.spent += done.cost
+        return self.outcome()
 
-    def _ask(
-        self,
-        node: str,
-        value: Any,
-        price: float,
-        limits: _Limits,
-        turn: Turn,
-        asked: list[NodeCall],
-    ) -> Generator[Call, CallResult, tuple[Reply | None, NodeCall]]:
+    def ask(self, node: str, price: float) -> Generator[Call, CallResult, tuple[Any, NodeCall]]:
         """Call one node, again where it fails; return its reply and what the calls took."""
+        function, timeout = self.cascade.nodes[node], self.cascade.timeouts.get(node)
         reply, error = None, None
         calls, paid, seconds = 0, 0, 0.0
-        for attempt in range(1 + int(self.retries.get(node, 0))):
-            if attempt and limits.forbid((paid + 1) * price, retrying=True):
+        for attempt in range(1 + int(self.cascade.retries.get(node, 0))):
+            if attempt and self.forbid((paid + 1) * price, retrying=True):
                 break
-            timeout = self.timeouts.get(node)
-            result = yield Call(self.nodes[node], value, timeout, node, turn, asked, limits.end)
+            result = yield Call(
+                function, self.value, timeout, node, self.turn, self.asked, self.end
+            )
             calls += result.calls
             paid += result.paid
             seconds += result.seconds
@@ -359,67 +345,6 @@ class Cascade:
         done = NodeCall(node, reply.prediction, reply.confidence, cost, seconds, None, calls)
         return reply, done
 
-    def _outcome(
-        self, turn: Turn, limits: _Limits, asked: list[NodeCall], replies: Mapping[str, Reply]
-    ) -> Outcome:
-        by = turn.answer
-        if by is None:
-            raise self._failure(turn, limits, tuple(asked))
-        reply, reached = replies[by], limits.reached
-        return Outcome(
-            reply.answer,
-            reply.prediction,
-            by,
-            tuple(asked),
-            limits.spent,
-            limits.seconds,
-            f"{reached}: the best answer so far is that of {by!r}" if reached else _Why(turn),
-            bool(reached or getattr(turn, "capped", False)),
-        )
-
-    def _failure(self, turn: Turn, limits: _Limits, asked: tuple[NodeCall, ...]) -> CascadeFailed:
-        failures = "; ".join(f"{call.node!r}: {call.error}" for call in asked if call.error)
-        cap = ""
-        if failures and limits.max_cost is not None and len(asked) < len(self.policy.spec):
-            cap = (
-                f"max_cost is {limits.max_cost:g}, of which {limits.spent:g} is spent, and the "
-                "policy asks no other node within it"
-            )
-        parts = [part for part in (limits.reached, failures, cap) if part]
-        detail = "; ".join(parts) or turn.explain().why
-        return CascadeFailed(f"no node gave an answer: {detail}", asked, late=limits.late)
-
-
-class _Why:
-    """Explains a decision when it is asked for."""
-
-    __slots__ = ("_turn",)
-
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-
-    def __call__(self) -> str:
-        return self._turn.explain().why
-
-
-class _Limits:
-    """What may still be spent on one input: cost and time."""
-
-    slack = 1e-9  # a cap counts as met up to this relative error of summation, as in sessions
-
-    def __init__(self, max_cost: float | None, deadline: float | None) -> None:
-        self.start = time.monotonic()
-        self.max_cost, self.deadline = max_cost, deadline
-        self.end = math.inf if deadline is None else self.start + deadline
-        self.spent = 0.0
-        self.reached = ""
-        """Which limit ended the run, as text."""
-        self.late = False
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.start
-
     def forbid(self, cost: float, *, retrying: bool = False) -> bool:
         """Return whether a call at this cost is forbidden; keep the reason if it ends the run."""
         if self.deadline is not None and time.monotonic() >= self.end:
@@ -429,12 +354,51 @@ class _Limits:
         cap = math.inf if self.max_cost is None else self.max_cost * (1 + self.slack) + self.slack
         if self.spent + cost <= cap:
             return False
-        if not retrying:  # the policy may still ask a cheaper node
+        if not retrying:  # without the retry the policy may still ask a cheaper node
             self.reached = (
                 f"of max_cost = {self.max_cost:g}, {self.spent:g} is spent, and a call costs "
                 f"{cost:g}"
             )
         return True
+
+    def outcome(self) -> Outcome:
+        """Return the best answer there is."""
+        turn, by = self.turn, self.turn.answer
+        if by is None:
+            raise self.failure()
+        reply, reached = self.replies[by], self.reached
+        return Outcome(
+            reply.answer,
+            reply.prediction,
+            by,
+            tuple(self.asked),
+            self.spent,
+            time.monotonic() - self.start,
+            # An explanation takes longer than a decision: it is written when it is read.
+            f"{reached}: the best answer so far is that of {by!r}"
+            if reached
+            else lambda: turn.explain().why,
+            bool(reached or getattr(turn, "capped", False)),
+        )
+
+    def failure(self) -> CascadeFailed:
+        """Return why there is no answer."""
+        failures = "; ".join(f"{call.node!r}: {call.error}" for call in self.asked if call.error)
+        parts = [part for part in (self.reached, failures) if part]
+        is_capped = failures and self.max_cost is not None
+        if is_capped and len(self.asked) < len(self.cascade.policy.spec):
+            parts.append(
+                f"max_cost is {self.max_cost:g}, of which {self.spent:g} is spent, and the "
+                "policy asks no other node within it"
+            )
+        detail = "; ".join(parts) or self.turn.explain().why
+        return CascadeFailed(f"no node gave an answer: {detail}", tuple(self.asked), late=self.late)
+
+
+def _known(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of inputs as policies take it: the prompt apart."""
+    others = {name: column for name, column in inputs.items() if name != "prompt"}
+    return {"prompt": inputs.get("prompt"), "inputs": others}
 
 
 def _limit(value: float | None, what: str) -> float | None:
@@ -456,3 +420,203 @@ def _by_node(stated: Any, names: tuple[str, ...], what: str) -> dict[str, Any]:
         if not is_number(value) or not value >= 0:
             raise ArgumentError(f"{what} for {name!r} is {value!r}; it must be 0 or more")
     return {name: value for name, value in table.items() if value is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class BatchOutcome:
+    """The answers to many inputs, the nodes that gave them, and the costs.
+
+    >>> import numpy as np
+    >>> asked = np.array([[True, False], [True, True]])
+    >>> cost = np.array([1.0, 10.0])
+    >>> batch = BatchOutcome(["a", "b"], ["a", "b"], ["small", "large"], asked, cost, 0.01, {})
+    >>> len(batch), batch.by, float(batch.cost.mean())
+    (2, ['small', 'large'], 5.5)
+    """
+
+    answers: list[Any]
+    """For each input, what the caller gets; ``None`` where no node gave an answer."""
+    predictions: list[Any]
+    """For each input, the class that was compared."""
+    by: list[str | None]
+    """For each input, the node that gave the answer; ``None`` where no node did."""
+    asked: NDArray[np.bool_]
+    """Shape (inputs, n): the nodes asked."""
+    cost: NDArray[np.float64]
+    """Shape (inputs,): the cost of all calls, in the cascade's unit."""
+    seconds: float
+    """Wall time of the whole batch."""
+    errors: dict[int, str]
+    """Why there is no answer, by the number of the input."""
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def _repr_html_(self) -> str:
+        answers = Counter(node for node in self.by if node is not None)
+        rows = [[node, percent(count / len(self))] for node, count in answers.most_common()]
+        notes = [f"{len(self.errors)} without an answer"] if self.errors else []
+        if len(self):
+            notes.insert(0, f"mean cost {number(float(self.cost.mean()))}")
+        head = ["node", "answered"]
+        return card(counted(len(self), "input", ","), notes=notes, head=head, rows=rows)
+
+
+def groups_to_ask(batch: Any) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Yield nodes with the rows to ask them about, until no row asks on.
+
+    The answers to a group are given to the batch before the next group is taken.
+    """
+    while (rows := np.flatnonzero(batch.next >= 0)).size:
+        nodes = batch.next[rows]
+        for node in np.unique(nodes).tolist():
+            yield node, rows[nodes == node]
+
+
+def rows_at(values: Any, rows: Sequence[int] | NDArray[np.intp]) -> Any:
+    """Return some inputs: rows of a frame or an array, or a list."""
+    if hasattr(values, "iloc"):
+        return values.iloc[rows]
+    return values[rows] if hasattr(values, "shape") else [values[row] for row in rows]
+
+
+class _Batch:
+    """Many inputs under way: each round calls a node once, with the rows that need it."""
+
+    def __init__(self, cascade: Cascade, values: Any, inputs: Mapping[str, Any]) -> None:
+        is_indexed = isinstance(values, Sized) and hasattr(values, "__getitem__")
+        if isinstance(values, str | bytes | Mapping) or not is_indexed:
+            remedy = "give a list, an array or a data frame; for one input call run"
+            require_kind(values, list, "run_batch takes several inputs", remedy)
+        count = int(values.shape[0]) if hasattr(values, "shape") else len(values)
+        for name, column in inputs.items():
+            if len(column) != count:
+                raise ArgumentError(
+                    f"input {name!r} has {counted(len(column), 'value')}; one for each of "
+                    f"{counted(count, 'input')} is needed",
+                    param="inputs",
+                )
+        self.cascade, self.values, self.inputs = cascade, values, inputs
+        self.spec = cascade.policy.spec
+        by: list[str | None] = [None] * count
+        asked, cost = np.zeros((count, len(self.spec)), bool), np.zeros(count)
+        self.outcome = BatchOutcome([None] * count, [None] * count, by, asked, cost, 0.0, {})
+
+    def decide(self) -> None:
+        """Decide over arrays where that gives the same decisions, else by sessions in step."""
+        cascade, start = self.cascade, getattr(self.cascade.policy, "batch", None)
+        # Limits on one input end rows on their own, between the calls of a batch.
+        is_limited = cascade.max_cost is not None or cascade.deadline is not None
+        batch = None
+        if start is not None and not is_limited and not any(cascade.retries.values()):
+            batch = start(len(self.outcome), **_known(self.inputs))
+        if batch is None:
+            self.decide_in_step()
+        else:
+            self.decide_together(batch)
+
+    def decide_together(self, batch: Any) -> None:
+        """Decide for all rows of a round at once."""
+        outcome = self.outcome
+        replies: list[dict[int, Reply]] = [{} for _ in outcome.by]
+        failures: dict[int, list[str]] = {}
+        for node, group in groups_to_ask(batch):
+            name, rows = self.spec.names[node], group.tolist()
+            answers: list[tuple[Any, Any]] = []
+            prices = batch.costs[group, node].tolist()
+            for row, result, price in zip(rows, self.ask(name, rows), prices, strict=True):
+                reply, error = result.read()
+                cost = result.paid * price
+                if reply is None:
+                    answers.append((None, None))
+                    failures.setdefault(row, []).append(f"{name!r}: {error}")
+                else:
+                    answers.append((reply.confidence, reply.prediction))
+                    replies[row][node] = reply
+                    cost = cost if reply.cost is None else reply.cost
+                outcome.cost[row] += cost
+            batch.observe(group, [sure for sure, _ in answers], [text for _, text in answers])
+        outcome.asked[:] = batch.asked
+        for row, node in enumerate(batch.answer.tolist()):
+            if node < 0:
+                outcome.errors[row] = f"no node gave an answer: {'; '.join(failures[row])}"
+            else:
+                reply, outcome.by[row] = replies[row][node], self.spec.names[node]
+                outcome.answers[row], outcome.predictions[row] = reply.answer, reply.prediction
+
+    def decide_in_step(self) -> None:
+        """Decide by a session for each row; the calls of one round share a batch."""
+        running: dict[int, tuple[Steps, Call]] = {}
+        for row in range(len(self.outcome)):
+            inputs = {name: column[row] for name, column in self.inputs.items()}
+            steps = self.cascade.steps(self.value(row), row, None, inputs)
+            self.advance(running, row, steps, None)
+        while running:
+            requests = {row: request for row, (_, request) in running.items()}
+            asked: dict[str, list[int]] = {}
+            for row, request in requests.items():
+                asked.setdefault(request.node, []).append(row)
+            for name, rows in asked.items():
+                for row, result in zip(rows, self.ask(name, rows, requests), strict=True):
+                    self.advance(running, row, running.pop(row)[0], result)
+
+    def advance(
+        self, running: dict[int, Any], row: int, steps: Steps, result: CallResult | None
+    ) -> None:
+        """Hand a result to a session, and keep its next call or its outcome."""
+        batch, calls = self.outcome, tuple[NodeCall, ...]()
+        try:
+            running[row] = (steps, next(steps) if result is None else steps.send(result))
+        except StopIteration as done:
+            outcome: Outcome = done.value
+            batch.answers[row], batch.predictions[row] = outcome.answer, outcome.prediction
+            batch.by[row], calls = outcome.by, outcome.asked
+        except CascadeFailed as failure:
+            batch.errors[row], calls = str(failure), failure.asked
+        for node in calls:
+            batch.cost[row] += node.cost
+            batch.asked[row, self.spec.index_of(node.node)] = True
+
+    def ask(
+        self, name: str, rows: list[int], requests: Mapping[int, Call] | None = None
+    ) -> list[CallResult]:
+        """Ask a node about rows: in batches where it takes them, else by the rows' requests."""
+        node, timeout = self.cascade.batched.get(name), self.cascade.timeouts.get(name)
+        if node is None:
+            single = self.cascade.nodes[name]
+            if requests is None:
+                return [call(Call(single, self.value(row), timeout)) for row in rows]
+            return [call(requests[row]) for row in rows]
+        results: list[CallResult] = []
+        size = node.size or len(rows)
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            end = (
+                min((requests[row].end for row in part), default=math.inf) if requests else math.inf
+            )
+            results += ask_batch(node, rows_at(self.values, part), timeout, end)
+        return results
+
+    def value(self, row: int) -> Any:
+        """Return one input."""
+        return self.values.iloc[row] if hasattr(self.values, "iloc") else self.values[row]
+
+
+def ask_batch(node: Batched, values: Any, timeout: float | None, end: float) -> list[CallResult]:
+    """Ask a node once about some inputs; where that fails, or returns no replies, each row alone.
+
+    A call that ended at its time limit is the result of all of its rows.
+    """
+    result, count = call(Call(node, values, timeout, end=end)), len(values)
+    is_timed = timeout is not None or end < math.inf
+    if is_timed and isinstance(result.error, TimeoutError):
+        return [result] * count
+    if result.error is None:
+        with suppress(Exception):  # whatever a user's function returned
+            share, replies = result.seconds / count, rows_of(result.returned, count)
+            return [CallResult(reply, None, 1, 1, share) for reply in replies]
+    # One bad row must not cost the others their answers. A row comes as the batch does: as an
+    # array, a frame or a list of one.
+    rows = values.iloc if hasattr(values, "iloc") else values
+    alone = [rows[row : row + 1] for row in range(count)]
+    return [call(Call(node.first, row, timeout, end=end)) for row in alone]

@@ -89,8 +89,8 @@ def collect(
         )
     is_measured = costs == "measured"
     total = f"{len(inputs)} inputs" if isinstance(inputs, Sized) else ""
-    codes, rows, label, left_out = ClassCodes(), [], [], Counter[str]()
-    used, done = list[int](), 0
+    codes, left_out, done = ClassCodes(), Counter[str](), 0
+    rows, label, used = list[Sequence[_Answer | str]](), list[int](), list[int]()
     with event_loop() as run, shown(progress) as report:
         calls = _Calls(run, on_error, *((repeat, warmup) if is_measured else (1, 0)))
         block = max((size_of(node) for node in nodes.values()), default=1)
@@ -99,12 +99,12 @@ def collect(
             values = [value for value, _ in part]
             replies = [calls.ask(name, node, values, done) for name, node in nodes.items()]
             for answers, (_, right) in zip(zip(*replies, strict=True), part, strict=True):
-                if not any(isinstance(answer, _Answer) for answer in answers):
-                    left_out[str(answers[0])] += 1
-                else:
+                if any(isinstance(answer, _Answer) for answer in answers):
                     rows.append(answers)
                     label.append(_coded(codes, right, done))
                     used.append(done)
+                else:
+                    left_out[str(answers[0])] += 1
                 done += 1
             if report:
                 report(f"{done} of {total}" if total else counted(done, "input"))
@@ -112,17 +112,23 @@ def collect(
         raise TraceError("there are no inputs to ask about; bring at least one", param="inputs")
     if not rows:
         raise TraceError(f"every input was left out ({done} in all): {dict(left_out)}")
-    right = None if labels is None else np.array(label, np.int32)
-    trace = _trace_of(spec, rows, right, codes, left_out, is_measured=is_measured)
-    columns = dict[str, Any]()
+    columns: dict[str, Any] = {}
     for name, column in (facts or {}).items():
         if len(column) != done:
             raise ArgumentError(
                 f"facts[{name!r}] has {counted(len(column), 'value')} for {counted(done, 'input')}",
                 param="facts",
             )
-        columns[name] = [column[number] for number in used]
-    return replace(trace, prompt=columns.pop("prompt", None), inputs=columns)
+        columns[name] = [column[row] for row in used]
+    trace = replace(
+        _trace_of(spec, rows, codes, is_measured=is_measured),
+        label=None if labels is None else np.array(label, np.int32),
+        left_out=left_out,
+        prompt=columns.pop("prompt", None),
+        inputs=columns,
+    )
+    check_classes(trace, "the replies")
+    return trace
 
 
 def _cascade_of(
@@ -187,8 +193,8 @@ class _Calls:
             if start == end:
                 return [reason]
             # One bad input must not cost the others their rows: call again, one by one.
-            each_row = enumerate(values, start=start)
-            return [x for k, value in each_row for x in self.ask(name, node, [value], k)]
+            alone = enumerate(values, start=start)
+            return [x for k, value in alone for x in self.ask(name, node, [value], k)]
         answers: list[_Answer | str] = []
         for position, reply in enumerate(replies, start=start):
             try:
@@ -198,21 +204,17 @@ class _Calls:
         return answers
 
     def _timed(self, name: str, node: Any, values: list[Any]) -> tuple[Any, float]:
-        value = values if isinstance(node, Batched) else values[0]
-        times = []
+        value, times = values if isinstance(node, Batched) else values[0], list[float]()
+        # The first calls of a node may load a model: they are made, and not timed.
         unmeasured = 0 if name in self.warm else self.warmup
         self.warm.add(name)
-        for _ in range(unmeasured):
-            self._called(node, value)
-        for _ in range(self.repeat):
+        for _ in range(unmeasured + self.repeat):
             start = time.perf_counter()
-            returned = self._called(node, value)
+            returned = node(value)
+            if inspect.isawaitable(returned):
+                returned = self.run(result_of(returned))
             times.append(time.perf_counter() - start)
-        return returned, statistics.median(times)
-
-    def _called(self, node: Any, value: Any) -> Any:
-        returned = node(value)
-        return self.run(result_of(returned)) if inspect.isawaitable(returned) else returned
+        return returned, statistics.median(times[unmeasured:])
 
     def _failed(self, name: str, error: Exception, where: str) -> str:
         what = str(error) if isinstance(error, Unusable) else f"raised {type(error).__name__}"
@@ -228,9 +230,7 @@ class _Calls:
 def _trace_of(
     spec: CascadeSpec,
     rows: Sequence[Sequence[_Answer | str]],
-    label: NDArray[np.int32] | None,
     codes: ClassCodes,
-    left_out: Mapping[str, int],
     *,
     is_measured: bool,
 ) -> Trace:
@@ -272,19 +272,15 @@ def _trace_of(
     latency = table(lambda answer: answer.reply.latency, np.float64)
     # A column is there on every answer of a node, or not at all.
     latency[:, (np.isnan(latency) & answered).any(axis=0)] = math.nan
-    trace = Trace(
+    return Trace(
         spec,
         confidence,
         prediction=table(lambda answer: codes.code(answer.reply.prediction), np.int32, -1),
-        label=label,
         cost=cost,
         latency=None if np.isnan(latency).all() else latency,
-        classes=codes.classes,
-        left_out=left_out,
+        classes=codes.classes,  # those of the predictions too: they were coded just now
         notes=tuple(notes),
     )
-    check_classes(trace, "the replies")
-    return trace
 
 
 def _make_finite(values: NDArray[np.float64], answered: NDArray[np.bool_]) -> int:

@@ -33,7 +33,7 @@ from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import MIN_ROWS, fit
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
-from ttamer.runtime.batching import BatchOutcome, groups_to_ask, rows_at
+from ttamer.runtime.cascade import BatchOutcome, groups_to_ask, rows_at
 from ttamer.sklearn.timing import BestAlone, CallTiming, Work, timed
 from ttamer.trace.trace import Trace
 
