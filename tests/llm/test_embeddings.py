@@ -41,9 +41,9 @@ def make_embedded(make_served):
         yield make
 
 
-def collected(served, prompts=PROMPTS, **options):
+def collected(served, prompts=PROMPTS):
     paid = served.cascade.with_name("paid")
-    return collect_prompts(served.cascade, prompts, paid, upstream=served.upstream, **options)
+    return collect_prompts(served.cascade, prompts, paid, upstream=served.upstream)
 
 
 def check(trace):
@@ -73,28 +73,10 @@ def test_a_threshold_is_fitted_to_answers_that_contain_their_label(make_embedded
     assert served.counts == [16, 16, 1]
 
 
-def test_a_threshold_is_fitted_to_given_pairs(make_embedded, tmp_path):
-    served, file = make_embedded(), tmp_path / "pairs.jsonl"
-    pairs = [(LABEL, RIGHT, True), (LABEL, WRONG, False)] * 12
-    lines = [json.dumps({"one": a, "two": b, "equal": equal}) for a, b, equal in pairs]
-    file.write_text("\n".join(lines))
-    check(collected(served, pairs=file))
-    for text, message in (
-        ("{}", "line 1 is not a labelled pair"),
-        (lines[0], "at least 20 labelled pairs"),
-    ):
-        file.write_text(text)
-        with pytest.raises(TraceError, match=message):
-            collected(served, pairs=file)
-
-
-def test_a_threshold_that_is_given_is_measured_with_pairs(make_embedded, tmp_path):
-    file = tmp_path / "pairs.jsonl"
-    file.write_text(json.dumps({"one": LABEL, "two": RIGHT, "equal": True}))
-    trace = collected(make_embedded(THRESHOLD), pairs=file)
+def test_a_threshold_that_is_given_is_taken(make_embedded):
+    trace = collected(make_embedded(THRESHOLD))
     check(trace)
-    assert "1 of 1 pairs" in trace.notes[0]
-    assert trace.notes[0].endswith("as it is written; 1 of them are equal")
+    assert not trace.notes
 
 
 def test_of_several_aliases_the_nearest_one_counts(make_embedded):
@@ -106,14 +88,13 @@ def test_of_several_aliases_the_nearest_one_counts(make_embedded):
 
 def test_what_is_missing_is_refused_before_anything_is_asked(make_embedded, make_served):
     bare = [Prompt(prompt.body) for prompt in PROMPTS]
-    for make, prompts, options, message in (
-        (make_embedded, bare, {}, "has no threshold: write"),
-        (lambda: make_embedded("normalised"), PROMPTS, {"pairs": "x"}, "pairs are for compare"),
-        (lambda: make_served(serve={"compare": "embedding"}), PROMPTS, {}, "needs the table"),
+    for make, prompts, message in (
+        (make_embedded, bare, "has no threshold: write"),
+        (lambda: make_served(serve={"compare": "embedding"}), PROMPTS, "needs the table"),
     ):
         served = make()
         with pytest.raises(ArgumentError, match=message):
-            collected(served, prompts, **options)
+            collected(served, prompts)
         assert not any(served.counts)
     served = make_embedded()
     served.change("cost = 1.0", 'cost = 1.0\nconfidence = "agreement"')

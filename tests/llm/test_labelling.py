@@ -22,7 +22,7 @@ from ttamer.cli import main
 from ttamer.errors import TraceError
 from ttamer.llm.labelling import Labelling, LabelPage, LabelPlan
 from ttamer.llm.paid import Store
-from ttamer.llm.prompts import AnsweredPrompt, read_answers
+from ttamer.llm.prompts import Answer, AnsweredPrompt, read_answers
 from ttamer.trace.trace import Trace
 
 SPEC = CascadeSpec.of({"small": 1.0, "large": 9.0})
@@ -47,9 +47,9 @@ def kept(folder, trace, rows=None, **more):
     trace.write(path)
     codes = trace.prediction
     lines = [
-        {"request": {"messages": [{"role": "user", "content": f"question {row} {EVIL}"}]},
-         "label": None, "answers": {name: trace.classes[codes[row, v]] if codes[row, v] >= 0 else ""
-                                    for v, name in enumerate(trace.names)}} | more
+        {"prompt": f"question {row} {EVIL}", "label": None,
+         "answers": {name: trace.classes[codes[row, v]] if codes[row, v] >= 0 else ""
+                     for v, name in enumerate(trace.names)}} | more
         for row in range(len(trace) if rows is None else rows)
     ]  # fmt: skip
     answers = folder / "trace.parquet.answers.jsonl"
@@ -70,8 +70,8 @@ def test_rows_with_the_same_prompt_and_answers_are_labelled_once(tmp_path):
     trace = Trace.from_arrays(
         SPEC, [[0.5, 0.6]] * 3, prediction=[["a", "b"], ["c", "d"], ["a", "b"]]
     )
-    rows = [AnsweredPrompt("same", None, {"small": "a", "large": "b"})] * 3
-    rows[1] = AnsweredPrompt("other", None, {"small": "c", "large": "d"})
+    rows = [AnsweredPrompt("same", None, {"small": Answer("a"), "large": Answer("b")})] * 3
+    rows[1] = AnsweredPrompt("other", None, {"small": Answer("c"), "large": Answer("d")})
     for _ in range(2):  # and when the labels are read again
         with Labelling(LabelPlan(trace), rows, tmp_path / "labels") as labelling:
             if not labelling.right:
@@ -160,7 +160,7 @@ def test_a_trace_without_its_answers_or_with_others_is_refused(tmp_path, capsys)
     assert main(["label", str(path), "--no-page"]) == 2
     assert "prompts for 11 rows" in capsys.readouterr().err
     bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"request": {}, "answers": {"small": "x"}}\n', "utf-8")
+    bad.write_text('{"answers": {"small": "x"}}\n', "utf-8")
     with pytest.raises(TraceError, match="line 1 lacks"):
         read_answers(bad, trace.names)
 

@@ -46,6 +46,20 @@ def test_a_budget_that_pays_for_no_prompt_is_refused(served):
     assert served.counts == [0, 0]
 
 
+def test_calls_for_confidences_and_verdicts_count_in_a_budget(make_served):
+    several = {"confidence": "agreement", "samples": 4}
+    served = make_served(node={"small": {"confidence": "self-report"}, "large": several})
+    paid = served.cascade.with_name("paid")
+    trace = collect_prompts(
+        served.cascade, PROMPTS, paid, upstream=served.upstream, on_error="skip",
+        judge=Judge("small"), budget=600,
+    )  # fmt: skip
+    small, large = served.counts
+    assert 500 < small + 12.5 * large <= 600
+    assert large == 4 * trace.answered[:, 1].sum()
+    assert f"{small + 12.5 * large:g} of 600 spent on {len(trace)} prompts" in trace.notes
+
+
 def test_after_the_core_it_asks_what_lowers_the_uncertainty_and_says_what_more_is_worth(served):
     trace = collected(served, 240 * ONE)
     spent = 1.0 * served.counts[0] + 12.5 * served.counts[1]

@@ -52,10 +52,6 @@ from ttamer.trace.trace import OnBad, Trace
 @option("--judge", "NODE", "A node that judges which answers are right.")
 @option("--rubric", "FILE", "With --judge: a text that defines what is right.")
 @click.option("--graded", is_flag=True, help="With --judge: scores, which become losses.")
-@option("--min-agreement", "SHARE", "With --judge: refuse one that agrees with fewer labels.",
-        type=float, default=0.0)  # fmt: skip
-@option("--pairs", "FILE", 'With compare = "embedding": labelled pairs, to which the threshold is '
-        "fitted in place of labels.")  # fmt: skip
 def collect_command(
     cascade: str,
     output: str,
@@ -83,21 +79,21 @@ def collect_command(
     def report(done: int, total: int, failed: int) -> None:
         progress(f"{done} of {total} {noun}" + (f", {failed} failed" if failed else ""))
 
-    more: Any = {"progress": report, "judge": judge}
-    more |= {name: options[name] for name in ("budget", "pairs")}
+    more: Any = {"progress": report, "judge": judge, "answers": answers}
+    more["budget"] = options["budget"]
     try:
         if log is not None:
             more["request"] = _request(**options)
             trace = collect_more(spec, log, options["only"], paid, **more)
         else:
             more["on_error"] = "skip" if skip_bad else "refuse"
-            trace = collect_prompts(spec, prompts, paid, answers=answers, **more)
+            trace = collect_prompts(spec, prompts, paid, **more)
     except KeyboardInterrupt:
         print(f"\nstopped: the answers so far are kept in {paid}, and the same command asks only "
               "for those that are missing", file=sys.stderr)  # fmt: skip
         raise
     progress("")
-    written = [output, *[str(answers)] * answers.exists(), *_write(trace, output, cascade)]
+    written = [output, str(answers), *_write(trace, output, cascade)]
     if as_json:
         costs = dict(zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True))
         facts = {"rows": len(trace), "costs": costs, "left_out": dict(trace.left_out)}
@@ -125,11 +121,10 @@ def _asked(cascade: str, **options: Any) -> tuple[CascadeSpec, Trace | None, lis
     judge = None
     if options["judge"] is not None:
         rubric = read_text(Path(options["rubric"])).strip() if options["rubric"] else ""
-        judge = Judge(options["judge"], rubric, options["graded"], options["min_agreement"])
-    for name in ("rubric", "graded", "min_agreement"):
+        judge = Judge(options["judge"], rubric, options["graded"])
+    for name in ("rubric", "graded"):
         if options[name] and judge is None:
-            flag = f"--{name.replace('_', '-')}"
-            raise ArgumentError(f"{flag} is for a judge: give --judge NODE")
+            raise ArgumentError(f"--{name} is for a judge: give --judge NODE")
     if bool(options["only"]) != (options["prompts_from"] is not None):
         raise ArgumentError("--only NODE and --prompts-from TRACE go together: give both")
     if (options["prompts"] is None) == (options["prompts_from"] is None):

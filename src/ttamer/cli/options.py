@@ -338,23 +338,30 @@ def load_function(reference: str) -> Function:
 def errors_of(trace: Trace) -> dict[str, float]:
     """Return the error of each node, where it is known which answers are right."""
     try:
-        errors = np.nanmean(trace.loss, axis=0) * trace.unit
+        errors = _means(trace.loss * trace.unit)
     except TraceError:
         return {}
-    return dict(zip(trace.names, errors.tolist(), strict=True))
+    return dict(zip(trace.names, errors, strict=True))
+
+
+def _means(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
+    """Return the mean of each column where it is known; NaN where it never is."""
+    known = ~np.isnan(values)
+    sums, counts = np.where(known, values, 0.0).sum(axis=0), known.sum(axis=0)
+    means: list[float] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan).tolist()
+    return means
 
 
 def node_table(trace: Trace) -> str:
     """Return the mean cost of each node, and its error where that is known."""
-    errors, head = errors_of(trace), ["node", "mean cost"]
-    rows = [
-        [name, number(cost)]
-        for name, cost in zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True)
-    ]
+    errors, costs = errors_of(trace), _means(trace.costs)
+    rows = [[name, number(cost)] for name, cost in zip(trace.names, costs, strict=True)]
     if not errors:
-        return table(head, rows)
-    rows = [[*row, shown_error(errors[row[0]], trace.measure)] for row in rows]
-    text = table([*head, trace.measure], rows)
+        return table(["node", "mean cost"], rows)
+    for row in rows:
+        error = errors[row[0]]
+        row.append("not known" if math.isnan(error) else shown_error(error, trace.measure))
+    text = table(["node", "mean cost", trace.measure], rows)
     if trace.spec.target == "last":
         text += f"\n\n  {trace.measure}: against {trace.names[-1]}, which is right by definition"
     return text

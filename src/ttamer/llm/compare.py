@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, get_args
 
-from ttamer.errors import ArgumentError, TraceError
+from ttamer.errors import ArgumentError
 from ttamer.llm.forms import choice_of, has_words, json_form, normalised, number_of, plain_json
 
 ComparisonKind = Literal[
@@ -167,44 +167,29 @@ class Comparison:
             text = matches[0][matches[0].re.groups] or "" if matches else ""
         return normalised(text) or None
 
-    def label(self, text: str) -> str | None:
-        """Return the form of a label, or ``None`` for one without content.
+    def aliases(self, label: str | Sequence[str]) -> list[str]:
+        """Return the forms of a label that predictions are compared with: any of them is right.
 
-        It is the prediction of its text; with ``regex`` also of a text that the pattern does not
-        match, and with ``contains`` and ``embedding`` its aliases.
-
-        Args:
-            text: The label.
-
-        Returns:
-            The form that predictions are compared with.
-
-        >>> Comparison("regex", pattern="answer is ([a-z]+)").label("Blue")
-        'blue'
-        """
-        if self.has_aliases:
-            form = normalised if self.kind == "contains" else str.strip
-            parts = (form(alias) for alias in text.split(ALIAS_SEPARATOR))
-            return ALIAS_SEPARATOR.join(filter(None, parts)) or None
-        prediction = self.prediction(text)
-        if prediction is None and self.kind == "regex":
-            return normalised(text) or None
-        return prediction
-
-    def aliases(self, label: str) -> list[str]:
-        """Return the forms of a label that predictions are compared with: several are aliases.
+        With ``regex`` a label that the pattern does not match counts as it is.
 
         >>> Comparison("contains").aliases("Paris | City of Light")
         ['paris', 'city of light']
+        >>> Comparison("regex", pattern="answer is ([a-z]+)").aliases("Blue")
+        ['blue']
 
         Args:
-            label: The text of the label.
+            label: The text of the label, or several texts.
 
         Returns:
             Its forms; none for a label without content.
         """
-        form = self.label(label) or ""
-        return list(filter(None, form.split(ALIAS_SEPARATOR) if self.has_aliases else [form]))
+        texts = [label] if isinstance(label, str) else label
+        if self.has_aliases:
+            texts = [alias for text in texts for alias in text.split(ALIAS_SEPARATOR)]
+        forms = dict.fromkeys(map(self.prediction, texts))
+        if self.kind == "regex" and not any(forms):
+            forms = dict.fromkeys(map(normalised, texts))
+        return [form for form in forms if form]
 
     def equal(self, first: str | None, second: str | None) -> bool:
         """Return whether two predictions are equal; ``None`` equals nothing.
@@ -238,18 +223,18 @@ class Comparison:
             return has_words(first, second) or has_words(second, first)
         return False
 
-    def is_right(self, answer: str, label: str) -> bool:
+    def is_right(self, answer: str, label: str | Sequence[str]) -> bool:
         """Return whether an answer is right.
-
-        Args:
-            answer: The text of the answer, or its prediction.
-            label: The text of the label; with ``contains``, one or more aliases.
-
-        Returns:
-            Whether it is right under this rule.
 
         >>> Comparison("choice").is_right("The answer is (B).", "B")
         True
+
+        Args:
+            answer: The text of the answer, or its prediction.
+            label: The text of the label, or several, any of which is right.
+
+        Returns:
+            Whether it is right under this rule.
         """
         form = self.prediction(answer)
         if form is not None and self.kind == "contains":
@@ -263,7 +248,7 @@ class Comparer:
 
     >>> import asyncio
     >>> comparer = Comparer(Comparison("numeric", tolerance=0.5))
-    >>> asyncio.run(comparer.equal([("1.2", "1.6"), ("1", "3")]))
+    >>> asyncio.run(comparer.right([("1.2", "1.6"), ("1", "3")]))
     [True, False]
 
     Args:
@@ -285,27 +270,8 @@ class Comparer:
                 "with fit_threshold"
             )
 
-    async def equal(self, pairs: Sequence[tuple[str | None, str | None]]) -> list[bool]:
-        """Return for each pair of predictions whether they are equal; ``None`` equals nothing.
-
-        Args:
-            pairs: Pairs of predictions.
-
-        Returns:
-            One truth value for each pair.
-        """
-        equal = await self._equality(pairs)
-        return [equal(*pair) for pair in pairs]
-
-    async def right(self, pairs: Sequence[Pair]) -> list[bool]:
-        """Return for each answer and its label whether the answer is right.
-
-        Args:
-            pairs: Pairs of an answer and a label.
-
-        Returns:
-            One truth value for each pair.
-        """
+    async def right(self, pairs: Sequence[tuple[str, str | Sequence[str]]]) -> list[bool]:
+        """Return for each answer and its label, or labels, whether the answer is right."""
         rule = self.rule
         if self.score is None:
             return [rule.is_right(answer, label) for answer, label in pairs]
@@ -348,29 +314,7 @@ class Comparer:
         return matched
 
 
-def label_form(label: str | Sequence[str], rule: Comparison) -> str:
-    """Return the form of a label, or of its aliases, that predictions are compared with.
-
-    Raises:
-        TraceError: If there are aliases and the rule takes one text, or there is no content under
-            the rule.
-
-    >>> label_form(["Paris", "Paname"], Comparison("contains"))
-    'paris|paname'
-    """
-    if not isinstance(label, str):
-        if not rule.has_aliases:
-            raise TraceError(
-                f'the label is a list of aliases, and compare = "{rule}" takes one text; use '
-                'compare = "contains" or "embedding"'
-            )
-        label = ALIAS_SEPARATOR.join(label)
-    form = rule.label(label)
-    if form is None:
-        raise TraceError(f'the label {quoted(label)} has no content under compare = "{rule}"')
-    return form
-
-
-def quoted(text: str) -> str:
-    """Return a text in quotes, cut where it is long."""
+def quoted(text: str | Sequence[str]) -> str:
+    """Return a text, or the first of several, in quotes, cut where it is long."""
+    text = text if isinstance(text, str) else text[0]
     return repr(text if len(text) <= 60 else f"{text[:60]}...")

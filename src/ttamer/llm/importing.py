@@ -26,8 +26,7 @@ import numpy as np
 from ttamer._checks import counted, require_path, shown
 from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.errors import CascadeError, TraceError
-from ttamer.llm.answered import Answered, trace_of
-from ttamer.llm.compare import Comparer, Comparison, label_form
+from ttamer.llm.compare import Comparer, Comparison
 from ttamer.llm.confidence import (
     Unreadable,
     answer_text,
@@ -35,8 +34,15 @@ from ttamer.llm.confidence import (
     question_text,
     without_reasoning,
 )
-from ttamer.llm.paid import Answer
-from ttamer.llm.prompts import label_of, rows_of, write_answers
+from ttamer.llm.prompts import (
+    Answer,
+    AnsweredPrompt,
+    check_label,
+    label_of,
+    rows_of,
+    trace_of,
+    write_answers,
+)
 from ttamer.llm.settings import CascadeSource, TokenCost, checked, comparison_of, spec_of
 from ttamer.trace.schema import INPUT
 from ttamer.trace.trace import OnBad, Trace
@@ -108,31 +114,30 @@ def import_answers(
     if not used:
         raise TraceError(f"{path}: all of its rows were left out")
     quiet = [node.node.name for node in nodes if "confidence" not in node.columns]
-    notes += [f'no column {name}.confidence: write confidence = "none" for {name!r} in the '
-              "cascade.toml that serves it" for name in quiet]  # fmt: skip
+    if quiet:
+        notes.append(
+            f"no confidence of {shown(quiet)} (a column <node>.confidence): write confidence = "
+            '"none" in the cascade.toml that serves them'
+        )
     read = {"label", "prompt", "messages", *(c for node in nodes for c in node.columns.values())}
     inputs = [name for name in columns if name.startswith(INPUT) and name not in read]
     if dropped := [name for name in columns if name not in {*read, *inputs}]:
-        notes.append("not read: " + ", ".join(dropped[:8]) + (", ..." if len(dropped) > 8 else ""))
+        notes.append(f"not read: {shown(dropped)}")
     silent = dataclasses.replace(spec, nodes=tuple(
         dataclasses.replace(node, options={**node.options, "confidence": "none"})
         if node.name in quiet else node for node in spec.nodes
     ))  # fmt: skip
     answered = [answered for _, answered in used]
+    cells = {name: [row.get(name) for row, _ in used] for name in inputs}
+    facts = {name.removeprefix(INPUT): _column(values) for name, values in cells.items()}
     try:
-        trace = asyncio.run(
-            trace_of(silent, Comparer(rule), answered, left_out=left_out, notes=notes)
-        )
-        cells = {name.removeprefix(INPUT): [row.get(name) for row, _ in used] for name in inputs}
-        trace = dataclasses.replace(trace, inputs={n: _column(v) for n, v in cells.items()})
+        trace = asyncio.run(trace_of(
+            silent, Comparer(rule), answered, left_out=left_out, notes=notes, inputs=facts
+        ))  # fmt: skip
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
     if answers is not None and all(row.prompt for row in answered):
-        write_answers(answers, ({
-            "request": {name: row[name] for name in ("messages", "prompt") if row.get(name)},
-            "label": row.get("label"),
-            "answers": dict(zip(spec.names, answered.texts, strict=True)),
-        } for row, answered in used))  # fmt: skip
+        write_answers(answers, answered)
     return trace
 
 
@@ -145,21 +150,21 @@ def _column(cells: Sequence[Any]) -> np.ndarray[Any, np.dtype[Any]]:
 
 def _read(
     rows: Sequence[tuple[str, Row]], nodes: Sequence[_Columns], rule: Comparison, on_bad: OnBad
-) -> tuple[list[tuple[Row, Answered]], Counter[str]]:
+) -> tuple[list[tuple[Row, AnsweredPrompt]], Counter[str]]:
     """Read the rows, and count those that cannot be used where they may be left out."""
     used, left_out = [], Counter[str]()
     for where, row in rows:
         try:
             label = label_of(row.get("label"))
-            form = None if label is None else label_form(label, rule)
-            answers = [node.read(row, rule) for node in nodes]
-            if not any(answers):
+            check_label(label, rule)
+            answers = {node.node.name: node.read(row, rule) for node in nodes}
+            if not any(answers.values()):
                 raise TraceError(  # noqa: TRY301 - reported with its place below
                     "has no answer of any node, as after failed calls; an answer without content "
                     'is "" in JSON lines'
                 )
-            prompt = question_text(row) if row.get("messages") or row.get("prompt") else None
-            used.append((row, Answered(prompt, form, answers)))
+            prompt = question_text(row) if row.get("messages") or row.get("prompt") else ""
+            used.append((row, AnsweredPrompt(prompt, label, answers)))
         except TraceError as error:
             if on_bad == "refuse":
                 raise TraceError(

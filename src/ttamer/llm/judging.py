@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -23,11 +23,11 @@ from ttamer._checks import counted
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm.client import open_session
 from ttamer.llm.compare import Comparer
-from ttamer.llm.confidence import Unreadable, answer_text, delimited, question_text
+from ttamer.llm.confidence import Unreadable, answer_text, delimited
 from ttamer.llm.likeness import LabelAgreement
 from ttamer.llm.node import Upstream, Usage, call_cost
-from ttamer.llm.paid import Answer, Ask, Asked, PaidUpstream, Store, key_of_body, patient
-from ttamer.llm.prompts import AnsweredPrompt, Prompt
+from ttamer.llm.paid import Ask, Asked, PaidUpstream, Store, key_of_body, patient
+from ttamer.llm.prompts import Answer, AnsweredPrompt
 from ttamer.llm.settings import CascadeSource, NodeSettings, comparison_of, read_nodes, spec_of
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Trace
@@ -41,17 +41,11 @@ class Judge:
         node: The name of the node.
         rubric: What counts as right; by default instructions of our own.
         graded: Whether it gives scores, which become losses, instead of yes and no.
-        min_agreement: The share of labelled answers on which it must agree with the labels. Where
-            the upper end of the 95% interval is below it, the verdicts are not used.
-
-    Raises:
-        ArgumentError: If the share is not from 0 to 1.
     """
 
     node: str
     rubric: str = ""
     graded: bool = False
-    min_agreement: float = 0.0
     max_tokens: ClassVar = 8  # of a verdict
     default_rubric: ClassVar = (
         "Judge whether an answer to a question is right. It is right if it means the same as the "
@@ -62,10 +56,6 @@ class Judge:
         "Judge how good an answer to a question is, from 0 (wrong or useless) to 10 (right and "
         "complete). Where there is a reference answer, an answer that means the same is right."
     )
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.min_agreement <= 1:
-            raise ArgumentError(f"min_agreement is {self.min_agreement!r}; it must be from 0 to 1")
 
     def request(self, question: str, answer: str, reference: str | None) -> dict[str, Any]:
         """Return the request for one verdict.
@@ -111,16 +101,15 @@ class Judge:
 class Verdicts:
     """What a judge says of answers; each different answer to a prompt is judged once.
 
+    With ``sees_labels`` it is shown the reference answers. Where only some prompts have one it must
+    not be: its agreement would not hold for the others.
+
     Raises:
         ArgumentError: If the judge is none of the nodes.
     """
 
     def __init__(
-        self,
-        judge: Judge,
-        nodes: Mapping[str, NodeSettings],
-        prompts: Sequence[Prompt],
-        paid: Store,
+        self, judge: Judge, nodes: Mapping[str, NodeSettings], paid: Store, *, sees_labels: bool
     ) -> None:
         if judge.node not in nodes:
             raise ArgumentError(
@@ -128,33 +117,23 @@ class Verdicts:
                 f"{', '.join(nodes)}"
             )
         self.judge, self.asked = judge, Asked(nodes[judge.node])
-        self._prompts, self._paid = prompts, paid
-        # Where it saw the labels of some prompts, its agreement would not hold for the others.
-        self._sees_labels = all(prompt.label is not None for prompt in prompts)
+        self._paid, self._sees_labels = paid, sees_labels
 
-    def request(self, row: int, text: str) -> dict[str, Any]:
-        """Return the request for a verdict on an answer."""
-        prompt = self._prompts[row]
-        label = prompt.label if self._sees_labels else None
+    def requests(self, row: AnsweredPrompt) -> dict[str, dict[str, Any]]:
+        """Return the requests for verdicts on the different answers with text, by answer."""
+        label = row.reference if self._sees_labels else None
         if isinstance(label, tuple):
             label = " or ".join(label[:6])  # it bounds the length of the prompt
-        return self.judge.request(question_text(prompt.body), text, label)
-
-    def requests(self, row: int, texts: Iterable[str | None]) -> dict[str, dict[str, Any]]:
-        """Return the requests for verdicts on the different answers with text, by key."""
-        requests = [self.request(row, text) for text in texts if text and text.strip()]
-        return {key_of_body(request): request for request in requests}
+        return {text: self.judge.request(row.prompt, text, label) for text in row.texts}
 
     async def ask(
         self,
         upstream: Upstream,
-        texts: Mapping[int, Iterable[str | None]],
+        rows: Sequence[AnsweredPrompt],
         report: Callable[[], None] = lambda: None,
     ) -> None:
-        """Ask about the answers to prompts, by row."""
-        waiting: dict[str, dict[str, Any]] = {}
-        for row, answers in texts.items():
-            waiting |= self.requests(row, answers)
+        """Ask about the answers to prompts."""
+        waiting = {key_of_body(r): r for row in rows for r in self.requests(row).values()}
         await self.asked.ask(waiting, partial(self._verdict, upstream), report)
 
     async def _verdict(self, upstream: Upstream, request: Mapping[str, Any]) -> Answer:
@@ -166,39 +145,26 @@ class Verdicts:
         cost = response.cost
         if cost is None:
             cost = call_cost(node, Usage.of(response.body))
-        return Answer("", math.nan, node.cost if cost is None else cost, right=right)
+        return Answer("", cost=node.cost if cost is None else cost, right=right)
 
-    def right(self, row: int, text: str | None) -> float:
-        """Return how right an answer is, NaN where that is not known; one without text is wrong."""
-        if text is None or not text.strip():
-            return math.nan if text is None else 0.0
-        verdict = self.asked.answers.get(key_of_body(self.request(row, text)))
-        return math.nan if verdict is None else verdict.right
+    def judged(self, row: AnsweredPrompt) -> AnsweredPrompt:
+        """Return a row with what is right, as far as that is known; no text is wrong."""
+        verdicts = {text: self.asked.answers.get(key_of_body(request))
+                    for text, request in self.requests(row).items()}  # fmt: skip
+        right = {text: verdict.right for text, verdict in verdicts.items() if verdict} | {"": 0.0}
+        return dataclasses.replace(row, answers={
+            name: answer and answer._replace(right=right.get(answer.text.strip(), math.nan))
+            for name, answer in row.answers.items()
+        })  # fmt: skip
 
-    async def note(
-        self,
-        texts: Mapping[int, Iterable[str | None]],
-        labels: Sequence[str | None],
-        comparer: Comparer,
-    ) -> str:
-        """Return what the verdicts cost, and how often they agree with labels.
-
-        Raises:
-            TraceError: If they agree too rarely.
-        """
+    async def note(self, rows: Sequence[AnsweredPrompt], comparer: Comparer) -> str:
+        """Return what the verdicts on judged rows cost, and how often they agree with labels."""
         # Answers without text are wrong without a verdict, and would flatter the judge.
-        labelled = [(right, (text, label)) for row, answers in texts.items()
-                    for text in answers
-                    if text and text.strip() and (label := labels[row])
-                    and not math.isnan(right := self.right(row, text))]  # fmt: skip
-        by_label = await comparer.right([pair for _, pair in labelled])
-        agreement = LabelAgreement.of([right >= 0.5 for right, _ in labelled], by_label)
-        if labelled and agreement.interval[1] < self.judge.min_agreement:
-            raise TraceError(
-                f"the judge {self.judge.node!r} {agreement}, and at least "
-                f"{100 * self.judge.min_agreement:g}% is needed; change the rubric or the judge, "
-                "or lower --min-agreement"
-            )
+        labelled = [(answer, row.reference) for row in rows for answer in row.answers.values()
+                    if row.reference and answer and answer.text.strip()
+                    and not math.isnan(answer.right)]  # fmt: skip
+        by_label = await comparer.right([(answer.text, label) for answer, label in labelled])
+        agreement = LabelAgreement.of([answer.right >= 0.5 for answer, _ in labelled], by_label)
         unseen = "" if self._sees_labels or not labelled else ", which it did not see"
         return (
             f"judged by {self.judge.node!r} in {counted(len(self.asked.answers), 'call')} that "
@@ -235,35 +201,36 @@ def judge_answers(
         they agree with the reference answers.
 
     Raises:
-        TraceError: If a verdict is missing, or the judge agrees with too few labels.
+        TraceError: If a verdict is missing.
     """
     require_trace(trace, "a judge")
     if len(rows) != len(trace):
         raise TraceError(f"there are {len(trace)} rows, and prompts for {len(rows)}")
     spec, store = spec_of(cascade), Store(paid)
-    prompts = [Prompt({"prompt": row.prompt}, row.reference or None) for row in rows]
-    verdicts = Verdicts(judge, read_nodes(spec), prompts, store)
-    comparer = Comparer(comparison_of(spec))
-    texts = {number: [row.answers[name] for name in trace.names] for number, row in enumerate(rows)}
+    sees_labels = all(row.reference is not None for row in rows)
+    verdicts = Verdicts(judge, read_nodes(spec), store, sees_labels=sees_labels)
 
-    async def run() -> str:
+    async def run() -> list[AnsweredPrompt]:
         async with open_session() as session:
-            asked = (upstream or patient(session))(verdicts.asked.node)
-            await verdicts.ask(asked, texts)
+            await verdicts.ask((upstream or patient(session))(verdicts.asked.node), rows)
         if failed := Counter(verdicts.asked.failed.values()):
             reason, count = failed.most_common(1)[0]
             raise TraceError(f"{counted(count, 'verdict')} missing: the judge {reason}")
-        return await verdicts.note(texts, [row.reference for row in rows], comparer)
+        judged = [verdicts.judged(row) for row in rows]
+        notes.append(await verdicts.note(judged, Comparer(comparison_of(spec))))
+        return judged
 
+    notes = [*trace.notes]
     with store:
-        note = asyncio.run(run())
-    right = np.array([[verdicts.right(t, text) for text in row] for t, row in texts.items()])
+        judged = asyncio.run(run())
+    right = np.array([[math.nan if answer is None else answer.right for answer in
+                       map(row.answers.get, trace.names)] for row in judged])  # fmt: skip
     facts: dict[str, Any] = {"correct": right, "raw_loss": None}
     spec = dataclasses.replace(trace.spec, target="label")
     if judge.graded:
         facts = {"correct": None, "raw_loss": 1 - right}
         spec = dataclasses.replace(spec, max_loss=1.0)
-    return dataclasses.replace(trace, spec=spec, label=None, notes=(*trace.notes, note), **facts)
+    return dataclasses.replace(trace, spec=spec, label=None, notes=tuple(notes), **facts)
 
 
 def verdict_from(response: Mapping[str, Any]) -> bool:

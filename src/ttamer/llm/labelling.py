@@ -133,9 +133,10 @@ class Labelling:
         prompt, codes = self.rows[row], self.plan.trace.prediction
         # Answers that compare as equal are shown once, others each by its text.
         groups: dict[object, tuple[str, list[str]]] = {}
-        for node, (name, text) in enumerate(prompt.answers.items()):
-            if text is not None:
+        for node, (name, answer) in enumerate(prompt.answers.items()):
+            if answer is not None:
                 code = -1 if codes is None else int(codes[row, node])
+                text = answer.text
                 groups.setdefault(text if code < 0 else code, (text, []))[1].append(name)
         # An order by hashes: it says nothing about who answered, and stays the same.
         hashed = {hashlib.sha256(f"{prompt.key}{text}".encode()).digest(): (text, tuple(nodes))
@@ -154,10 +155,10 @@ class Labelling:
         if row is None:
             return facts
         right = dict(zip(self.plan.trace.names, self.right.get(row, ()), strict=False))
-        choices = self.choices(row)
+        choices, reference = self.choices(row), self.rows[row].reference
         return facts | {
             "prompt": self.rows[row].prompt,
-            "reference": self.rows[row].reference,
+            "reference": reference if isinstance(reference, str | None) else " | ".join(reference),
             "answers": [text for text, _ in choices],
             "right": [right.get(nodes[0], False) for _, nodes in choices],
         }

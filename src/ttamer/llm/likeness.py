@@ -1,16 +1,14 @@
 """When embeddings are alike enough: the threshold of ``compare = "embedding"``, and its agreement.
 
-The threshold is the one at which the verdicts agree with most labelled pairs: pairs of the user, or
-answers with their labels. How often it agrees is counted on pairs that it was not fitted to: each
-half of the rows is judged by the threshold of the other half.
+The threshold is the one at which the verdicts agree with most labelled pairs, such as answers with
+their labels. How often it agrees is counted on pairs that it was not fitted to: each half of the
+rows is judged by the threshold of the other half.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +18,7 @@ from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm.client import Client
 from ttamer.llm.compare import Comparison, Pair, PairScore
 from ttamer.llm.paid import Store, key_of
-from ttamer.llm.prompts import AnsweredPrompt, json_rows, read_text
+from ttamer.llm.prompts import AnsweredPrompt
 from ttamer.runtime.calling import Call, call_async
 from ttamer.stats.bounds import binomial_upper
 
@@ -46,9 +44,6 @@ class LabelAgreement(NamedTuple):
 
         >>> print(LabelAgreement.of([True, True, False, True], [True, True, False, False]))
         agrees with the labels on 3 of 4 answers (75%, 95% interval 19% to 99%)
-        >>> print(LabelAgreement.of([False, False, False, False], [True, False, False, False]))
-        agrees with the labels on 3 of 4 answers (75%, 95% interval 19% to 99%), no more than the \
-same verdict for all (75%)
         """
         agree = sum(bool(a) == bool(b) for a, b in zip(judged, by_label, strict=True))
         right = sum(map(bool, by_label))
@@ -112,17 +107,10 @@ def cosines(embed: Embed) -> PairScore:
 
 
 class FittedThreshold(NamedTuple):
-    """A threshold on scores, and how often it agrees with pairs that it was not fitted to.
-
-    >>> print(FittedThreshold(0.8, LabelAgreement(40, 38, "pairs")))
-    threshold 0.8 agrees with the labels on 38 of 40 pairs (95%, 95% interval 83% to 99%)
-    """
+    """A threshold on scores, and how often it agrees with pairs that it was not fitted to."""
 
     threshold: float
     agreement: LabelAgreement
-
-    def __str__(self) -> str:
-        return f"threshold {self.threshold:g} {self.agreement}"
 
 
 def fit_threshold(
@@ -186,99 +174,52 @@ def _best(values: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
     return round(float(np.clip((ends[chosen] + ends[chosen + 1]) / 2, -1.0, 1.0)), 4)
 
 
-class Vectors:
-    """Embeds texts by an upstream, each of them once; the vectors are kept."""
+def embedding_score(paid: Store, client: Client) -> PairScore:
+    """Return the score by an upstream; each text is embedded once, and its vector is kept."""
+    node = client.settings
 
-    batch = 64  # texts in one call
-
-    def __init__(self, paid: Store, client: Client) -> None:
-        self._paid, self._client = paid, client
-
-    async def __call__(self, texts: Sequence[str]) -> list[NDArray[np.float32]]:
-        """Return the vector of each text.
-
-        Raises:
-            UpstreamFailed: If the upstream has none.
-        """
-        node = self._client.settings
+    async def embed(texts: Sequence[str]) -> list[NDArray[np.float32]]:
         keys = {text: key_of("embedding", [node.upstream, node.model], text) for text in texts}
-        waiting = [text for text in texts if self._paid.get(keys[text]) is None]
-        for start in range(0, len(waiting), self.batch):
-            chunk = waiting[start : start + self.batch]
-            vectors = np.array(await self._client.embed(chunk), np.float32)
-            self._paid.add({keys[t]: v.tobytes() for t, v in zip(chunk, vectors, strict=True)})
-        return [np.frombuffer(self._paid.get(keys[text]) or b"", np.float32) for text in texts]
+        waiting = [text for text in texts if paid.get(keys[text]) is None]
+        for start in range(0, len(waiting), 64):  # texts in one call
+            chunk = waiting[start : start + 64]
+            vectors = np.array(await client.embed(chunk), np.float32)
+            paid.add({keys[t]: v.tobytes() for t, v in zip(chunk, vectors, strict=True)})
+        return [np.frombuffer(paid.get(keys[text]) or b"", np.float32) for text in texts]
 
-
-class _Labelled(NamedTuple):
-    """Two texts, or an answer with each alias of its label, and whether some are equal."""
-
-    pairs: tuple[Pair, ...]
-    equal: bool
-    number: int
+    return cosines(embed)
 
 
 async def threshold_of(
-    rule: Comparison,
-    rows: Sequence[AnsweredPrompt],
-    score: PairScore,
-    pairs: str | os.PathLike[str] | None,
-) -> tuple[float, tuple[str, ...]]:
+    rule: Comparison, rows: Sequence[AnsweredPrompt], score: PairScore
+) -> tuple[float, list[str]]:
     """Return the threshold of a rule, fitted where it has none, and notes on its agreement.
 
-    Without a file of labelled pairs, an answer and its label are one, and equal where the answer
-    contains the label.
+    An answer and its label are a pair, and equal where the answer contains the label.
 
     Raises:
-        TraceError: If there are too few labelled pairs.
+        TraceError: If there are too few.
     """
-    if rule.threshold is not None and pairs is None:
-        return rule.threshold, ()
-    labelled = [*(_pairs_with_labels(rows) if pairs is None else _read_pairs(Path(pairs)))]
-    texts = [pair for entry in labelled for pair in entry.pairs]
-    alike = dict(zip(texts, await score(texts), strict=True))
-    values = [max(alike[pair] for pair in entry.pairs) for entry in labelled]
-    equal = [entry.equal for entry in labelled]
-    count = f"{sum(equal)} of them are equal"
-    if (threshold := rule.threshold) is not None:
-        agreement = LabelAgreement.of([v >= threshold for v in values], equal, "pairs")
-        note = f"the threshold {threshold:g} of embeddings {agreement}, as it is written; {count}"
-        return threshold, (note,)
+    labelled = [(number, text, rule.aliases(row.reference)) for number, row in enumerate(rows)
+                if row.reference for text in row.texts]  # fmt: skip
+    pairs = [(text, alias) for _, text, aliases in labelled for alias in aliases]
+    between = [pair for row in rows for pair in combinations(row.texts, 2)]
+    # One call embeds, a few large batches at a time, what is compared row by row later.
+    scores = await score([*pairs, *between])
+    if rule.threshold is not None:
+        return rule.threshold, []
+    alike = dict(zip(pairs, scores, strict=False))
+    values = [max(alike[text, alias] for alias in aliases) for _, text, aliases in labelled]
+    contains = Comparison("contains")
+    equal = [contains.is_right(text, aliases) for _, text, aliases in labelled]
     try:
-        fitted = fit_threshold(values, equal, groups=[entry.number for entry in labelled])
+        fitted = fit_threshold(values, equal, groups=[number for number, *_ in labelled])
     except ArgumentError as error:
         raise TraceError(f'compare = "embedding": {error}') from None
     threshold = fitted.threshold
-    return threshold, (
+    return threshold, [
         f"the threshold {threshold:g} of embeddings {fitted.agreement}, on pairs that it was not "
-        f"fitted to; {count}",
+        f"fitted to; {sum(equal)} of them are equal",
         f'to serve it, write compare = {{kind = "embedding", threshold = {threshold:g}}} under '
         "[serve]",
-    )
-
-
-def _pairs_with_labels(rows: Sequence[AnsweredPrompt]) -> Iterator[_Labelled]:
-    rule = Comparison("contains")
-    for number, row in enumerate(rows):
-        for text in row.texts:
-            if pairs := tuple((text, alias) for alias in row.aliases):
-                yield _Labelled(pairs, rule.is_right(text, row.reference or ""), number)
-
-
-def _read_pairs(path: Path) -> Iterator[_Labelled]:
-    for number, (where, entry) in enumerate(json_rows(path, read_text(path))):
-        try:
-            pair = entry["one"].strip(), entry["two"].strip()
-            is_equal = {True: True, False: False}[entry["equal"]]
-        except (KeyError, TypeError, AttributeError):
-            raise TraceError(
-                f"{where} is not a labelled pair; write lines like "
-                '{"one": "4", "two": "four", "equal": true}'
-            ) from None
-        yield _Labelled((pair,), is_equal, number)
-
-
-def pairs_of(row: AnsweredPrompt) -> Iterator[Pair]:
-    """Yield the pairs of a row that are compared: answers, and answers with the label."""
-    yield from ((second, first) for first, second in combinations(row.texts, 2))
-    yield from ((text, alias) for alias in row.aliases for text in row.texts if text != alias)
+    ]

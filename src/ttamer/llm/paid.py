@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import math
 import os
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import aiohttp
 
@@ -25,23 +23,12 @@ from ttamer._files import database_errors, open_database
 from ttamer.llm.client import NEVER, Body, Client, Deadline, Response, UpstreamFailed
 from ttamer.llm.confidence import Unreadable
 from ttamer.llm.node import BYTES_PER_TOKEN, Upstream, Usage, call_cost
+from ttamer.llm.prompts import Answer
 from ttamer.llm.settings import NodeSettings
 
 T = TypeVar("T")
 Ask = Callable[[NodeSettings], Upstream]
 """From a node's settings to what is asked."""
-
-
-class Answer(NamedTuple):
-    """What a node answered to a prompt."""
-
-    text: str
-    confidence: float
-    cost: float
-    confidence_cost: float = 0.0
-    """The part of the cost that is for the confidence alone."""
-    right: float = math.nan
-    """How right it is said to be, from 0 to 1; NaN where only a label can say."""
 
 
 class Store:
@@ -59,8 +46,10 @@ class Store:
         TraceError: If the file cannot be opened or written, or is on a disk of the network.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], *, is_dry: bool = False) -> None:
+        # A dry run leaves nothing behind.
+        self.path = Path(path) if not is_dry or Path(path).exists() else Path(":memory:")
+        self.is_dry = is_dry
 
     def __enter__(self) -> Self:
         schema = "CREATE TABLE IF NOT EXISTS paid (key TEXT PRIMARY KEY, response BLOB)"
@@ -80,6 +69,8 @@ class Store:
 
     def add(self, responses: Mapping[str, bytes]) -> None:
         """Keep responses, all or none of them; they are on the disk when it returns."""
+        if self.is_dry:
+            return
         rows = [(key, zlib.compress(content)) for key, content in responses.items()]
         with database_errors(self.path), self._database as database:
             database.execute("BEGIN")
@@ -99,16 +90,13 @@ def key_of(*parts: object) -> str:
 class PaidUpstream:
     """Asks an upstream only what is not kept; the same call again is another sample.
 
-    It is for one prompt. Responses are kept when :meth:`keep` says that they can be used. Without
-    an upstream nothing is asked, and what would be is listed.
+    It is for one prompt. Responses are kept when :meth:`keep` says that they can be used.
     """
 
-    def __init__(self, settings: NodeSettings, upstream: Upstream | None, paid: Store) -> None:
+    def __init__(self, settings: NodeSettings, upstream: Upstream, paid: Store) -> None:
         self._settings, self._upstream, self._paid = settings, upstream, paid
         self._samples: Counter[str] = Counter()
         self._new: dict[str, bytes] = {}
-        self.missing: list[Body] = []
-        """The requests that are not kept, where nothing is asked."""
 
     async def complete(
         self, body: Body, deadline: Deadline = NEVER, *, headers: Mapping[str, str] | None = None
@@ -123,9 +111,6 @@ class PaidUpstream:
         if content is not None:
             response = json.loads(content)
             return Response(response["body"], response["cost"])
-        if self._upstream is None:
-            self.missing.append(body)
-            raise UpstreamFailed(node.name, "ineligible", "is not asked")
         reply = await self._upstream.complete(body, deadline, headers=headers)
         self._new[key] = json.dumps({"body": reply.body, "cost": reply.cost}).encode()
         return reply
@@ -138,31 +123,55 @@ class PaidUpstream:
 
 
 @dataclass
+class Pretence:
+    """What stands in for a server in a dry run: the longest answer, at the most that it costs."""
+
+    node: NodeSettings
+    costs: list[float]
+
+    async def complete(
+        self, body: Body, deadline: Deadline = NEVER, *, headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """Note the call; the answer can be read as a verdict, as a score, and as a confidence."""
+        del deadline, headers
+        # A prompt as long as its bytes say.
+        prompt, longest = int(len(json.dumps(body)) / BYTES_PER_TOKEN), tokens_of(body)
+        self.costs.append(call_cost(self.node, Usage(prompt, longest)) or 0.0)
+        text = f"yes 1 {self.node.name} ".ljust(int(BYTES_PER_TOKEN * longest), ".")
+        choice = {"message": {"content": text},
+                  "logprobs": {"content": [{"token": "yes", "logprob": 0.0}]}}  # fmt: skip
+        usage = {"prompt_tokens": prompt, "completion_tokens": longest}
+        return Response({"choices": [choice], "usage": usage})
+
+
 class Asked:
     """What one node was asked: its answers, and why others are missing, by question."""
 
-    node: NodeSettings
-    answers: dict[str, Answer] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    total: int = 0
-    """The questions that are answered, failed, or waiting."""
-    max_failures: ClassVar = 10  # in a row, after which a node is not called any more
-    workers: ClassVar = 8  # of a node without max_concurrent
+    max_failures = 10  # in a row, after which a node is not called any more
+    workers = 8  # of a node without max_concurrent
+
+    def __init__(self, node: NodeSettings) -> None:
+        self.node = node
+        self.answers: dict[str, Answer] = {}
+        self.failed: dict[str, str] = {}
+        self.ineligible: dict[str, str] = {}
+        """Questions that the node cannot take: it gives no answer, and that is no failure."""
+        self.total = 0
+        """The questions that are answered, failed, or waiting."""
 
     def is_open(self, key: str) -> bool:
         """Whether a question was not asked yet."""
-        return key not in self.answers and key not in self.failed
+        return not any(key in part for part in (self.answers, self.failed, self.ineligible))
+
+    @property
+    def done(self) -> int:
+        """How many questions were asked."""
+        return len(self.answers) + len(self.failed) + len(self.ineligible)
 
     @property
     def spent(self) -> float:
         """What the answers cost together, when they came."""
         return sum(answer.cost for answer in self.answers.values())
-
-    def expected(self, body: Mapping[str, Any]) -> float:
-        """Return what a call is expected to cost: the mean so far, or the most that it can."""
-        if self.answers:
-            return max(self.spent / len(self.answers), 1e-12)  # never 0: it divides a budget
-        return max(cost_at_most(self.node, body), self.node.cost, 1e-12)
 
     async def ask(
         self,
@@ -185,8 +194,11 @@ class Asked:
                         self.answers[key] = await call(question)
                         failures = 0
                     except (UpstreamFailed, Unreadable) as error:
-                        self.failed[key] = _reason(error, self.node)
-                        failures += 1
+                        if isinstance(error, UpstreamFailed) and error.kind == "ineligible":
+                            self.ineligible[key] = _reason(error, self.node)
+                        else:
+                            self.failed[key] = _reason(error, self.node)
+                            failures += 1
                 report()
 
         # Workers share one iterator: a slow answer holds up its own worker alone.
@@ -202,19 +214,13 @@ def key_of_body(body: Mapping[str, Any]) -> str:
 def patient(session: aiohttp.ClientSession) -> Ask:
     """Return clients that no user waits for: they do not stop calls, and wait to the limit."""
 
-    def client(settings: NodeSettings, session: aiohttp.ClientSession) -> Client:
+    def client(settings: NodeSettings) -> Client:
         client = Client(settings, session, read_errors=True)
         client.breaker.row = 1000  # more than it counts
         client.limit.floor = settings.timeout
         return client
 
-    return partial(client, session=session)
-
-
-def cost_at_most(node: NodeSettings, body: Mapping[str, Any]) -> float:
-    """Return what a call may cost: a prompt as long as its bytes say, the longest answer."""
-    prompt = len(json.dumps(body)) / BYTES_PER_TOKEN
-    return call_cost(node, Usage(int(prompt), tokens_of(body))) or 0.0
+    return client
 
 
 def tokens_of(body: Mapping[str, Any]) -> int:

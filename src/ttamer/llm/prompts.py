@@ -1,11 +1,12 @@
-"""Prompts from a file: JSON lines, CSV, or text with one prompt per line.
+"""Prompts and answers: the files that hold them, and the row of a trace that each becomes.
 
 ::
 
     {"prompt": "What is 2 + 2?", "label": "4"}
     {"messages": [{"role": "user", "content": "..."}], "label": "B", "max_tokens": 1}
 
-In JSON lines, further keys are sent with the request unchanged.
+Prompts are read from JSON lines, from CSV, or from text with one prompt per line. In JSON lines,
+further keys are sent with the request unchanged.
 """
 
 from __future__ import annotations
@@ -14,19 +15,27 @@ import csv
 import hashlib
 import io
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ttamer._checks import require_path
+import numpy as np
+from numpy.typing import NDArray
+
+from ttamer._checks import counted, require_path
 from ttamer._files import atomic_write, lines_of
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import TraceError
-from ttamer.llm.compare import ALIAS_SEPARATOR
-from ttamer.llm.confidence import question_text
+from ttamer.llm.compare import Comparer, Comparison, quoted
 from ttamer.trace.schema import class_text
+from ttamer.trace.trace import Trace
+
+Label = str | tuple[str, ...] | None
+"""A reference answer, or several of which any is right."""
 
 
 @dataclass(frozen=True)
@@ -38,42 +47,188 @@ class Prompt:
     """
 
     body: Mapping[str, Any]
-    label: str | tuple[str, ...] | None = None
-    """The reference answer, or its aliases where ``compare`` is "contains"."""
+    label: Label = None
+
+
+class Answer(NamedTuple):
+    """What a node answered to a prompt."""
+
+    text: str
+    confidence: float = 0.0
+    cost: float = 0.0
+    confidence_cost: float = 0.0
+    """The part of the cost that is for the confidence alone."""
+    right: float = math.nan
+    """How right it is said to be, from 0 to 1; NaN where only a label can say."""
+    is_form: bool = False
+    """Whether the text is the form that is compared, as in a trace."""
 
 
 @dataclass(frozen=True)
 class AnsweredPrompt:
-    """The prompt of a row, its reference answer if there is one, and the nodes' answers."""
+    """A prompt, its reference answer if there is one, and what the nodes answered."""
 
     prompt: str
-    reference: str | None
-    """Aliases are separated by "|"."""
-    answers: Mapping[str, str | None]
+    reference: Label
+    answers: Mapping[str, Answer | None]
     """By node; ``None`` where it gave none."""
 
     @property
     def key(self) -> str:
         """Identifies the prompt and its answers, whatever the row's number."""
-        text = json.dumps([self.prompt, dict(sorted(self.answers.items()))])
-        return hashlib.sha256(text.encode()).hexdigest()[:24]
+        texts = {name: answer and answer.text for name, answer in sorted(self.answers.items())}
+        return hashlib.sha256(json.dumps([self.prompt, texts]).encode()).hexdigest()[:24]
 
     @property
     def texts(self) -> list[str]:
         """The different answers with text."""
-        return [*filter(None, dict.fromkeys((t or "").strip() for t in self.answers.values()))]
-
-    @property
-    def aliases(self) -> list[str]:
-        """The right answers that the reference names."""
-        return [*filter(None, map(str.strip, (self.reference or "").split(ALIAS_SEPARATOR)))]
+        texts = (answer.text.strip() for answer in self.answers.values() if answer)
+        return [*filter(None, dict.fromkeys(texts))]
 
 
-def write_answers(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
+async def trace_of(
+    spec: CascadeSpec,
+    comparer: Comparer,
+    rows: Sequence[AnsweredPrompt],
+    *,
+    unit: float = 0.0,
+    **facts: Any,
+) -> Trace:
+    """Return the trace of answers, wherever they come from: models that are asked, or a log.
+
+    What is said of an answer (:attr:`Answer.right`) counts more than its label, and holds for the
+    answers that equal it. ``unit`` is what a loss of 1 is, where the log has losses of its own.
+
+    >>> import asyncio
+    >>> spec = CascadeSpec.of({"small": 1.0, "large": 9.0})
+    >>> row = AnsweredPrompt("Yes or no?", "yes", {"small": Answer("Yes.", 0.7, 1.0)})
+    >>> asyncio.run(trace_of(spec, Comparer(Comparison()), [row])).loss.tolist()
+    [[0.0, nan]]
+
+    Raises:
+        TraceError: If no answer equals any label.
+    """
+    rule = comparer.rule
+    answers = [[row.answers.get(name) for name in spec.names] for row in rows]
+    predictions = [[_form(answer, rule) for answer in line] for line in answers]
+    labels = [rule.aliases(row.reference or ()) for row in rows]
+    has_labels, notes = any(labels), [*facts.pop("notes", ())]
+    if has_labels and not all(labels):
+        notes.append(f"{labels.count([])} of {counted(len(rows), 'row')} without a label")
+    notes += _without_content(rule, spec.names, answers, predictions)
+    right = _numbers(answers, "right")
+    is_stated = not np.isnan(right).all()
+    if rule.is_transitive and not is_stated and max(map(len, labels)) < 2:
+        classes = [next(iter(forms), None) for forms in labels]
+        facts["label"] = classes if has_labels else None
+        is_any_right = not {*classes}.isdisjoint({*chain.from_iterable(predictions)} - {None})
+    else:  # labels are compared one by one
+        unsaid = [(t, node, answer.text) for t, line in enumerate(answers) if labels[t]
+                  for node, answer in enumerate(line)
+                  if answer is not None and math.isnan(right[t, node])]  # fmt: skip
+        verdicts = await comparer.right([(text, labels[t]) for t, _, text in unsaid])
+        for (t, node, _), verdict in zip(unsaid, verdicts, strict=True):
+            right[t, node] = verdict
+        is_any_right = is_stated or bool((right == 1).any())
+    if has_labels and not is_any_right:
+        texts = (answer.text for line in answers for answer in line if answer is not None)
+        label = next(row.reference for row in rows if row.reference)
+        raise TraceError(
+            f'no answer equals any label under compare = "{rule}": the first label is '
+            f"{quoted(label)} and the first answer {quoted(next(texts, ''))}; choose another "
+            "compare under [serve], or name a judge (--judge NODE)"
+        )
+    if not rule.is_transitive:
+        predictions = [await comparer.matched_all(line) for line in predictions]
+    facts |= _losses(right, predictions, unit)
+    cost = _numbers(answers, "cost")
+    prompts = np.array([row.prompt or None for row in rows], object)
+    return Trace.from_arrays(
+        spec,
+        _numbers(answers, "confidence"),
+        prediction=predictions,
+        cost=None if (cost == spec.costs).all() else cost,
+        prompt=prompts if prompts.any() else None,
+        notes=tuple(notes),
+        **facts,
+    )
+
+
+def _form(answer: Answer | None, rule: Comparison) -> str | None:
+    """Return the form of an answer that is compared."""
+    if answer is None:
+        return None
+    return (answer.text or None) if answer.is_form else rule.prediction(answer.text)
+
+
+def _numbers(answers: Sequence[Sequence[Answer | None]], field: str) -> NDArray[np.float64]:
+    """Return a number of each answer, NaN where there is none."""
+    table = [[math.nan if answer is None else getattr(answer, field) for answer in line]
+             for line in answers]  # fmt: skip
+    return np.array(table, np.float64)
+
+
+def _losses(
+    right: NDArray[np.float64], predictions: Sequence[Sequence[str | None]], unit: float
+) -> dict[str, NDArray[np.float64]]:
+    """Return what is said of answers as a column of a trace; equal answers are as right."""
+    if np.isnan(right).all():
+        return {}
+    for row, line in zip(right, predictions, strict=True):
+        said = {form: value for form, value in zip(line, row, strict=True) if not np.isnan(value)}
+        for node, form in enumerate(line):
+            if form is not None and np.isnan(row[node]):
+                row[node] = said.get(form, math.nan)
+    if unit:
+        return {"loss": (1 - right) * unit}
+    is_graded = not np.isin(right[~np.isnan(right)], (0.0, 1.0)).all()
+    return {"score" if is_graded else "correct": right}
+
+
+def _without_content(
+    rule: Comparison,
+    names: Sequence[str],
+    answers: Sequence[Sequence[Answer | None]],
+    predictions: Sequence[Sequence[str | None]],
+) -> Iterator[str]:
+    """Yield a text for each node with answers that have no content."""
+    for node, name in enumerate(names):
+        texts = [(answer.text.strip(), forms[node]) for line, forms in
+                 zip(answers, predictions, strict=True) if (answer := line[node])]  # fmt: skip
+        unread = [text for text, form in texts if form is None]
+        if not unread:
+            continue
+        note = (
+            f"{len(unread)} of {len(texts)} answers of {name!r} "
+            f'{"has" if len(unread) == 1 else "have"} no content under compare = "{rule}"'
+        )
+        if any(unread):
+            note += f", such as {quoted(next(filter(None, unread)))}"
+        if empty := unread.count(""):
+            note += f", {empty} of them no text: a model that reasons needs more max_tokens"
+        yield note
+
+
+def check_label(label: Label, rule: Comparison) -> None:
+    """Refuse a label that no answer can equal.
+
+    Raises:
+        TraceError: If it has no content under the rule.
+    """
+    if label is not None and not rule.aliases(label):
+        raise TraceError(f'the label {quoted(label)} has no content under compare = "{rule}"')
+
+
+def write_answers(path: str | os.PathLike[str], rows: Iterable[AnsweredPrompt]) -> None:
     """Write prompts and answers as JSON lines (mode 600), for people to read and to label."""
+    lines = (
+        {"prompt": row.prompt, "label": row.reference,
+         "answers": {name: answer and answer.text for name, answer in row.answers.items()}}
+        for row in rows
+    )  # fmt: skip
     try:
         with atomic_write(path, private=True) as part:
-            part.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+            part.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     except OSError as error:
         raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
 
@@ -90,14 +245,12 @@ def read_answers(path: str | os.PathLike[str], names: Sequence[str]) -> list[Ans
             f"{path}: there is no such file; ttamer collect writes it beside the trace, "
             "and ttamer import answers where the log has prompts"
         )
-    for where, row in json_rows(file, read_text(file)):
+    for where, row in rows_of(file):
         try:
             texts = {name: row["answers"][name] for name in names}
-            answers = {name: None if text is None else str(text) for name, text in texts.items()}
-            label = row.get("label")
-            reference = " | ".join(label) if isinstance(label, list) else label
-            rows.append(AnsweredPrompt(question_text(row["request"]), reference, answers))
-        except (KeyError, TypeError, AttributeError):
+            answers = {n: None if text is None else Answer(str(text)) for n, text in texts.items()}
+            rows.append(AnsweredPrompt(row["prompt"], label_of(row.get("label")), answers))
+        except (KeyError, TypeError):
             raise TraceError(
                 f"{where} lacks the prompt or an answer of a node; collect the trace again (its "
                 "responses are kept)"
@@ -207,7 +360,7 @@ def rows_of(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     if file.suffix not in (".jsonl", ".ndjson", ".csv"):
         raise TraceError(f"{file}: the suffix must be one of .jsonl, .ndjson, .csv")
-    return (_csv_rows if file.suffix == ".csv" else json_rows)(file, read_text(file))
+    return (_csv_rows if file.suffix == ".csv" else _json_rows)(file, read_text(file))
 
 
 def _csv_rows(file: Path, text: str) -> Iterator[tuple[str, dict[str, str | None]]]:
@@ -232,12 +385,8 @@ def _csv_rows(file: Path, text: str) -> Iterator[tuple[str, dict[str, str | None
         ) from None
 
 
-def json_rows(file: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the fields of each row of JSON lines; blank lines are skipped.
-
-    Raises:
-        TraceError: If a line is not a JSON object.
-    """
+def _json_rows(file: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the fields of each row of JSON lines; blank lines are skipped."""
     for number, line in enumerate(lines_of(text), start=1):
         if not line.strip():
             continue
@@ -251,7 +400,7 @@ def json_rows(file: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, row
 
 
-def label_of(value: Any) -> str | tuple[str, ...] | None:
+def label_of(value: Any) -> Label:
     """Return a label as text, a list of texts or numbers as its aliases; ``None`` for no label.
 
     Raises:

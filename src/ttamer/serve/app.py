@@ -266,7 +266,7 @@ class Service:
         if not self.decisions.path:
             raise Refused(404, "no_log", "feedback is kept in the log; set log in [serve]")
         if label is not None:
-            label = self.settings.compare.label(label) or label
+            label = "|".join(self.settings.compare.aliases(label)) or label
         return json_response({"known": await self.audits.say(feedback.request, label, score)})
 
     async def _body(self, request: Received) -> bytes:

@@ -33,7 +33,7 @@ from ttamer.cascade import CascadeSpec
 from ttamer.errors import CascadeError, TraceError
 from ttamer.fitting.inputs import HASHED, hashed_prompt
 from ttamer.llm.confidence import question_text
-from ttamer.llm.prompts import AnsweredPrompt
+from ttamer.llm.prompts import Answer, AnsweredPrompt
 from ttamer.runtime.reply import NodeCall
 from ttamer.serve.requests import Job, is_ineligible
 from ttamer.trace.decisions import LOG_VERSION, LoggedDecisions, log_files
@@ -277,7 +277,8 @@ def prompts_of(decisions: LoggedDecisions) -> tuple[list[int], list[AnsweredProm
         line = decisions.lines[row]
         if HASHED.fullmatch(line["prompt"]):
             raise TraceError("this decision log has no texts: set log_texts = true in [serve]")
-        answers = {name: line["nodes"][name].get("prediction") for name in decisions.trace.names}
+        texts = {name: line["nodes"][name].get("prediction") for name in decisions.trace.names}
+        answers = {n: None if text is None else Answer(str(text)) for n, text in texts.items()}
         prompts.append(AnsweredPrompt(line["prompt"], None, answers))
     if not rows:
         raise TraceError("this decision log has no audited request; set share in [serve.audit]")
