@@ -287,3 +287,20 @@ def test_a_file_larger_than_memory_is_fitted_by_a_sample():
     sampled = fit_batches(lambda: parts, sample_rows=400, belief="threshold")
     assert (sampled.record.rows, sampled.record.sampled) == (900, 400)
     assert sampled.record.trace_digest.startswith("batches:")
+
+
+@pytest.mark.parametrize("belief", BELIEFS)
+def test_a_policy_shows_its_table_of_indices(ladders, belief):
+    policy = ladders("models", belief).at(0.8)
+    turn = policy.session()
+    first = turn.next
+    turn.observe(confidence=0.5, prediction="1")
+    if belief == "answers":
+        shown = policy.indices[first,]
+        assert turn.explain().indices == shown
+        assert (turn.next is not None) == (turn.explain().best > min(shown.values()))
+        assert all(f"{index:.2%}" in policy.table() for index in shown.values())
+        assert all(f"&gt; {index:.2%}" in policy.plot() for index in shown.values() if index < 1)
+    else:
+        assert policy.indices == {}
+        assert policy.plot().startswith("<svg")

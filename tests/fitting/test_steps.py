@@ -183,18 +183,22 @@ def test_estimates_are_of_complete_rows_and_their_policies_cost_what_they_say(ki
     assert math.isclose(estimates.weight.mean(), 1, rel_tol=1e-6)
 
 
-def test_an_index_is_where_asking_begins_to_pay():
-    fit, _ = fitted("exits")
-    tables, index = fit.tables, fit.tables.indices()
-    x = np.arange(-8 * 4096, 8 * 4096 + 1) / GRID
-    for way, node in enumerate(tables.node.tolist()):
-        source = tables.source[way]
-        if not tables.steps[source]:
-            continue
-        piece = np.searchsorted(tables.knots[source], x, side="right")
-        gain = tables.base[way][piece] + tables.slope[way][piece] * x
-        pays = gain - tables.prices[tables.point[way]] * tables.costs[node] > 0
-        assert np.array_equal(pays, x > index[way])
+@pytest.mark.parametrize("kind", ["exits", "plain", "inputs"])
+def test_an_index_is_where_asking_begins_to_pay(kind):
+    fit, _ = fitted(kind)
+    rng, policy = np.random.default_rng(0), fit.tables.policy(5)
+    for step, ways in policy.indices.items():
+        for way in policy.ways[step]:
+            index = ways[way.node]
+            near = index + np.arange(-2, 3) / GRID if abs(index) < 7 else np.zeros(0)
+            for x in [*near, *rng.integers(-8 * GRID, 8 * GRID, 20) / GRID]:
+                turn = policy.session()
+                turn._step, turn._came, turn._x = step, step, float(x)
+                gain, price = {v: rest for v, *rest in turn._ways()}[way.node]
+                if kind != "inputs":  # with inputs the gain need not rise with x
+                    assert (gain > price) == (x > index)
+                elif x > index:
+                    assert gain > price
 
 
 def test_a_free_node_that_never_errs_is_asked_alone():

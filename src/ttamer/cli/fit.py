@@ -160,7 +160,12 @@ def inspect_command(file: str, as_json: bool) -> None:
         facts["policies"], facts["default"] = len(policy), policy.default().described
         facts["fit"] = {key: value for key, value in record.items() if value}
         rows = f"Expected on new rows:\n\n{policy.table()}"
-    elif isinstance(policy, Ladder):
+        policy = policy.default()
+    parts = [policy.cheap, policy.expensive] if isinstance(policy, Mixture) else [policy]
+    for part in dict.fromkeys(parts):
+        if isinstance(part, FittedPolicy) and part.indices:
+            rows += f"\n\nDynamic indices of {part.setting}:\n\n{part.table()}"
+    if isinstance(policy, Ladder):
         numbers = [(p.tradeoff, p.expected_cost, p.expected_loss) for p in policy]
         head = ["tradeoff", "expected cost", "expected loss"]
         rows = table(head, [[number(value) for value in line] for line in numbers])
@@ -169,7 +174,7 @@ def inspect_command(file: str, as_json: bool) -> None:
     for name, value in facts.items():
         print(f"  {name.replace('_', ' ').ljust(width)}  {_cell(value)}")
     if rows:
-        print(f"\n{rows}")
+        print(f"\n{rows.strip()}")
 
 
 def _cell(value: Any) -> str:

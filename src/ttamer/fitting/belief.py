@@ -76,7 +76,8 @@ def chance(odds: Floats) -> Floats:
 
 def chance_of(odds: float) -> float:
     """Return the chance of one number of log-odds: as :func:`chance`, bit for bit."""
-    return round(CHANCES / (1 + math.exp(-odds))) / CHANCES
+    # Odds are at most 8 but for indices, which may be infinite.
+    return round(CHANCES / (1 + math.exp(min(-odds, 99.0)))) / CHANCES
 
 
 @dataclass(frozen=True, eq=False)

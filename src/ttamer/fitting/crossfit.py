@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ttamer.fitting.belief import Belief, Floats, Ints, Seen, Step, View, chance
+from ttamer.fitting.belief import Belief, Floats, Ints, Seen, View, chance
 from ttamer.fitting.inputs import CrossFittedPrior
 from ttamer.fitting.planner import (
     Board,
@@ -32,7 +32,6 @@ from ttamer.fitting.planner import (
     PlanOptions,
     Solution,
     Topology,
-    Values,
     filled,
     folds_of,
     prices_of,
@@ -124,10 +123,8 @@ class CrossFit:
         groups = np.arange(len(log)) if log.groups is None else log.groups
         self.fold = folds_of(groups, options.folds, options.seed)
         self.cost = filled(log.cost)
-        self.latency = None if log.latency is None else filled(log.latency)
-        self.waiting = np.zeros_like(self.cost)
-        if self.latency is not None:
-            self.waiting = self.latency * log.latency_weight
+        self.latency = np.zeros_like(self.cost) if log.latency is None else filled(log.latency)
+        self.waiting = self.latency * log.latency_weight
         self.mean_cost = (self.cost + self.waiting).mean(axis=0)
         self.prices = prices_of(self.mean_cost, options.points)
         self.topology = Topology.of(log, self.mean_cost, options)
@@ -254,48 +251,44 @@ class CrossFit:
 
     def estimates(self) -> tuple[Estimates, Ints]:
         """Return what each price does on rows not fitted to, and the kind of plan of each."""
-        complete, latency = self.log.complete, self.latency
-        count = len(self.planned(NONE)[1].value)
-        lost, paid, waited = np.zeros((3, count, len(self.prices), len(complete)))
+        complete, log = self.log.complete, self.log
+        shape = len(self.planned(NONE)[1].value), len(self.prices), len(complete)
+        lost, paid, waited = np.zeros((3, *shape))
         for k in range(self.options.folds):
             view, rows = self.view(NONE, k)
             if not len(rows):
                 continue
-            number = np.searchsorted(complete, rows)
-            predicted = None if self.prior is None else self.predicted(NONE, rows)
-            for kind in range(count):
-                kinds = np.full(len(self.prices), kind)
-                tables = self._tables(view.belief, frozenset([k]), kinds)
-                for price in range(len(self.prices)):
-                    done = play(tables.policy(price), view, predicted)
-                    lost[kind, price, number] = self.log.losses[rows, done.answer]
-                    paid[kind, price, number] = (done.asked * self.cost[rows]).sum(axis=1)
-                    if latency is not None:
-                        waited[kind, price, number] = (done.asked * latency[rows]).sum(axis=1)
+            number, predicted = np.searchsorted(complete, rows), self.predicted(NONE, rows)
+            for kind, price in np.ndindex(shape[:2]):
+                if not price:
+                    tables = self._tables(view.belief, frozenset([k]), np.full(shape[1], kind))
+                done, cell = play(tables.policy(price), view, predicted), (kind, price, number)
+                lost[cell] = log.losses[rows, done.answer]
+                paid[cell] = (done.asked * self.cost[rows]).sum(axis=1)
+                waited[cell] = (done.asked * self.latency[rows]).sum(axis=1)
         weight = self.weight[complete]
         kinds = self._kinds(lost, paid, waited, weight)
-        cell = kinds, np.arange(len(self.prices))
-
-        def alone(values: Floats) -> Floats:  # an exit passes all before it
-            return values[complete].cumsum(axis=1) if self.topology.exits else values[complete]
-
+        chosen = kinds, np.arange(shape[1])
+        alone_paid, alone_waited = self.cost[complete], self.latency[complete]
+        if self.topology.exits:  # an exit passes all before it
+            alone_paid, alone_waited = alone_paid.cumsum(axis=1), alone_waited.cumsum(axis=1)
+        timed = log.latency is not None
         estimates = Estimates(
             rows=complete,
             weight=weight,
-            lost=lost[cell],
-            paid=paid[cell],
-            waited=None if latency is None else waited[cell],
-            alone_lost=self.log.losses[complete],
-            alone_paid=alone(self.cost),
-            alone_waited=None if latency is None else alone(latency),
+            lost=lost[chosen],
+            paid=paid[chosen],
+            waited=waited[chosen] if timed else None,
+            alone_lost=log.losses[complete],
+            alone_paid=alone_paid,
+            alone_waited=alone_waited if timed else None,
         )
         return estimates, kinds
 
     def _kinds(self, lost: Floats, paid: Floats, waited: Floats, weight: Floats) -> Ints:
         """Return the kind of plan of each price: the first, unless one is better beyond noise."""
         objective = lost + self.prices[:, None] * paid
-        if self.log.latency_weight:
-            objective += self.prices[:, None] * self.log.latency_weight * waited
+        objective += self.prices[:, None] * self.log.latency_weight * waited
         worse = objective - objective[0]
         mean = worse @ weight / weight.sum()
         error = np.sqrt((worse - mean[..., None]) ** 2 @ weight**2) / weight.sum()
@@ -306,42 +299,37 @@ class CrossFit:
     def _tables(self, belief: Belief, out: Folds, kinds: Ints) -> StepTables:
         """Lay out the policies planned without some folds, of a kind for each price, as tables."""
         planner, candidates = self.planned(out)
-        ways: list[tuple[int, Step, int, Values]] = []
-        for price, kind in enumerate(kinds.tolist()):
-            solution, column = candidates.solutions[kind][price]
-            ways += [
-                (price, step, node, solution.gains[step, node][:, column])
-                for step, nodes in solution.plan.items()
-                for node in nodes
-            ]
-        steps = tuple(sorted({step for _, step, _, _ in ways}, key=lambda s: (len(s), s)))
-        number_of = {step: number for number, step in enumerate(steps)}
-        width = max(len(planner.knots(step)) for step in steps)
-        knots = np.full((len(steps), width), np.inf)
-        base, slope = np.zeros((2, len(ways), width + 1))
-        for number, step in enumerate(steps):
-            knots[number, : len(planner.knots(step))] = planner.knots(step)
-        for number, (_, step, _, gains) in enumerate(ways):
-            ends, levels = planner.knots(step), gains[:-2].astype(float)
-            inner = np.diff(levels) / np.diff(ends)
-            slope[number, 1 : len(ends)] = inner
-            base[number, 0] = levels[0]
-            base[number, 1 : len(ends)] = levels[:-1] - inner * ends[:-1]
-            base[number, len(ends) :] = levels[-1]
-        return StepTables(
+        chosen = [candidates.solutions[kind][price] for price, kind in enumerate(kinds.tolist())]
+        knots = {step: planner.knots(step) for solution, _ in chosen for step in solution.plan}
+        pieces = 1 + max(len(knots[step]) for solution, _ in chosen for step, _ in solution.gains)
+        ways = []
+        for price, (solution, column) in enumerate(chosen):
+            for step, nodes in solution.plan.items():
+                for node in nodes:
+                    gains = solution.gains[step, node][:, column].astype(float)
+                    gain = gain_by_piece(knots[step], gains[:-2], pieces)
+                    ways.append((price, step, node, *gain, gains[-2:]))
+        return StepTables.of(
+            ways,
+            knots,
             names=self.names,
             belief=belief,
             costs=self.cost.mean(axis=0),
             prices=self.prices,
-            steps=steps,
-            knots=knots,
-            point=np.array([way[0] for way in ways], np.intp),
-            source=np.array([number_of[way[1]] for way in ways], np.intp),
-            node=np.array([way[2] for way in ways], np.intp),
-            base=base,
-            slope=slope,
-            columns=np.array([way[3][-2:] for way in ways], float),
             wait=self.waiting.mean(axis=0),
             kind=self.log.kind,
             parents=self.log.parents,
         )
+
+
+def gain_by_piece(knots: Floats, levels: Floats, pieces: int) -> tuple[Floats, Floats]:
+    """Return base and slope of a gain by piece of x, given its levels at knots; flat outside.
+
+    >>> gain_by_piece(np.array([0.0, 2.0]), np.array([1.0, 5.0]), 3)
+    (array([1., 1., 5.]), array([0., 2., 0.]))
+    """
+    slopes = np.diff(levels) / np.diff(knots)
+    base, slope = np.full(pieces, levels[-1]), np.zeros(pieces)
+    base[: len(knots)] = levels[0], *(levels[:-1] - slopes * knots[:-1])
+    slope[1 : len(knots)] = slopes
+    return base, slope

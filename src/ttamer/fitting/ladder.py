@@ -26,7 +26,9 @@ from ttamer._checks import counted, in_unit, is_number, number, percent, priced
 from ttamer._extras import require
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
+from ttamer.fitting.belief import chance_of
 from ttamer.fitting.fitted import FitRecord, Fitted, PolicyRule
+from ttamer.fitting.markov import StatePolicy
 from ttamer.fitting.points import Mix, OperatingPoints
 from ttamer.fitting.policy import SingleNode, StepBatch, StepPolicy
 from ttamer.fitting.promises import Held, Kind, Promise, held_of, make_promise
@@ -35,6 +37,7 @@ from ttamer.fitting.session import FittedSession
 from ttamer.problem.checks import check_tradeoff
 from ttamer.show import card, table
 from ttamer.show.curves import draw_curves
+from ttamer.show.graph import Arrow, Box, Drawing, draw_graph
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.trace import Measure, Trace
 
@@ -148,6 +151,64 @@ class FittedPolicy(Deciding):
         if len(first) != 1 or any(rule.ahead((node,)) for node in first):
             return None
         return self.spec.names[first.pop()]
+
+    @property
+    def indices(self) -> dict[tuple[str, ...], dict[str, float]]:
+        """The table that it is: by nodes asked, and node that may be next, the dynamic index.
+
+        Asking pays exactly where the answer in hand is wrong with a chance above the index: 0
+        where it always pays, 1 where it never does. Where inputs are used, they shift it: this is
+        that of an input of which nothing is known. Empty for a node by itself and for thresholds;
+        for ``belief="markov"`` see ``rule.solved``.
+
+        >>> from ttamer import datasets, fit
+        >>> policy = fit(datasets.load("minilm-imdb").take(slice(500))).at(0.7)
+        >>> list(policy.indices)[:2]
+        [('layer1',), ('layer1', 'layer2')]
+        """
+        names, reads = self.spec.names, self.record.belief == "answers"
+        table = self.rule.indices if reads and isinstance(self.rule, StepPolicy) else {}
+        return {
+            tuple(names[v] for v in step): {names[v]: chance_of(index) for v, index in ways.items()}
+            for step, ways in table.items()
+        }
+
+    def table(self) -> str:
+        """Return its table of indices as text.
+
+        Returns:
+            For the nodes asked so far: which node it may ask next, and where that pays.
+        """
+        rows = [
+            [", ".join(asked), node, percent(index, digits=2)]
+            for asked, ways in self.indices.items()
+            for node, index in ways.items()
+        ]
+        return table(["asked", "then", "if wrong with a chance above"], rows)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+        """Draw its table of indices: from the nodes asked to the next, with the chance that pays.
+
+        Args:
+            path: Where to write the drawing, if anywhere.
+
+        Returns:
+            The text of an SVG file; notebooks show it as a picture.
+        """
+        if isinstance(self.rule, StatePolicy):
+            return self.rule.solved.plot(path)
+        order, indices = self.spec.names.index, self.indices
+        ways = [
+            (asked, tuple(sorted((*asked, node), key=order)), f"> {percent(index, digits=2)}")
+            for asked, following in indices.items()
+            for node, index in following.items()
+            if index < 1
+        ]
+        sets = list(dict.fromkeys([*indices, *(target for _, target, _ in ways)]))
+        number = {asked: k for k, asked in enumerate(sets)}
+        boxes = [Box((", ".join(asked),), len(asked)) for asked in sets]
+        arrows = [Arrow(number[source], number[target], label) for source, target, label in ways]
+        return draw_graph(boxes, arrows, caption=self.described).written(path)
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace.

@@ -13,7 +13,7 @@ as asked, and x is that of the answers there are. Under a cap on the cost each w
 exceed it is left out.
 
 Without inputs the gain of each way rises with x. Then it is worth asking m exactly where x is above
-one number, the paper's dynamic index: :meth:`StepTables.indices`.
+one number, the paper's dynamic index: :attr:`StepPolicy.indices`.
 
 Every sum is taken in one order, element by element, from numbers on a grid: a session and a batch
 decide alike.
@@ -24,11 +24,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ttamer.fitting.belief import (
+    GRID,
+    MAX_ODDS,
     Belief,
     Floats,
     Ints,
@@ -38,6 +41,8 @@ from ttamer.fitting.belief import (
     bar_of,
     by_pattern,
     chance,
+    on_grid,
+    q_odds,
 )
 from ttamer.fitting.inputs import Prior
 from ttamer.fitting.replay import SLACK, Played
@@ -64,13 +69,11 @@ class Way:
         """Return the gains of rows, all arguments of shape (T,)."""
         return self.base[piece] + self.slope[piece] * x + self.u * first + self.v * second
 
-    def listed(self, tables: StepTables) -> ListedWay:
-        """Return it as plain numbers, with what its latency counts as."""
-        wait = float(tables.wait[self.node])
-        return self.node, self.base.tolist(), self.slope.tolist(), self.u, self.v, wait
 
-
-ListedWay = tuple[int, list[float], list[float], float, float, float]
+PlainWay = tuple[int, list[float], list[float], float, float, float]
+"""Of a way as plain numbers: node, base, slope, u, v, and what its latency counts as."""
+Ways = Sequence[tuple[int, Step, int, ArrayLike, ArrayLike, ArrayLike]]
+"""Of each the number of its price, set, node, base, slope, and columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,35 +113,32 @@ class StepTables:
     parents: tuple[int, ...] = ()
     """By node, one that must have answered before it, -1 for none; empty where none has one."""
 
+    @classmethod
+    def of(cls, ways: Ways, knots: Mapping[Step, Floats], **fields: Any) -> StepTables:
+        """Lay ways out as arrays, with the knots of sets that have any, and all other fields."""
+        point, source, node, base, slope, columns = zip(*ways, strict=True)
+        steps = tuple(sorted({*source}, key=lambda step: (len(step), step)))
+        rows = np.full((len(steps), np.size(base[0]) - 1), np.inf)
+        for row, step in zip(rows, steps, strict=True):
+            row[: len(knots.get(step, ()))] = knots.get(step, ())
+        return cls(
+            steps=steps,
+            knots=rows,
+            point=np.array(point, np.intp),
+            source=np.array([steps.index(step) for step in source], np.intp),
+            node=np.array(node, np.intp),
+            base=np.array(base, float),
+            slope=np.array(slope, float),
+            columns=np.array(columns, float),
+            **fields,
+        )
+
     def __len__(self) -> int:
         return len(self.prices)
 
     def policy(self, number: int) -> StepPolicy:
         """Return the policy of one price."""
         return StepPolicy(self, number)
-
-    def indices(self) -> Floats:
-        """Return the index of each way, shape (ways,): asking pays exactly where x is above it.
-
-        x is in log-odds, on the grid. ``-inf`` where it always pays, ``inf`` where it never does.
-        For ways before any answer, and where inputs are used, it is that of mean inputs.
-        """
-        return np.array([_index(self, e) for e in range(len(self.node))])
-
-
-def _index(tables: StepTables, way: int) -> float:
-    """Return the largest x on the grid at which asking does not pay."""
-    source, node = tables.source[way], int(tables.node[way])
-    if not tables.steps[source]:
-        return -np.inf
-    cost = tables.prices[tables.point[way]] * (tables.costs[node] + tables.wait[node])
-    x = np.arange(-NOTHING * 4096, NOTHING * 4096 + 1) / 4096
-    piece = np.searchsorted(tables.knots[source], x, side="right")
-    gain = tables.base[way][piece] + tables.slope[way][piece] * x - cost
-    stops = np.flatnonzero(gain <= 0)
-    if not len(stops):
-        return -np.inf
-    return np.inf if len(stops) == len(x) else float(x[stops[-1]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,6 +193,34 @@ class StepPolicy:
         return dict(zip(self.tables.steps, self.tables.knots, strict=True))
 
     @cached_property
+    def indices(self) -> Mapping[Step, Mapping[int, float]]:
+        """The dynamic index of each way, by set and node: asking pays exactly where x is above it.
+
+        x is in log-odds, on the grid; ``-inf`` where it always pays, ``inf`` where it never does.
+        Where inputs are used it is that of an input of which nothing is known.
+        """
+        x = np.arange(-NOTHING * GRID, NOTHING * GRID + 1) / GRID
+        table: dict[Step, dict[int, float]] = {}
+        for step, ways in self.ways.items():
+            piece, p = np.searchsorted(self.knots[step], x, side="right"), chance(x)
+            for way in ways if step else ():
+                q = self._chance_of_unknown(len(step), way.node, x)
+                price = self.price * (self.tables.costs[way.node] + self.tables.wait[way.node])
+                stops = np.flatnonzero(way.gain(piece, x, q, p * q) <= price)
+                index = np.inf if len(stops) == len(x) else x[stops[-1]] if len(stops) else -np.inf
+                table.setdefault(step, {})[way.node] = float(index)
+        return table
+
+    def _chance_of_unknown(self, size: int, node: int, x: Floats) -> Floats:
+        """Return q of an input of which nothing is known, after so many answers."""
+        belief, prior = self.tables.belief, self.tables.prior
+        if prior is None or belief.first is None or belief.later is None:
+            return np.zeros(len(x))
+        z, bar = map(np.asarray, prior.unknown)
+        odds = q_odds(belief.first[node], belief.later[node], size, z[node], bar, x)
+        return chance(on_grid(odds, MAX_ODDS))
+
+    @cached_property
     def costs(self) -> list[float]:
         """The mean cost of each node, as plain numbers."""
         return list(map(float, self.tables.costs))
@@ -202,19 +230,21 @@ class StepPolicy:
         """The number of each class that the fit saw."""
         return {text: code for code, text in enumerate(self.tables.belief.classes)}
 
-    def listed(self, asked: Step, answered: Step) -> tuple[list[float], list[ListedWay]]:
+    def listed(self, asked: Step, answered: Step) -> tuple[list[float], list[PlainWay]]:
         """Return the knots and the ways after a set, as plain numbers."""
         key = asked, bool(answered)
-        if key not in self._lists:
+        if key not in self._listed:
             knots = self.knots[asked].tolist() if asked in self.knots else []
-            self._lists[key] = (
-                knots,
-                [way.listed(self.tables) for way in self.after(asked, answered)],
-            )
-        return self._lists[key]
+            waits = self.tables.wait.tolist()
+            ways = [
+                (way.node, way.base.tolist(), way.slope.tolist(), way.u, way.v, waits[way.node])
+                for way in self.after(asked, answered)
+            ]
+            self._listed[key] = knots, ways
+        return self._listed[key]
 
     @cached_property
-    def _lists(self) -> dict[tuple[Step, bool], tuple[list[float], list[ListedWay]]]:
+    def _listed(self) -> dict[tuple[Step, bool], tuple[list[float], list[PlainWay]]]:
         return {}
 
     def session(

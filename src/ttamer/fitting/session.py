@@ -45,6 +45,9 @@ class StepExplanation(Explanation):
     """By node that may be asked now: how much loss asking it saves."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """By node that may be asked now: what it costs, in losses."""
+    indices: Mapping[str, float] = field(default_factory=dict)
+    """By node that may be asked now, once there is an answer: asking it pays where the answer in
+    hand is wrong with more than this chance, of an input of which nothing is known."""
 
 
 class FittedSession(Session):
@@ -307,7 +310,11 @@ class StepSession(FittedSession):
             from_input=self._from_input(),
             gains=gains,
             prices=prices,
+            indices={self._names[v]: chance_of(i) for v, i in self._indices().items()},
         )
+
+    def _indices(self) -> Mapping[int, float]:
+        return self._policy.indices.get(self._step, {}) if self._came else {}
 
     def _from_input(self) -> float:
         """Return what this input adds to the gain of ``next``, over one nothing is known of."""

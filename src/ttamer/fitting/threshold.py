@@ -92,14 +92,12 @@ def stop_tables(
                 last, least = walk[size - 1], cut[size - 1]
                 gain = spacing * (np.searchsorted(bounds[last], least) + (least > -np.inf))
                 slope = 1.0
-            ways.append((point, tuple(sorted(walk[:size])), node, gain, slope))
+            ways.append((point, tuple(sorted(walk[:size])), node, [gain], [slope], [0.0, 0.0]))
             asked = tuple(sorted(walk[: size + 1]))
             for answer in asked if not in_order else ():
                 own = np.zeros(HEAD + PEER * size)
                 own[0], own[1] = (0.0, 1.0) if answer == node else (MAX_ODDS, 0.0)
                 weights[asked, answer] = own
-    points, sources, asks, base, slopes = zip(*ways, strict=True)
-    steps = tuple(sorted({*sources}, key=lambda step: (len(step), step)))
     masked = np.zeros((nodes, HEAD + PEER * nodes))
     if not in_order:
         masked[:, 1] = 1.0  # where a node failed, its own log-odds say how sure an answer is
@@ -114,19 +112,13 @@ def stop_tables(
         memory=1 if in_order else Belief.memory,
         agree=in_order,
     )
-    return StepTables(
+    return StepTables.of(
+        ways,
+        {},
         names=trace.names,
         belief=belief,
         costs=np.asarray(np.nanmean(trace.costs, axis=0), float),
         prices=np.zeros(count),
-        steps=steps,
-        knots=np.empty((len(steps), 0)),
-        point=np.array(points),
-        source=np.array([steps.index(step) for step in sources]),
-        node=np.array(asks),
-        base=np.array(base)[:, None],
-        slope=np.array(slopes)[:, None],
-        columns=np.zeros((len(ways), 2)),
         wait=np.zeros(nodes),
         kind=trace.spec.kind,
         parents=first_parents(trace.spec),
