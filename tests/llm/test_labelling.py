@@ -20,7 +20,7 @@ from support.browser import headless
 from ttamer.cascade import CascadeSpec
 from ttamer.cli import main
 from ttamer.errors import TraceError
-from ttamer.llm.labelling import Labelling, LabelPage, LabelPlan
+from ttamer.llm.labelling import Labelling, LabelPage
 from ttamer.llm.paid import Store
 from ttamer.llm.prompts import Answer, AnsweredPrompt, read_answers
 from ttamer.trace.trace import Trace
@@ -62,8 +62,17 @@ def labelling(tmp_path):
     trace, _ = trace_of(12)
     path = kept(tmp_path, trace)
     rows = read_answers(f"{path}.answers.jsonl", trace.names)
-    with Labelling(LabelPlan(trace), rows, tmp_path / "labels") as labelling:
+    with Labelling(trace, rows, tmp_path / "labels") as labelling:
         yield labelling
+
+
+def planned(trace, right=None, **options):
+    """The labelling of a trace, without a file, with the labels of its first rows in order."""
+    rows = [AnsweredPrompt(f"{n}", None, {}) for n in range(len(trace))]
+    labelling = Labelling(trace, rows, "unused", **options)
+    if right is not None:
+        labelling.right = {row: tuple(right[row].tolist()) for row in labelling.order}
+    return labelling
 
 
 def test_rows_with_the_same_prompt_and_answers_are_labelled_once(tmp_path):
@@ -73,61 +82,52 @@ def test_rows_with_the_same_prompt_and_answers_are_labelled_once(tmp_path):
     rows = [AnsweredPrompt("same", None, {"small": Answer("a"), "large": Answer("b")})] * 3
     rows[1] = AnsweredPrompt("other", None, {"small": Answer("c"), "large": Answer("d")})
     for _ in range(2):  # and when the labels are read again
-        with Labelling(LabelPlan(trace), rows, tmp_path / "labels") as labelling:
+        with Labelling(trace, rows, tmp_path / "labels") as labelling:
             if not labelling.right:
                 labelling.add(0, ["large"])
             assert labelling.right == {0: (False, True), 2: (False, True)}
             assert labelling.next() == 1
 
 
-def test_four_of_five_rows_are_ones_on_which_nodes_differ():
-    plan = LabelPlan(trace_of()[0])
-    chosen = list(islice(plan.rows([]), 100))
-    assert len(set(chosen)) == 100
-    assert plan.agreed[chosen].sum() == 20
-    assert list(islice(plan.rows(chosen[:40]), 60)) == chosen[40:]  # wherever it was interrupted
-
-
-def test_every_row_comes_once_and_uniform_order_ignores_the_answers():
+def test_four_of_five_rows_are_ones_on_which_nodes_differ_and_every_row_comes_once():
+    labelling = planned(trace_of()[0])
+    assert labelling.agreed[labelling.order[:100]].sum() == 20
+    assert sorted(labelling.order) == list(range(400))
     trace, _ = trace_of(60)
-    assert sorted(LabelPlan(trace).rows([])) == list(range(60))
     other = Trace.from_arrays(SPEC, trace.confidence, prediction=[["x", "x"]] * 60)
-    orders = [list(LabelPlan(each, uniform=True).rows([3])) for each in (trace, other)]
-    assert orders[0] == orders[1]
-    assert len(orders[0]) == 59
+    assert planned(trace, uniform=True).order == planned(other, uniform=True).order
 
 
 def test_the_trace_for_a_fit_has_the_shares_and_errors_of_all_rows():
     trace, right = trace_of(4000, seed=1)
-    plan = LabelPlan(trace)
-    labels = {row: right[row].tolist() for row in islice(plan.rows([]), 600)}
-    found = plan.labelled(labels)
+    labelling = planned(trace, right)
+    labelling.right = dict(islice(labelling.right.items(), 600))
+    found = labelling.labelled()
     assert found.spec.target == "label"
     differ = (found.prediction[:, 0] != found.prediction[:, 1]).mean()
-    assert differ == pytest.approx((~plan.agreed).mean(), abs=0.005)
+    assert differ == pytest.approx((~labelling.agreed).mean(), abs=0.005)
     assert found.loss.mean(axis=0) == pytest.approx((~right).mean(axis=0), abs=0.03)
     assert "do not certify" in found.notes[-1]
-    alone = LabelPlan(trace, uniform=True).labelled(labels)
-    assert len(alone) == 600
+    labelling.uniform = True
+    assert len(labelling.labelled()) == 600
 
 
 def test_the_estimate_says_how_many_more_labels_are_worth_it():
     trace, right = trace_of(20_000, seed=2)
-    plan = LabelPlan(trace, within=0.02)
-    rows = plan.rows([])
-    labels = {}
-    assert plan.estimate(labels).more is None
-    for row in islice(rows, 60):
-        labels[row] = right[row].tolist()
-    first = plan.estimate(labels)
+    labelling = planned(trace, right, within=0.02)
+    labels = [*labelling.right.items()]
+    labelling.right = {}
+    assert labelling.estimate().more is None
+    labelling.right = dict(labels[:60])
+    first = labelling.estimate()
     assert first.half_width > 0.02
-    for row in islice(rows, first.more):
-        labels[row] = right[row].tolist()
-    then = plan.estimate(labels)
+    labelling.right = dict(labels[: 60 + first.more])
+    then = labelling.estimate()
     assert then.half_width == pytest.approx(0.02, rel=0.25)
     truth = (~right).mean(axis=0)
-    differ = ~plan.agreed[list(labels)]
-    guess = (~np.array(list(labels.values()))[differ]).mean(axis=0) * (~plan.agreed).mean()
+    differ = ~labelling.agreed[[*labelling.right]]
+    wrong = ~np.array([*labelling.right.values()])
+    guess = wrong[differ].mean(axis=0) * (~labelling.agreed).mean()
     assert abs((guess[0] - guess[1]) - (truth[0] - truth[1])) < 2 * then.half_width
     assert "worth it" in str(first)
 
@@ -143,8 +143,8 @@ def test_labels_survive_and_belong_to_prompts_and_answers(labelling, tmp_path):
     assert (tmp_path / "labels").stat().st_mode & 0o777 == 0o600
     moved = list(labelling.rows)
     order = [other, row, *(n for n in range(12) if n not in (row, other))]
-    trace = labelling.plan.trace.take(np.array(order))
-    with Labelling(LabelPlan(trace), [moved[n] for n in order], tmp_path / "labels") as again:
+    trace = labelling.trace.take(np.array(order))
+    with Labelling(trace, [moved[n] for n in order], tmp_path / "labels") as again:
         assert again.right == {1: (True, False)}
         assert again.skipped == {0}
         assert again.unknown == 1
@@ -169,8 +169,8 @@ def test_the_command_writes_the_trace_of_the_labels_there_are(tmp_path, capsys):
     trace, right = trace_of(40)
     path = kept(tmp_path, trace)
     rows = read_answers(f"{path}.answers.jsonl", trace.names)
-    with Labelling(LabelPlan(trace), rows, f"{path}.labels") as labelling:
-        for row in islice(LabelPlan(trace).rows([]), 20):
+    with Labelling(trace, rows, f"{path}.labels") as labelling:
+        for row in labelling.order[:20]:
             labelling.add(row, [n for n, one in zip(trace.names, right[row], strict=True) if one])
     assert main(["label", str(path), "--no-page", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -192,7 +192,7 @@ def test_a_csv_is_labelled_at_the_costs_of_the_cascade_beside_it(tmp_path, capsy
     path = tmp_path / "trace.csv"
     trace.write(path)
     rows = read_answers(f"{path}.answers.jsonl", trace.names)
-    with Labelling(LabelPlan(trace), rows, f"{path}.labels") as labelling:
+    with Labelling(trace, rows, f"{path}.labels") as labelling:
         labelling.add(0, ["large"])
     assert main(["label", str(path), "--no-page"]) == 2
     assert f"{tmp_path / 'trace.toml'}, which ttamer collect writes" in capsys.readouterr().err

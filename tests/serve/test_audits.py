@@ -17,7 +17,7 @@ from ttamer.cascade import CascadeSpec
 from ttamer.cli import main
 from ttamer.fitting.inputs import hashed_prompt
 from ttamer.llm.client import UpstreamFailed
-from ttamer.llm.labelling import Labelling, LabelPlan
+from ttamer.llm.labelling import Labelling
 from ttamer.runtime.reply import NodeCall
 from ttamer.serve import audits as auditing
 from ttamer.serve.records import DecisionLog, prompts_of
@@ -320,7 +320,7 @@ class TestPeople:
         rows, prompts = prompts_of(decisions)
         assert 10 < len(rows) < 40
         log = decisions.trace.take(np.array(rows))
-        with Labelling(LabelPlan(log, uniform=True), prompts, f"{served.log}.labels") as labelling:
+        with Labelling(log, prompts, f"{served.log}.labels", uniform=True) as labelling:
             for row in range(10):
                 labelling.add(row, ["large"])
         assert main(["label", str(served.log), "--no-page"]) == 0

@@ -268,14 +268,14 @@ def _by_hand(
     within: float, uniform: bool, port: int, no_page: bool, quiet: bool,
 ) -> tuple[Trace | None, dict[int, tuple[bool, ...]], dict[str, Any], list[str]]:  # fmt: skip
     """Let a person label; return the labelled trace, labels, facts, and lines to print."""
-    from ttamer.llm.labelling import Labelling, LabelPage, LabelPlan
+    from ttamer.llm.labelling import Labelling, LabelPage
 
     def ready(url: str) -> None:
         stream = sys.stderr if quiet else sys.stdout
         print(f"open {url}\n(Ctrl-C or the page's Finish ends it)", file=stream, flush=True)
 
-    plan, labels = LabelPlan(log, within=within, uniform=uniform), Path(f"{source}.labels")
-    with Labelling(plan, rows, labels) as labelling:
+    labels = Path(f"{source}.labels")
+    with Labelling(log, rows, labels, within=within, uniform=uniform) as labelling:
         if not no_page:
             with suppress(KeyboardInterrupt):
                 try:
@@ -284,8 +284,8 @@ def _by_hand(
                     raise ArgumentError(
                         f"--port is {port}, which cannot be used: {error}"
                     ) from None
-        estimate, right = plan.estimate(labelling.right), labelling.right
-        labelled = labelling.trace() if right else None
+        estimate, right = labelling.estimate(), labelling.right
+        labelled = labelling.labelled() if right else None
     notes = [] if labelled is None else list(labelled.notes[-1:])
     facts = {"labels": len(right), "skipped": len(labelling.skipped), "more": estimate.more,
              "unknown": labelling.unknown, "notes": notes, "written": [str(labels)]}  # fmt: skip

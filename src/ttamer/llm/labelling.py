@@ -29,12 +29,10 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from itertools import chain
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -48,6 +46,24 @@ from ttamer.llm.prompts import AnsweredPrompt
 from ttamer.trace.trace import Trace
 
 
+class Estimate(NamedTuple):
+    """What the labels so far say, and how many more are worth it."""
+
+    labels: int
+    half_width: float | None = None
+    """Half of the 95% interval for the difference in error between the best node and the node whose
+    difference is known least; ``None`` for too few labels."""
+    more: int | None = None
+    """How many more labels bring it down to the width wanted."""
+
+    def __str__(self) -> str:
+        labels = counted(self.labels, "label")
+        if self.half_width is None:
+            return f"{labels}: too few for an estimate"
+        more = f"{self.more} more are worth it" if self.more else "more labels change little"
+        return f"{labels}: differences in error are known to {self.half_width:.1%}; {more}"
+
+
 class Labelling:
     """The labels of a trace: which are there, which row comes next, and where they are kept.
 
@@ -55,24 +71,45 @@ class Labelling:
 
     ::
 
-        plan = LabelPlan(Trace.read("trace.parquet"))
-        rows = read_answers("trace.parquet.answers.jsonl", plan.trace.names)
-        with Labelling(plan, rows, "trace.parquet.labels") as labelling:
+        trace = Trace.read("trace.parquet")
+        rows = read_answers("trace.parquet.answers.jsonl", trace.names)
+        with Labelling(trace, rows, "trace.parquet.labels") as labelling:
             labelling.add(labelling.next(), right=["large"])
 
+    Args:
+        trace: The answers, with predictions.
+        rows: The prompt and the answers of each row.
+        path: Where labels are kept.
+        within: Half of the width wanted of the interval for a difference in error.
+        uniform: Whether all rows are equally likely to come next, as a certificate needs.
+
     Raises:
-        TraceError: If there are not as many prompts as rows, or the file cannot be used.
+        TraceError: If the trace has no predictions, or not as many rows as there are prompts.
     """
 
+    agreed_every = 5  # one label in this many is of a row on which all nodes agree
+    min_labels = 10  # of rows that differ, below which nothing is estimated
+
     def __init__(
-        self, plan: LabelPlan, rows: Sequence[AnsweredPrompt], path: str | os.PathLike[str]
+        self,
+        trace: Trace,
+        rows: Sequence[AnsweredPrompt],
+        path: str | os.PathLike[str],
+        *,
+        within: float = 0.02,
+        uniform: bool = False,
     ) -> None:
-        if len(rows) != len(plan.trace):
+        if trace.prediction is None:
+            raise TraceError("the trace has no predictions, so that no rows can be chosen")
+        if not 0 < within < 1:
+            raise ArgumentError(f"within is {within!r}; it must be between 0 and 1")
+        if len(rows) != len(trace):
             raise TraceError(
                 f"there are prompts for {counted(len(rows), 'row')}, and the trace has "
-                f"{len(plan.trace)}; both must be of the same collection"
+                f"{len(trace)}; both must be of the same collection"
             )
-        self.plan, self.rows, self._labels = plan, rows, Store(path)
+        self.trace, self.rows, self._labels = trace, rows, Store(path)
+        self.within, self.uniform, self._codes = within, uniform, trace.prediction
         self.right: dict[int, tuple[bool, ...]] = {}
         """Whether each node is right, by row."""
         self.skipped: set[int] = set()
@@ -81,6 +118,22 @@ class Labelling:
         self._rows_of: dict[str, list[int]] = {}  # equal rows have one label
         for number, row in enumerate(rows):
             self._rows_of.setdefault(row.key, []).append(number)
+        codes = self._codes
+        self.agreed = (codes == codes[:, :1]).all(axis=1) & (codes[:, 0] >= 0)
+        """Shape (T,): whether all nodes return the same answer."""
+        self.order: list[int] = np.random.default_rng(0).permutation(len(trace)).tolist()
+        """The order in which rows are labelled."""
+        if not uniform:
+            self.order.sort(key=self._places().__getitem__)
+
+    def _places(self) -> NDArray[np.float64]:
+        """Return the place of each row in an order with one in five on which nodes agree."""
+        order, places = np.array(self.order, int), np.empty(len(self.order))
+        for same, per_round in ((False, self.agreed_every - 1), (True, 1)):
+            rows = order[self.agreed[order] == same]
+            # Those that agree come after the others of their round.
+            places[rows] = np.arange(len(rows)) // per_round + 0.5 * same
+        return places
 
     def __enter__(self) -> Self:
         self._labels.__enter__()
@@ -100,7 +153,7 @@ class Labelling:
             if right is None:
                 self.skipped.add(row)
             else:
-                self.right[row] = tuple(name in right for name in self.plan.trace.names)
+                self.right[row] = tuple(name in right for name in self.trace.names)
 
     def add(self, row: int, right: Sequence[str] | None) -> None:
         """Keep which nodes are right on a row and on those with the same prompt and answers.
@@ -111,7 +164,7 @@ class Labelling:
             ArgumentError: If there is no such row or node.
             TraceError: If the label cannot be written.
         """
-        if not 0 <= row < len(self.rows) or {*(right or ())} - {*self.plan.trace.names}:
+        if not 0 <= row < len(self.rows) or {*(right or ())} - {*self.trace.names}:
             raise ArgumentError(f"there is no row {row}, or no node of the label's {right!r}")
         key = self.rows[row].key
         self._labels.add({key: json.dumps(right).encode()})
@@ -119,25 +172,22 @@ class Labelling:
 
     def next(self) -> int | None:
         """Return the row to label next; ``None`` where all are done."""
-        return next(self.plan.rows([*self.right, *self.skipped]), None)
-
-    def trace(self) -> Trace:
-        """Return the trace for a fit, with what is right by the labels."""
-        return self.plan.labelled(self.right)
+        done = self.right.keys() | self.skipped
+        return next((row for row in self.order if row not in done), None)
 
     def choices(self, row: int) -> list[tuple[str, tuple[str, ...]]]:
         """Return the different answers to a row, in an order that depends on their text alone.
 
         Each comes with the nodes that returned it.
         """
-        prompt, codes = self.rows[row], self.plan.trace.prediction
         # Answers that compare as equal are shown once, others each by its text.
         groups: dict[object, tuple[str, list[str]]] = {}
+        prompt = self.rows[row]
         for node, (name, answer) in enumerate(prompt.answers.items()):
             if answer is not None:
-                code = -1 if codes is None else int(codes[row, node])
-                text = answer.text
-                groups.setdefault(text if code < 0 else code, (text, []))[1].append(name)
+                code = int(self._codes[row, node])
+                key = answer.text if code < 0 else code
+                groups.setdefault(key, (answer.text, []))[1].append(name)
         # An order by hashes: it says nothing about who answered, and stays the same.
         hashed = {hashlib.sha256(f"{prompt.key}{text}".encode()).digest(): (text, tuple(nodes))
                   for text, nodes in groups.values()}  # fmt: skip
@@ -150,11 +200,11 @@ class Labelling:
             "labelled": len(self.right),
             "skipped": len(self.skipped),
             "rows": len(self.rows),
-            "note": str(self.plan.estimate(self.right)),
+            "note": str(self.estimate()),
         }
         if row is None:
             return facts
-        right = dict(zip(self.plan.trace.names, self.right.get(row, ()), strict=False))
+        right = dict(zip(self.trace.names, self.right.get(row, ()), strict=False))
         choices, reference = self.choices(row), self.rows[row].reference
         return facts | {
             "prompt": self.rows[row].prompt,
@@ -162,6 +212,69 @@ class Labelling:
             "answers": [text for text, _ in choices],
             "right": [right.get(nodes[0], False) for _, nodes in choices],
         }
+
+    def estimate(self) -> Estimate:
+        """Return how well the labels so far determine differences in error."""
+        rows = [row for row in self.right if not self.agreed[row]]
+        if len(rows) < self.min_labels or len(self.trace.names) < 2:
+            return Estimate(len(self.right))
+        wrong = ~np.array([self.right[row] for row in rows], bool)
+        best = int(wrong.mean(axis=0).argmin())
+        # Nodes that agree differ in nothing: the variance is that of the rows on which they differ.
+        spread = (wrong.astype(float) - wrong[:, [best]]).var(axis=0, ddof=1).max()
+        total = int((~self.agreed).sum())
+        share = total / len(self.trace)
+        unlabelled = max(0.0, 1 - len(rows) / total)
+        half = 1.96 * share * math.sqrt(spread / len(rows) * unlabelled)
+        # The labels that an endless supply of rows would take, and of those that there are.
+        unlimited = spread * (1.96 * share / self.within) ** 2
+        wanted = unlimited / (1 + unlimited / total)  # rows are labelled once each
+        more = max(0, math.ceil(wanted) - len(rows))
+        differing = share if self.uniform else 1 - 1 / self.agreed_every  # of the labels to come
+        return Estimate(len(self.right), half, math.ceil(more / differing))
+
+    def labelled(self) -> Trace:
+        """Return the trace that a fit takes, with what is right by the labels.
+
+        It has the labelled rows, and without ``uniform`` further rows on which all nodes agree, so
+        that both kinds have their shares; ``notes`` has the counts.
+        """
+        if not self.right:
+            raise TraceError("no row is labelled; label some first")
+        right, count = dict(sorted(self.right.items())), counted(len(self.right), "row")
+        note = f"{count} labelled by a person, in random order"
+        if not self.uniform:
+            added = self._agreed_rows()
+            right |= {row: (is_right,) * len(self.trace.names) for row, is_right in added.items()}
+            note = (
+                f"{count} labelled by a person, most where nodes differ; "
+                f"{counted(len(added), 'row')} on which all nodes agree added without a label, so "
+                "do not certify on this trace: label with --uniform for that"
+            )
+        trace = self.trace.take(np.array([*right]))
+        return dataclasses.replace(
+            trace,
+            spec=dataclasses.replace(trace.spec, target="label"),
+            correct=np.where(trace.answered, np.array([*right.values()], bool), np.nan),
+            label=None,
+            notes=(*trace.notes, note),
+        )
+
+    def _agreed_rows(self) -> dict[int, bool]:
+        """Return rows on which all nodes agree to add, and whether each counts as right."""
+        agreed, labelled = self.agreed, [row for row in self.right if self.agreed[row]]
+        differ = int((~agreed).sum())
+        same = len(agreed) - differ
+        wanted = round((len(self.right) - len(labelled)) * same / differ) if differ else 0
+        unlabelled = [row for row in self.order if agreed[row] and row not in self.right]
+        added = unlabelled[: max(0, wanted - len(labelled))]
+        # As often wrong as labelled ones are, and rather where confidences are low.
+        share = (sum(not self.right[row][0] for row in labelled) + 0.5) / (len(labelled) + 1)
+        confidence = self.trace.confidence
+        ranks = confidence.argsort(axis=0).argsort(axis=0).mean(axis=1) / max(1, len(agreed) - 1)
+        drawn = np.random.default_rng(0).random(len(added))
+        is_right = drawn >= np.minimum(1.0, 2 * share * (1 - ranks[added]))
+        return dict(zip(added, is_right.tolist(), strict=True))
 
 
 class _Label(msgspec.Struct):
@@ -265,149 +378,3 @@ def _hash(page: str, tag: str) -> str:
     (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     digest = hashlib.sha256(inside.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-class LabelEstimate(NamedTuple):
-    """What the labels so far say, and how many more are worth it."""
-
-    labels: int
-    half_width: float | None
-    """Half of the 95% interval for the difference in error between the best node and the node whose
-    difference is known least; ``None`` for too few labels."""
-    more: int | None
-    """How many more labels bring it down to the width wanted."""
-
-    def __str__(self) -> str:
-        labels = counted(self.labels, "label")
-        if self.half_width is None or self.more is None:
-            return f"{labels}: too few for an estimate"
-        more = f"{self.more} more are worth it" if self.more else "more labels change little"
-        return f"{labels}: differences in error are known to {self.half_width:.1%}; {more}"
-
-
-@dataclass(frozen=True)
-class LabelPlan:
-    """The order in which the rows of a trace are labelled.
-
-    >>> from ttamer.trace import CascadeSpec, Trace
-    >>> spec = CascadeSpec.of({"small": 1.0, "large": 9.0})
-    >>> answers = [["a", "a"], ["a", "b"], ["c", "c"], ["b", "c"]]
-    >>> trace = Trace.from_arrays(spec, [[0.5, 0.6]] * 4, prediction=answers)
-    >>> sorted(next(LabelPlan(trace).rows([row])) for row in (1, 3))
-    [1, 3]
-
-    Args:
-        trace: The rows, with predictions.
-        within: Half of the width wanted of the interval for a difference in error.
-        uniform: Whether all rows are equally likely to come next, as a certificate needs.
-        seed: Of the order.
-
-    Raises:
-        TraceError: If the trace has no predictions.
-    """
-
-    trace: Trace
-    within: float = 0.02
-    uniform: bool = False
-    seed: int = 0
-    agreed_every: ClassVar = 5  # one label in this many is of a row on which all nodes agree
-    min_labels: ClassVar = 10  # of rows that differ, below which nothing is estimated
-
-    def __post_init__(self) -> None:
-        if self.trace.prediction is None:
-            raise TraceError("the trace has no predictions, so that no rows can be chosen")
-        if not 0 < self.within < 1:
-            raise ArgumentError(f"within is {self.within!r}; it must be between 0 and 1")
-
-    @cached_property
-    def agreed(self) -> NDArray[np.bool_]:
-        """Shape (T,): whether all nodes return the same answer."""
-        codes = self.trace.prediction
-        assert codes is not None  # noqa: S101 - checked above
-        return np.asarray((codes == codes[:, :1]).all(axis=1) & (codes[:, 0] >= 0))
-
-    @cached_property
-    def _order(self) -> NDArray[np.intp]:
-        return np.random.default_rng(self.seed).permutation(len(self.trace))
-
-    def rows(self, done: Sequence[int]) -> Iterator[int]:
-        """Yield the rows that are not done, in the order in which they are labelled."""
-        skip, agreed = set(done), self.agreed
-        rows = [row for row in self._order.tolist() if row not in skip]
-        if self.uniform:
-            yield from rows
-            return
-        same = iter([row for row in rows if agreed[row]])
-        different = iter([row for row in rows if not agreed[row]])
-        asked, of_same = len(skip), sum(bool(agreed[row]) for row in skip)
-        for _ in rows:
-            is_due = of_same * self.agreed_every < asked + 1 - (self.agreed_every - 1)
-            order = (same, different) if is_due else (different, same)
-            row = next(chain(*order))
-            asked, of_same = asked + 1, of_same + bool(agreed[row])
-            yield row
-
-    def estimate(self, right: Mapping[int, Sequence[bool]]) -> LabelEstimate:
-        """Return how well labels, whether each node is right by row, determine differences."""
-        rows = [row for row in right if not self.agreed[row]]
-        if len(rows) < self.min_labels or len(self.trace.names) < 2:
-            return LabelEstimate(len(right), None, None)
-        wrong = ~np.array([right[row] for row in rows], bool)
-        best = int(wrong.mean(axis=0).argmin())
-        # Nodes that agree differ in nothing: the variance is that of the rows on which they differ.
-        spread = (wrong.astype(float) - wrong[:, [best]]).var(axis=0, ddof=1).max()
-        total = int((~self.agreed).sum())
-        share = total / len(self.trace)
-        unlabelled = max(0.0, 1 - len(rows) / total)
-        half = 1.96 * share * math.sqrt(spread / len(rows) * unlabelled)
-        # The labels that an endless supply of rows would take, and of those that there are.
-        unlimited = spread * (1.96 * share / self.within) ** 2
-        wanted = unlimited / (1 + unlimited / total)  # rows are labelled once each
-        more = max(0, math.ceil(wanted) - len(rows))
-        differing = share if self.uniform else 1 - 1 / self.agreed_every  # of the labels to come
-        return LabelEstimate(len(right), half, math.ceil(more / differing))
-
-    def labelled(self, right: Mapping[int, Sequence[bool]]) -> Trace:
-        """Return the trace that a fit takes, with what is right by the labels.
-
-        It has the labelled rows, and without ``uniform`` further rows on which all nodes agree, so
-        that both kinds have their shares; ``notes`` has the counts.
-        """
-        if not right:
-            raise TraceError("no row is labelled; label some first")
-        rows, count = sorted(right), counted(len(right), "row")
-        correct = [list(right[row]) for row in rows]
-        note = f"{count} labelled by a person, in random order"
-        if not self.uniform:
-            added = self._agreed_rows(right)
-            rows += added
-            correct += [[is_right] * len(self.trace.names) for is_right in added.values()]
-            note = (
-                f"{count} labelled by a person, most where nodes differ; "
-                f"{counted(len(added), 'row')} on which all nodes agree added without a label, so "
-                "do not certify on this trace: label with --uniform for that"
-            )
-        trace = self.trace.take(np.array(rows))
-        return dataclasses.replace(
-            trace,
-            spec=dataclasses.replace(trace.spec, target="label"),
-            correct=np.where(trace.answered, np.array(correct, bool), np.nan),
-            label=None,
-            notes=(*trace.notes, note),
-        )
-
-    def _agreed_rows(self, right: Mapping[int, Sequence[bool]]) -> dict[int, bool]:
-        """Return rows on which all nodes agree to add, and whether each counts as right."""
-        agreed, labelled = self.agreed, [row for row in right if self.agreed[row]]
-        differ = int((~agreed).sum())
-        same = len(agreed) - differ
-        wanted = round((len(right) - len(labelled)) * same / differ) if differ else 0
-        unlabelled = [row for row in self._order.tolist() if agreed[row] and row not in right]
-        added = unlabelled[: max(0, wanted - len(labelled))]
-        # As often wrong as labelled ones are, and rather where confidences are low.
-        share = (sum(not right[row][0] for row in labelled) + 0.5) / (len(labelled) + 1)
-        confidence = self.trace.confidence
-        ranks = confidence.argsort(axis=0).argsort(axis=0).mean(axis=1) / max(1, len(agreed) - 1)
-        drawn = np.random.default_rng(self.seed).random(len(added))
-        is_right = drawn >= np.minimum(1.0, 2 * share * (1 - ranks[added]))
-        return dict(zip(added, is_right.tolist(), strict=True))
