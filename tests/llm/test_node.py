@@ -283,7 +283,7 @@ def test_a_setting_that_is_wrong_is_named_with_what_is_allowed(more, message):
         ("'judge'", "for a judge use ttamer collect --judge"),
         ("'vibes'", "kind is 'vibes'; it must be 'choice' or"),
         ("3", "is 3; it must be a kind or a table"),
-        ("{kind = 'regex', patern = 'x'}", "unknown key 'patern'; did you mean 'pattern'"),
+        ("{kind = 'json', feilds = ['x']}", "unknown key 'feilds'; did you mean 'fields'"),
         ("{kind = 'json', fields = 'a'}", "fields is 'a'; it must be a list"),
         ("{kind = 'numeric', tolerance = -1}", "tolerance is -1.0; it must be finite"),
         ("{tolerance = 1}", 'tolerance applies to compare = "numeric" only'),

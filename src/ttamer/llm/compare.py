@@ -9,7 +9,6 @@ labels; ``None`` stands for an answer without content, which equals nothing.
 - ``numeric``: the last number in the text, or in its last ``\boxed{}``; a fraction or a power is
   one number, and two numbers are equal within ``tolerance``.
 - ``json``: the JSON value in the text, or its listed ``fields``, whatever its spacing and order.
-- ``regex``: what ``pattern`` matches last (its group, if it has one), normalised.
 - ``contains``: an answer is right if it contains the label, or any of several aliases separated by
   ``|``, as whole words; two answers are equal if one contains the other.
 - ``embedding``: two texts are equal if the cosine of their embeddings is at least ``threshold``; an
@@ -28,8 +27,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -39,7 +36,7 @@ from ttamer.errors import ArgumentError
 from ttamer.llm.forms import choice_of, has_words, json_form, normalised, number_of, plain_json
 
 ComparisonKind = Literal[
-    "exact", "normalised", "choice", "numeric", "json", "regex", "contains", "embedding"
+    "exact", "normalised", "choice", "numeric", "json", "contains", "embedding"
 ]
 """The names of the rules."""
 Pair = tuple[str, str]
@@ -64,7 +61,6 @@ class Comparison:
         kind: The rule.
         tolerance: The largest difference of two equal numbers, with ``numeric``.
         fields: Dotted paths of the values that are compared, with ``json``; by default all.
-        pattern: The regular expression, with ``regex``.
         threshold: The cosine from which two texts are equal, with ``embedding``; ``None`` where it
             is still to be fitted (:func:`ttamer.llm.fit_threshold`).
 
@@ -75,39 +71,25 @@ class Comparison:
     kind: ComparisonKind = "normalised"
     tolerance: float = 0.0
     fields: tuple[str, ...] = ()
-    pattern: str = ""
     threshold: float | None = None
 
     def __post_init__(self) -> None:
-        if text := self._mistake():
-            raise ArgumentError(text)
-
-    def _mistake(self) -> str:
-        """Return what is wrong with the rule; nothing where it can be used."""
-        kinds = {"tolerance": "numeric", "fields": "json", "pattern": "regex",
-                 "threshold": "embedding"}  # fmt: skip
-        unfit = [option for option in self.options if kinds[option] != self.kind]
         if self.kind not in get_args(ComparisonKind):
             names = ", ".join(f'"{name}"' for name in get_args(ComparisonKind))
-            return f"compare is {self.kind!r}; it must be one of {names}"
-        if unfit:
-            applies = f'{unfit[0]} applies to compare = "{kinds[unfit[0]]}" only'
-            return f'{applies}, not "{self.kind}"; remove it'
+            raise ArgumentError(f"compare is {self.kind!r}; it must be one of {names}")
+        kinds = {"tolerance": "numeric", "fields": "json", "threshold": "embedding"}
+        for option in self.options:
+            if kinds[option] != self.kind:
+                raise ArgumentError(
+                    f'{option} applies to compare = "{kinds[option]}" only, not "{self.kind}"; '
+                    "remove it"
+                )
         if self.threshold is not None and not -1 <= self.threshold <= 1:
-            return f"threshold is {self.threshold!r}; it is a cosine, from -1 to 1"
+            raise ArgumentError(f"threshold is {self.threshold!r}; it is a cosine, from -1 to 1")
         if not 0 <= self.tolerance < math.inf:
-            return f"tolerance is {self.tolerance!r}; it must be finite and not negative"
-        if self.kind != "regex":
-            return ""
-        if not self.pattern:
-            return 'compare = "regex" needs a pattern, such as "answer is (\\\\w+)"'
-        what = f"pattern is {self.pattern!r}"
-        try:
-            groups = re.compile(self.pattern).groups
-        except (re.error, OverflowError, RecursionError) as error:
-            return f"{what}, which is not a regular expression: {error}"
-        text = f"{what}, with {groups} groups; write at most one, and (?:...) for the others"
-        return text if groups > 1 else ""
+            raise ArgumentError(
+                f"tolerance is {self.tolerance!r}; it must be finite and not negative"
+            )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -161,21 +143,13 @@ class Comparison:
             return None if value is None else repr(plain_json(value))
         if self.kind == "json":
             return json_form(text, self.fields)
-        if self.kind == "regex":
-            # A pattern of the user may take much longer than the text is long.
-            matches = deque(re.finditer(self.pattern, text[-20_000:]), maxlen=1)
-            text = matches[0][matches[0].re.groups] or "" if matches else ""
         return normalised(text) or None
 
     def aliases(self, label: str | Sequence[str]) -> list[str]:
         """Return the forms of a label that predictions are compared with: any of them is right.
 
-        With ``regex`` a label that the pattern does not match counts as it is.
-
         >>> Comparison("contains").aliases("Paris | City of Light")
         ['paris', 'city of light']
-        >>> Comparison("regex", pattern="answer is ([a-z]+)").aliases("Blue")
-        ['blue']
 
         Args:
             label: The text of the label, or several texts.
@@ -186,10 +160,7 @@ class Comparison:
         texts = [label] if isinstance(label, str) else label
         if self.has_aliases:
             texts = [alias for text in texts for alias in text.split(ALIAS_SEPARATOR)]
-        forms = dict.fromkeys(map(self.prediction, texts))
-        if self.kind == "regex" and not any(forms):
-            forms = dict.fromkeys(map(normalised, texts))
-        return [form for form in forms if form]
+        return [*filter(None, dict.fromkeys(map(self.prediction, texts)))]
 
     def equal(self, first: str | None, second: str | None) -> bool:
         """Return whether two predictions are equal; ``None`` equals nothing.

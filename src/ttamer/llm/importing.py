@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._checks import counted, require_path, shown
 from ttamer.cascade import CascadeNode, CascadeSpec
@@ -141,7 +142,7 @@ def import_answers(
     return trace
 
 
-def _column(cells: Sequence[Any]) -> np.ndarray[Any, np.dtype[Any]]:
+def _column(cells: Sequence[Any]) -> NDArray[Any]:
     """Return a column, of numbers where all cells are: in CSV they are texts."""
     with suppress(TypeError, ValueError):
         return np.array([float(cell) for cell in cells])
@@ -199,8 +200,7 @@ class _Columns(NamedTuple):
         price = node.options.get("cost_per_token")
         if price is not None:
             price = checked(TokenCost, price, f"[[node]] {node.name!r}: cost_per_token")
-            tokens = {"input_tokens", "output_tokens"}
-            if "cost" not in read and not tokens <= {*read}:
+            if "cost" not in read and not {"input_tokens", "output_tokens"} <= {*read}:
                 raise TraceError(
                     f"{path}: the cascade prices the tokens of {node.name!r}, and the log has no "
                     f"columns '{node.name}.input_tokens' and '{node.name}.output_tokens', nor "
@@ -230,31 +230,38 @@ class _Columns(NamedTuple):
 
     def _right(self, row: Row) -> float:
         """Return how right the answer is said to be; NaN where nothing is said."""
+        words = {"up": "1", "true": "1", "down": "0", "false": "0", "-1": "0"}
         for field in ("correct", "score", "thumbs"):
-            column = self.columns.get(field, "")
-            if row.get(column) is None:
+            value = row.get(self.columns.get(field, ""))
+            if value is None:
                 continue
-            if field == "score":
-                score = self._number(row, field)
-                if score > 1:
-                    raise TraceError(f"{column} is {score:g}; it must be from 0 to 1")
-                return score
-            text = str(row[column]).strip().casefold()
-            if text not in ("up", "1", "true", "down", "-1", "0", "false"):
-                raise TraceError(f"{column} is {row[column]!r}; write true or false, up or down")
-            return float(text in ("up", "1", "true"))
+            text = str(value).strip().casefold()
+            right = _float(words.get(text, text))
+            if not 0 <= right <= 1:
+                raise TraceError(
+                    f"{self.columns[field]} is {value!r}; write true or false, up or down, or a "
+                    "score from 0 to 1"
+                )
+            return right
         return math.nan
 
     def _number(self, row: Row, field: str, minimum: float = 0.0) -> float:
         value = row.get(self.columns[field])
-        try:
-            number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            number = math.nan
+        number = math.nan if isinstance(value, bool) else _float(value)
         if not (math.isfinite(number) and number >= minimum):
             allowed = "a number from 0" if minimum == 0 else "a finite number"
             raise TraceError(f"{self.columns[field]} is {value!r}; it must be {allowed}")
         return number
+
+
+def _float(value: Any) -> float:
+    """Return a number, in CSV as text; NaN for anything else."""
+    with suppress(TypeError, ValueError):
+        return float(value)
+    return math.nan
+
+
+# Logs with one line per call
 
 
 def _rows(file: Path, spec: CascadeSpec) -> tuple[list[tuple[str, Row]], list[str]]:
@@ -270,24 +277,24 @@ def _rows(file: Path, spec: CascadeSpec) -> tuple[list[tuple[str, Row]], list[st
     # A log names models as the provider does, a cascade as its nodes.
     names = {node.options.get("model", node.name): node.name for node in spec.nodes}
     names |= {name: name for name in spec.names}
+    calls = [(where, _batched(row) if "custom_id" in row else _spent(row)) for where, row in rows]
     # Within one batch ids differ by model: the prompt of the request joins them.
-    requests = [row for _, row in rows if "custom_id" in row and isinstance(row.get("body"), dict)]
-    prompts = {str(row["custom_id"]): json.dumps(row["body"].get("messages"), sort_keys=True)
-               for row in requests}  # fmt: skip
+    prompts = {call.key: json.dumps(call.facts["messages"], sort_keys=True)
+               for _, call in calls if call.facts.get("messages")}  # fmt: skip
     wide: dict[str, tuple[str, dict[str, Any]]] = {}
     unread = Counter[str]()
-    for where, row in rows:
-        key, models, facts, reply = _call(row)
-        if not key:
+    for where, call in calls:
+        if not call.key:
             unread["a prompt that the log does not have"] += 1
             continue
-        _, cells = wide.setdefault(prompts.get(key, key), (where, {}))
-        cells |= {name: value for name, value in facts.items() if value is not None}
-        name = next((names[model] for model in models if model in names), None)
+        _, cells = wide.setdefault(prompts.get(call.key, call.key), (where, {}))
+        cells |= {name: value for name, value in call.facts.items() if value is not None}
+        name = next((names[model] for model in call.models if model in names), None)
         if name is not None:
+            reply = {**call.costs, **_reply(call.response)}
             cells |= {f"{name}.{field}": value for field, value in reply.items()}
-        elif models:
-            unread[models[0]] += 1
+        elif call.models:
+            unread[call.models[0]] += 1
     if not wide:
         raise TraceError(
             f"{file}: no call has its messages, which a LiteLLM proxy keeps with "
@@ -303,40 +310,52 @@ def _rows(file: Path, spec: CascadeSpec) -> tuple[list[tuple[str, Row]], list[st
     return [*wide.values()], notes
 
 
-def _call(row: Row) -> tuple[str, list[str], Row, dict[str, Any]]:
-    """Read a line of OpenAI's batches, or of LiteLLM's spend logs.
+class _Call(NamedTuple):
+    """A line of a log with one line per call."""
 
-    Returns:
-        The key of its prompt, the names that its model may have, what is known of the prompt, and
-        the columns of the answer.
-    """
-    body: Any = None
-    reply: dict[str, Any] = {}
-    if "custom_id" in row:
-        response, request = row.get("response") or {}, row.get("body") or {}
-        is_good = isinstance(response, dict) and response.get("status_code", 200) == 200
-        key, body = str(row["custom_id"]), (response.get("body") if is_good else None)
-        models = _spellings(body.get("model")) if isinstance(body, dict) else []
-    else:
-        body, request = _parsed(row.get("response")), {"messages": _parsed(row.get("messages"))}
-        if not request["messages"]:  # newer proxies have the whole request
-            request = _parsed(row.get("proxy_server_request")) or {}
-        key, reply["cost"] = json.dumps(request.get("messages"), sort_keys=True), row.get("spend")
-        key = key if request.get("messages") else ""
-        models = _spellings(row.get("model_group")) + _spellings(row.get("model"))
-    facts = {"label": row.get("label"), "messages": request.get("messages"),
-             "prompt": request.get("prompt")}  # fmt: skip
+    key: str
+    """Of the prompt; empty where the log does not have it."""
+    models: Sequence[str]
+    """The names that its model may have."""
+    facts: Mapping[str, Any]
+    """What is known of the prompt."""
+    response: Any
+    costs: Mapping[str, Any] = {}
+
+
+def _batched(row: Row) -> _Call:
+    """Read a line of OpenAI's batches: of a file of requests, or of one of responses."""
+    response, request = row.get("response") or {}, row.get("body") or {}
+    is_good = isinstance(response, dict) and response.get("status_code", 200) == 200
+    body = response.get("body") if is_good else None
+    models = _spellings(body.get("model")) if isinstance(body, dict) else []
+    facts = {"label": row.get("label"), "messages": request.get("messages")}
+    return _Call(str(row["custom_id"]), models, facts, body)
+
+
+def _spent(row: Row) -> _Call:
+    """Read a line of LiteLLM's spend logs."""
+    messages = _parsed(row.get("messages"))
+    if not messages:  # newer proxies have the whole request
+        messages = (_parsed(row.get("proxy_server_request")) or {}).get("messages")
+    facts = {"label": row.get("label"), "messages": messages}
+    key = json.dumps(messages, sort_keys=True) if messages else ""
+    models = _spellings(row.get("model_group")) + _spellings(row.get("model"))
+    return _Call(key, models, facts, _parsed(row.get("response")), {"cost": row.get("spend")})
+
+
+def _reply(body: Any) -> dict[str, Any]:
+    """Return the columns of a response; none of a call that failed."""
     try:
-        reply["answer"] = answer_text(body)
-    except (Unreadable, AttributeError):  # a call that failed
-        return key, models, facts, {}
+        reply: dict[str, Any] = {"answer": answer_text(body)}
+    except (Unreadable, AttributeError):
+        return {}
     with suppress(Unreadable):
         reply["confidence"] = probability_of_answer(body)
-    usage = body.get("usage") if isinstance(body, dict) else None
-    for name, field in (("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens")):
-        if isinstance(usage, dict):
-            reply[name] = usage.get(field)
-    return key, models, facts, reply
+    if isinstance(usage := body.get("usage"), dict):
+        reply["input_tokens"] = usage.get("prompt_tokens")
+        reply["output_tokens"] = usage.get("completion_tokens")
+    return reply
 
 
 def _parsed(value: Any) -> Any:
