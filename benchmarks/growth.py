@@ -294,10 +294,17 @@ def draw(found: Sequence[Curve]) -> None:
                 ax.grid(color=GREY, alpha=0.25, lw=0.6)
                 ax.spines[["top", "right"]].set_visible(False)
                 ax.legend(
-                    loc="lower left", frameon=False, fontsize=8, ncols=2, columnspacing=0.9,
-                    handlelength=1.4, bbox_to_anchor=(-0.02, 1.0), title="fitted exponents",
-                    title_fontsize=8, alignment="left",
-                )  # fmt: skip
+                    loc="lower left",
+                    frameon=False,
+                    fontsize=8,
+                    ncols=2,
+                    columnspacing=0.9,
+                    handlelength=1.4,
+                    bbox_to_anchor=(-0.02, 1.0),
+                    title="fitted exponents",
+                    title_fontsize=8,
+                    alignment="left",
+                )
             grid[1, column].set_xlabel(label)
         grid[0, 0].set_ylabel("CPU seconds per solve (median)")
         grid[1, 0].set_ylabel("peak bytes allocated by one solve")
@@ -321,9 +328,14 @@ def _plot(ax: object, curve: Curve, values: Sequence[float]) -> None:
     name, colour = curve.topology, COLOURS[curve.topology]
     power = "exponential" if name == "several parents" else f"{curve.fit(values)[0]:.2f}"
     ax.plot(  # type: ignore[attr-defined]
-        curve.sizes, values, marker=MARKS[name], color=colour, ms=4, lw=1.5,
+        curve.sizes,
+        values,
+        marker=MARKS[name],
+        color=colour,
+        ms=4,
+        lw=1.5,
         label=f"{name}: {power}",
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

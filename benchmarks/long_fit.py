@@ -29,8 +29,11 @@ def main() -> None:
         wall, cpu = perf_counter() - wall, process_time() - cpu
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         load = os.getloadavg()[0]
-        print(f"{rows:,} rows: {wall:.1f} s, {cpu:.1f} s of CPU time on {os.cpu_count()} cores "
-              f"at load {load:.1f}, {peak:.2f} GB", flush=True)  # fmt: skip
+        print(
+            f"{rows:,} rows: {wall:.1f} s, {cpu:.1f} s of CPU time on {os.cpu_count()} cores "
+            f"at load {load:.1f}, {peak:.2f} GB",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

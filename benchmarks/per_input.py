@@ -37,10 +37,12 @@ def measure() -> list[Result]:
     )
     models = tt.evaluate(policy, rows, resamples=0)
     answers = [
-        {name: (rows.classes[rows.prediction[i, j]], float(rows.confidence[i, j]))
-         for j, name in enumerate(rows.names)}
+        {
+            name: (rows.classes[rows.prediction[i, j]], float(rows.confidence[i, j]))
+            for j, name in enumerate(rows.names)
+        }
         for i in range(ROWS)
-    ]  # fmt: skip
+    ]
     calls = {name: _recorded(name) for name in rows.names}
     cascade = tt.Cascade(policy, calls)
 

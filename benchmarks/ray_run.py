@@ -51,8 +51,10 @@ class Model:
 
 def nodes_of(folder: str = "", dies: str = "") -> dict[str, Model]:
     """Return both models."""
-    return {"small": Model("small", 0.005, 0.7, folder),
-            "large": Model("large", 0.02, 0.95, folder, dies)}  # fmt: skip
+    return {
+        "small": Model("small", 0.005, 0.7, folder),
+        "large": Model("large", 0.02, 0.95, folder, dies),
+    }
 
 
 def calls(folder: str, name: str) -> Counter[str]:
@@ -88,9 +90,14 @@ if __name__ == "__main__":
             with tempfile.TemporaryDirectory() as folder:
                 start = time.perf_counter()
                 table = clusters.run(
-                    data, policy, nodes_of(folder, dies), key="input", workers=2, batch_size=50,
+                    data,
+                    policy,
+                    nodes_of(folder, dies),
+                    key="input",
+                    workers=2,
+                    batch_size=50,
                     output=Path(folder, "out"),
-                ).to_pandas()  # fmt: skip
+                ).to_pandas()
                 speed = rows / (time.perf_counter() - start)
                 same = dict(zip(table["input"], table["answer"], strict=True)) == {
                     text: outcome.answer for text, outcome in zip(texts, here, strict=True)

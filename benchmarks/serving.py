@@ -212,9 +212,11 @@ def start_litellm(python: str, folder: Path, name: str, url: str) -> tuple[int, 
     command = [program, "--config", config, "--port", port, "--host", "127.0.0.1"]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     process = subprocess.Popen(
-        [str(part) for part in command], env=env | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [str(part) for part in command],
+        env=env | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     while process.poll() is None:
         with contextlib.suppress(OSError, RuntimeError, EOFError):
             asyncio.run(load(port, CONNECTIONS))
@@ -274,12 +276,16 @@ def measure(rounds: int, litellm: str) -> list[dict[str, Any]]:
         base = server, "alone" if server == "LiteLLM" else "bare"
         ratios = [a / b for a, b in zip(values, rates[base], strict=True)]
         shares = [b / a for a, b in zip(times[server, kind], times[base], strict=True)]
-        rows.append({
-            "server": server, "kind": kind, "requests/s": spread(values),
-            "of the base": spread(ratios),
-            "processor, us": spread([1e6 * seconds for seconds in times[server, kind]]),
-            "of the base, by processor": spread(shares),
-        })  # fmt: skip
+        rows.append(
+            {
+                "server": server,
+                "kind": kind,
+                "requests/s": spread(values),
+                "of the base": spread(ratios),
+                "processor, us": spread([1e6 * seconds for seconds in times[server, kind]]),
+                "of the base, by processor": spread(shares),
+            }
+        )
     if litellm:
         pairs = zip(rates["uvicorn", "one"], rates["LiteLLM", "alone"], strict=True)
         print("one ask, times LiteLLM:", spread([a / b for a, b in pairs]))

@@ -37,10 +37,14 @@ def batches(images, labels, size):
 def block(inside, outside):
     """Return two convolutions and a pooling that halves the side."""
     return nn.Sequential(
-        nn.Conv2d(inside, outside, 3, padding=1), nn.BatchNorm2d(outside), nn.ReLU(),
-        nn.Conv2d(outside, outside, 3, padding=1), nn.BatchNorm2d(outside), nn.ReLU(),
+        nn.Conv2d(inside, outside, 3, padding=1),
+        nn.BatchNorm2d(outside),
+        nn.ReLU(),
+        nn.Conv2d(outside, outside, 3, padding=1),
+        nn.BatchNorm2d(outside),
+        nn.ReLU(),
         nn.MaxPool2d(2),
-    )  # fmt: skip
+    )
 
 
 # A network of four blocks; after each but the last a ramp may answer.

@@ -159,8 +159,9 @@ def draw(splits: list[dict[str, Any]], path: Path) -> None:
             )
             for name, cost, error in zip(splits[0]["names"], costs, errors, strict=True):
                 axes.annotate(name, (cost, error), (5, 4), textcoords="offset points", fontsize=8)
-            axes.set(xscale="log", yscale="log", xlabel="cost, % of the best model's",
-                     ylabel="error, %")  # fmt: skip
+            axes.set(
+                xscale="log", yscale="log", xlabel="cost, % of the best model's", ylabel="error, %"
+            )
             axes.set_xticks([5, 10, 20, 50, 100], minor=False)
             axes.set_yticks([4, 6, 10, 20, 40], minor=False)
             for axis in (axes.xaxis, axes.yaxis):

@@ -35,10 +35,23 @@ TIERS = {
 LARGE = ("torch", "triton", "ray", "quantecon")
 """Libraries that the extra [quick] does not install."""
 
-SLOW = ("tests/cli/test_cli.py", "tests/contracts", "tests/drift", "tests/evaluation",
-        "tests/experiments", "tests/fitting", "tests/golden", "tests/reporting", "tests/sklearn",
-        "tests/solvers/test_sizes.py", "tests/test_docs.py", "tests/test_wheel.py", "tests/torch",
-        "src/ttamer/reporting", "src/ttamer/evaluation")  # fmt: skip
+SLOW = (
+    "tests/cli/test_cli.py",
+    "tests/contracts",
+    "tests/drift",
+    "tests/evaluation",
+    "tests/experiments",
+    "tests/fitting",
+    "tests/golden",
+    "tests/reporting",
+    "tests/sklearn",
+    "tests/solvers/test_sizes.py",
+    "tests/test_docs.py",
+    "tests/test_wheel.py",
+    "tests/torch",
+    "src/ttamer/reporting",
+    "src/ttamer/evaluation",
+)
 """Folders and files whose tests take many seconds."""
 
 

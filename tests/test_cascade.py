@@ -237,12 +237,17 @@ COSTS = {"a": 4.0, "b": 1.0, "c": 2.0}
         ),
         (CascadeSpec.of(dict.fromkeys("abc", 0.0)), (0, 1, 2), [0, 0, 0], 1.0),
         (
-            CascadeSpec((CascadeNode("leaf", 1.0, after="root"), CascadeNode("root", 3.0),
-                         CascadeNode("alone", 2.0))),
+            CascadeSpec(
+                (
+                    CascadeNode("leaf", 1.0, after="root"),
+                    CascadeNode("root", 3.0),
+                    CascadeNode("alone", 2.0),
+                )
+            ),
             *((2, 1, 0), [4, 3, 2], 3.0),
         ),
     ],
-)  # fmt: skip
+)
 def test_which_node_is_asked_when_and_at_what_cost(spec, order, answers, full):
     assert spec.asking_order() == order
     assert spec.answer_costs().tolist() == answers

@@ -12,8 +12,19 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_the_wheel_holds_the_whole_package_and_works_alone(tmp_path):
-    build = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--no-build-isolation",
-             "--quiet", "--disable-pip-version-check", "-w", str(tmp_path)]  # fmt: skip
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        str(ROOT),
+        "--no-deps",
+        "--no-build-isolation",
+        "--quiet",
+        "--disable-pip-version-check",
+        "-w",
+        str(tmp_path),
+    ]
     subprocess.run(build, check=True, capture_output=True, text=True)
     [wheel] = tmp_path.glob("ttamer-*.whl")
     assert wheel.stat().st_size < 3_000_000
@@ -34,8 +45,12 @@ def test_the_wheel_holds_the_whole_package_and_works_alone(tmp_path):
         "problem = tt.Problem.line([0.1, 0.5], [0.1], [[0.5, 0.5]])\n"
         "print(tt.__file__, tt.solve(problem, 0.9).value)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "site")],
-                          capture_output=True, text=True, check=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "site")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     where, value = done.stdout.split()
     assert where.startswith(str(tmp_path))
     assert float(value) > 0
@@ -59,9 +74,18 @@ def check_types(folder: Path) -> None:
         "outcome: tt.Outcome = tt.Cascade(ladder.default(), nodes).run('x')\n"
         "tt.fit(3)  # type: ignore[arg-type]\n"
     )
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent",
-               "--cache-dir", str(folder / "cache"), str(program)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--follow-imports=silent",
+        "--cache-dir",
+        str(folder / "cache"),
+        str(program),
+    ]
     paths = {"MYPYPATH": str(folder / "site"), "PYTHONPATH": "", "PATH": os.environ["PATH"]}
-    done = subprocess.run(command, capture_output=True, text=True, env=paths, cwd=folder,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=paths, cwd=folder, check=False
+    )
     assert done.returncode == 0, done.stdout

@@ -85,8 +85,11 @@ def capitals() -> dict[str, str]:
 
 def stand_in(name: str, skill: float, hard: float) -> Starlette:
     """Return a server that knows some capitals, and is surer of what it knows."""
-    right = {style.format(country): (capital, skill if style in EASY else hard)
-             for country, capital in capitals().items() for style in (*EASY, *HARD)}  # fmt: skip
+    right = {
+        style.format(country): (capital, skill if style in EASY else hard)
+        for country, capital in capitals().items()
+        for style in (*EASY, *HARD)
+    }
 
     async def chat(request: Request) -> Response:
         prompt = (await request.json())["messages"][-1]["content"]

@@ -156,10 +156,18 @@ def quiet(name: str, runs: int) -> dict[str, Any]:
             print(f"{name}: {sum(alarms.values())} alarms in {seed + 1} quiet runs", flush=True)
     count = sum(alarms.values())
     most = binomial_upper(count, runs, 0.05)
-    print(f"{name}: {count} of {runs} quiet runs raised an alarm {alarms}; rate at most {most:.2%} "
-          "with confidence 0.95\n", flush=True)  # fmt: skip
-    return {"runs": runs, "rows": len(rows) - first, "alarms": count, "tests": alarms,
-            "rate_at_most": most}  # fmt: skip
+    print(
+        f"{name}: {count} of {runs} quiet runs raised an alarm {alarms}; rate at most {most:.2%} "
+        "with confidence 0.95\n",
+        flush=True,
+    )
+    return {
+        "runs": runs,
+        "rows": len(rows) - first,
+        "alarms": count,
+        "tests": alarms,
+        "rate_at_most": most,
+    }
 
 
 def title_of(name: str) -> str:

@@ -60,10 +60,15 @@ def draw_replay(
         below.plot(row, cost, color=colour, lw=width, label=label)
     above.axhline(promised, color=INK, lw=1, ls="--")
     above.annotate(
-        f"promised: {shown_error(settings.at_most, measure, digits=1)}", (1.0, promised),
-        xycoords=("axes fraction", "data"), xytext=(-2, 3), textcoords="offset points",
-        fontsize=8, color=INK, ha="right",
-    )  # fmt: skip
+        f"promised: {shown_error(settings.at_most, measure, digits=1)}",
+        (1.0, promised),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, 3),
+        textcoords="offset points",
+        fontsize=8,
+        color=INK,
+        ha="right",
+    )
     noun = measure if settings.kind == "error" else settings.kind
     above.set_ylabel(f"{noun}, %" if measure == "error" else noun, color=INK)
     below.set_ylabel("cost per row", color=INK)
@@ -84,11 +89,13 @@ def draw_replay(
         if event.kind in MARKED:
             above.text(event.number, top, f" {MARKED[event.kind]}", fontsize=8, color=INK, va="top")
     if shift is not None:
-        above.text(shift, 0.02 * top, "the traffic changes here ", fontsize=8, color=INK,
-                   ha="right")  # fmt: skip
+        above.text(
+            shift, 0.02 * top, "the traffic changes here ", fontsize=8, color=INK, ha="right"
+        )
     handles, labels = below.get_legend_handles_labels()
-    figure.legend(handles[::-1], labels[::-1], loc="outside lower center", fontsize=8,
-                  frameon=False, ncols=4)  # fmt: skip
+    figure.legend(
+        handles[::-1], labels[::-1], loc="outside lower center", fontsize=8, frameon=False, ncols=4
+    )
     if title:
         figure.suptitle(title, fontsize=11, color=INK)
     return figure

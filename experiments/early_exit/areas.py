@@ -76,8 +76,9 @@ def main() -> None:
     found = run(compared, [(name, target, k, folder) for k, name, target in cases], args)
     print(f"| ttamer / best threshold | {' | '.join(TARGETS)} |\n|---|{'---|' * len(TARGETS)}")
     for name in args.traces:
-        each = [[own for job, own in found.items() if job[:2] == (name, target)]
-                for target in TARGETS]  # fmt: skip
+        each = [
+            [own for job, own in found.items() if job[:2] == (name, target)] for target in TARGETS
+        ]
         print(f"| {name} | {' | '.join(mean(np.array(some)) for some in each)} |")
 
 

@@ -18,9 +18,17 @@ from transformers import (
 
 from ttamer import torch as exits
 
-SMALL = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 40,
-         "num_key_value_heads": 2, "intermediate_size": 8, "num_labels": 3, "pad_token_id": 0,
-         "use_cache": False}  # fmt: skip
+SMALL = {
+    "hidden_size": 8,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "vocab_size": 40,
+    "num_key_value_heads": 2,
+    "intermediate_size": 8,
+    "num_labels": 3,
+    "pad_token_id": 0,
+    "use_cache": False,
+}
 OTHERS = {
     "distilbert": {"dim": 8, "n_layers": 3, "n_heads": 2, "hidden_dim": 8, "vocab_size": 40},
     "modernbert": SMALL | {"local_attention": 4, "global_attn_every_n_layers": 2},

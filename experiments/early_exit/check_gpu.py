@@ -166,8 +166,10 @@ def main() -> None:
     args = parser.parse_args()
     device, faults = "cuda", 0
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
-    print("network, precision, rule, rows: rows that differ (runner, graphs); exits; ms: full,"
-          " full as a graph, runner, runner with graphs")  # fmt: skip
+    print(
+        "network, precision, rule, rows: rows that differ (runner, graphs); exits; ms: full,"
+        " full as a graph, runner, runner with graphs"
+    )
     for dtype in (torch.bfloat16, torch.float32):
         for name in args.networks:
             network, make = build(name, dtype, device)
@@ -183,8 +185,10 @@ def main() -> None:
             trace = exits.trace_of(network, loader)
             ladder, limits = tt.fit(trace), thresholds(trace)
             largest = make(max(args.sizes))
-            alone = {size: full_run(network, part_of(largest, slice(size)), graphs=True)
-                     for size in args.sizes}  # fmt: skip
+            alone = {
+                size: full_run(network, part_of(largest, slice(size)), graphs=True)
+                for size in args.sizes
+            }
             for rule in RULES:
                 if rule == "thresholds":
                     policy, differ = exits.threshold_tables(limits), partial(stopping, limits)
@@ -200,11 +204,15 @@ def main() -> None:
                     faults += sum(counts)
                     asked = float(answers[0].asked.sum()) / size
                     with torch.inference_mode():
-                        times = [milliseconds(run, part)
-                                 for run in (network.full, alone[size], plain, graphs)]  # fmt: skip
-                    print(f"{name} {str(dtype)[6:]} {rule} {size}: {counts[0]}, {counts[1]}; "
-                          f"{asked:.1f}; " + ", ".join(f"{each:.3f}" for each in times),
-                          flush=True)  # fmt: skip
+                        times = [
+                            milliseconds(run, part)
+                            for run in (network.full, alone[size], plain, graphs)
+                        ]
+                    print(
+                        f"{name} {str(dtype)[6:]} {rule} {size}: {counts[0]}, {counts[1]}; "
+                        f"{asked:.1f}; " + ", ".join(f"{each:.3f}" for each in times),
+                        flush=True,
+                    )
     print(f"differences: {faults}")
     raise SystemExit(bool(faults))
 

@@ -29,9 +29,13 @@ LEVELS = (0.0, 0.01)
 MIN_SHARE = 0.9
 """The share of the bound that is aimed at."""
 NAMES = {
-    "mpnet-imdb": "MPNet", "smollm2-imdb": "SmolLM2", "vgg16-large": "VGG-16",
-    "vgg13-large": "VGG-13", "vgg11-large": "VGG-11", "resnet18-large": "ResNet-18",
-}  # fmt: skip
+    "mpnet-imdb": "MPNet",
+    "smollm2-imdb": "SmolLM2",
+    "vgg16-large": "VGG-16",
+    "vgg13-large": "VGG-13",
+    "vgg11-large": "VGG-11",
+    "resnet18-large": "ResNet-18",
+}
 """Networks by the names of files; others are named after theirs."""
 TEXTS = ("MPNet", "SmolLM2")
 """The networks that aims for the speed-up are for."""
@@ -56,8 +60,10 @@ def main() -> None:
     stems = [path.stem.removeprefix("table-") for path in args.files]
     if all(stem.startswith("cpu-") for stem in stems):
         stems = [stem.removeprefix("cpu-") for stem in stems]
-    named = {NAMES.get(stem, stem): json.loads(path.read_text("utf-8"))
-             for stem, path in zip(stems, args.files, strict=True)}  # fmt: skip
+    named = {
+        NAMES.get(stem, stem): json.loads(path.read_text("utf-8"))
+        for stem, path in zip(stems, args.files, strict=True)
+    }
     order = sorted(named, key=lambda name: [*NAMES.values(), name].index(name))
     reports = {name: named[name] for name in order}
     for name, report in reports.items():
@@ -70,8 +76,11 @@ def main() -> None:
     for kind in (True, False):
         some = {name: report for name, report in reports.items() if (name in TEXTS) == kind}
         if some:
-            print("\n".join(["", ", ".join(some), *aims(some), *rivals(some),
-                             *decisions(some), *cuts(some)]))  # fmt: skip
+            print(
+                "\n".join(
+                    ["", ", ".join(some), *aims(some), *rivals(some), *decisions(some), *cuts(some)]
+                )
+            )
     for name, report in reports.items() if args.all else ():
         print("\n".join(["", f"**{name}**", "", *every(report)]))
 
@@ -146,8 +155,9 @@ def other_table(reports: dict[str, dict]) -> list[str]:
             cells = [[digits(1e3 * here["full", None]["p50"]) for here in some.values()]]
             cells += [[gain(here.get(rule)) for here in some.values()] for rule in RULES]
             for show in (points, share):
-                cells += [[show(here.get(("ours", level))) for here in some.values()]
-                          for level in LEVELS]  # fmt: skip
+                cells += [
+                    [show(here.get(("ours", level))) for here in some.values()] for level in LEVELS
+                ]
             shown = f"{name}, {key[0]}, {ENGINES.get(key[1], key[1])}{key[2]}{sizes}"
             lines.append(f"| {' | '.join([shown, *map(' / '.join, cells)])} |")
     return lines
@@ -168,8 +178,12 @@ def streams(reports: dict[str, dict]) -> list[str]:
                     continue
                 small = int(rule.rpartition(" ")[2])
                 single = settings.get((*key, small), {})
-                cells = [rate(single.get(("full", None))), rate(here.get(("full", None))),
-                         rate(single.get(("ours", level))), rate(x)]  # fmt: skip
+                cells = [
+                    rate(single.get(("full", None))),
+                    rate(here.get(("full", None))),
+                    rate(single.get(("ours", level))),
+                    rate(x),
+                ]
                 count = batch // small
                 lines.append(f"| {name}, {count} batches of {small} | {' | '.join(cells)} |")
     return lines
@@ -186,8 +200,10 @@ def asking_table(reports: dict[str, dict]) -> list[str]:
             segments = [np.median([row[at] for row in profile["segments"]]) for at in columns]
             asking = [np.median(each) for each in zip(*profile["asking"][:-1], strict=True)]
             once = profile.get("per_call", ())  # earlier files have it in what an exit adds
-            shown = [" / ".join(f"{1e6 * each:,.0f}" for each in some) or "-"
-                     for some in (segments, asking, once)]  # fmt: skip
+            shown = [
+                " / ".join(f"{1e6 * each:,.0f}" for each in some) or "-"
+                for some in (segments, asking, once)
+            ]
             precision, engine = key.split()
             sizes = "" if len(columns) == 4 else f" ({' / '.join(map(str, profile['sizes']))})"
             title = f"{name}, {precision}, {ENGINES.get(engine, engine)}{sizes}"
@@ -197,10 +213,17 @@ def asking_table(reports: dict[str, dict]) -> list[str]:
 
 def aims(reports: dict[str, dict]) -> list[str]:
     """Return in how many settings each aim is held, the settings that miss it, and ranges."""
-    missed: dict[str, list[str]] = {text: [] for text in (
-        "below 90% of the bound", "slower than the network", "below the speed-up aimed at",
-        "slower than one threshold", "more error than allowed", "by more than 2 standard errors",
-    )}  # fmt: skip
+    missed: dict[str, list[str]] = {
+        text: []
+        for text in (
+            "below 90% of the bound",
+            "slower than the network",
+            "below the speed-up aimed at",
+            "slower than one threshold",
+            "more error than allowed",
+            "by more than 2 standard errors",
+        )
+    }
     counts: dict[str, list[int]] = {}
     with_the_rest = 0
     gains: dict[tuple[str, float], list[float]] = {}
@@ -230,30 +253,47 @@ def aims(reports: dict[str, dict]) -> list[str]:
                 held[1] += 1
                 with_the_rest += besides >= MIN_SHARE
                 for text, miss, how in (
-                    ("below 90% of the bound", reached < MIN_SHARE,
-                     f"{reached:.1%} (with the rest {besides:.1%})"),
+                    (
+                        "below 90% of the bound",
+                        reached < MIN_SHARE,
+                        f"{reached:.1%} (with the rest {besides:.1%})",
+                    ),
                     ("slower than the network", ours["speed_up"] < 1, f"{ours['speed_up']:.2f}"),
                     ("more error than allowed", ours["more"] > level, found(ours)),
-                    ("by more than 2 standard errors",
-                     ours["more"] > level + 2 * ours["more_se"], found(ours)),
-                ):  # fmt: skip
+                    (
+                        "by more than 2 standard errors",
+                        ours["more"] > level + 2 * ours["more_se"],
+                        found(ours),
+                    ),
+                ):
                     missed[text] += [f"{shown}: {how}"] if miss else []
     total = sum(len(some) for some in errors.values())
-    lines = [f"{total} settings of ours with exits; the network itself in {len(itself)}: "
-             f"{'; '.join(itself)}"]  # fmt: skip
-    lines += [f"{text}: {len(some)}" + (f": {'; '.join(some)}" if some else "")
-              for text, some in missed.items()]  # fmt: skip
+    lines = [
+        f"{total} settings of ours with exits; the network itself in {len(itself)}: "
+        f"{'; '.join(itself)}"
+    ]
+    lines += [
+        f"{text}: {len(some)}" + (f": {'; '.join(some)}" if some else "")
+        for text, some in missed.items()
+    ]
     lines.append(
         "90% of the bound held: " + ", ".join(f"{k} {a}/{b}" for k, (a, b) in counts.items())
     )
     reached_by = sum(a for a, _ in counts.values())
-    lines.append(f"90% of the bound held in {reached_by} of {total}; with the time besides the "
-                 f"segments, which the network has too, in {with_the_rest}")  # fmt: skip
-    lines += [f"speed-up {key} +{100 * level:.0f}: {min(some):.2f} to {max(some):.2f}"
-              for (key, level), some in gains.items()]  # fmt: skip
-    lines += [f"points more at +{100 * level:.0f}: {min(some):+.2f} to {max(some):+.2f}, no more "
-              f"than allowed in {sum(x <= 100 * level for x in some)} of {len(some)}"
-              for level, some in errors.items() if some]  # fmt: skip
+    lines.append(
+        f"90% of the bound held in {reached_by} of {total}; with the time besides the "
+        f"segments, which the network has too, in {with_the_rest}"
+    )
+    lines += [
+        f"speed-up {key} +{100 * level:.0f}: {min(some):.2f} to {max(some):.2f}"
+        for (key, level), some in gains.items()
+    ]
+    lines += [
+        f"points more at +{100 * level:.0f}: {min(some):+.2f} to {max(some):+.2f}, no more "
+        f"than allowed in {sum(x <= 100 * level for x in some)} of {len(some)}"
+        for level, some in errors.items()
+        if some
+    ]
     return lines
 
 

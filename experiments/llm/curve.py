@@ -62,10 +62,12 @@ def points(trace: tt.Trace, rules: Sequence[Any]) -> np.ndarray:
     """Return, shape (rules, 2), the error and the cost of each rule on a trace."""
     rows, wrong = np.arange(len(trace)), trace.loss
     played = [rule.play(trace) for rule in rules]
-    return np.array([
-        (wrong[rows, each.answer].mean(), (each.asked * trace.costs).sum(axis=1).mean())
-        for each in played
-    ])  # fmt: skip
+    return np.array(
+        [
+            (wrong[rows, each.answer].mean(), (each.asked * trace.costs).sum(axis=1).mean())
+            for each in played
+        ]
+    )
 
 
 def one_split(job: tuple[str, int, int]) -> dict[str, Any]:
@@ -87,8 +89,10 @@ def one_split(job: tuple[str, int, int]) -> dict[str, Any]:
         places = [chosen(known, m) for m in mistakes]
         families[family] = (known[places], found[places])
     prices = mistakes.tolist()
-    by_fit = [min(families.values(), key=lambda f, k=k, m=m: total(f[0][k], m))[1][k].tolist()
-              for k, m in enumerate(prices)]  # fmt: skip
+    by_fit = [
+        min(families.values(), key=lambda f, k=k, m=m: total(f[0][k], m))[1][k].tolist()
+        for k, m in enumerate(prices)
+    ]
     best = min(families, key=lambda f: sum(map(total, families[f][1], prices)))
     ladder = tt.fit(train)
     ours = points(test, [ladder.for_mistake_cost(m) for m in prices])
@@ -99,8 +103,14 @@ def one_split(job: tuple[str, int, int]) -> dict[str, Any]:
         "best baseline": families[best][1].tolist(),
         "ttamer": ours.tolist(),
     }
-    return {"trace": Path(name).stem, "labels": labels, "split": split, "full": full, "best": best,
-            **systems}  # fmt: skip
+    return {
+        "trace": Path(name).stem,
+        "labels": labels,
+        "split": split,
+        "full": full,
+        "best": best,
+        **systems,
+    }
 
 
 def total(point: Sequence[float], mistake: float) -> float:

@@ -27,9 +27,15 @@ def draw_if_stop(experiments: Sequence[Experiment]) -> Figure:
         for row, index in enumerate((0, len(names) - 2)):
             axis = axes[row][column]
             axis.imshow(
-                shades(experiment, index), origin="lower", extent=(0, 1, 0, 1), cmap=colours,
-                vmin=0, vmax=2, interpolation="nearest", aspect="equal",
-            )  # fmt: skip
+                shades(experiment, index),
+                origin="lower",
+                extent=(0, 1, 0, 1),
+                cmap=colours,
+                vmin=0,
+                vmax=2,
+                interpolation="nearest",
+                aspect="equal",
+            )
             for side in axis.spines.values():
                 side.set_visible(False)
             axis.tick_params(length=0, labelsize=8, colors=INK)
@@ -50,13 +56,16 @@ def draw_if_stop(experiments: Sequence[Experiment]) -> Figure:
             Patch(color=GO, label="go on"),
             Patch(color=BLANK, label="cannot happen"),
         ],
-        loc="outside lower center", ncols=3, frameon=False,
-    )  # fmt: skip
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+    )
     figure.suptitle(
         "When to stop: with independent losses only the best so far matters; with correlated ones "
         "the last one does too",
-        color=INK, fontsize=12,
-    )  # fmt: skip
+        color=INK,
+        fontsize=12,
+    )
     return figure
 
 

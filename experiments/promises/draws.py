@@ -73,8 +73,10 @@ def measure(ladder: tt.FittedLadder, population: Held, args: argparse.Namespace)
                     except ArgumentError:  # no node is as cheap
                         continue
                 truth, cost = 0.0, 0.0
-                for point, share in ((mixture.mix.cheap, 1 - mixture.mix.share),
-                                     (mixture.mix.expensive, mixture.mix.share)):  # fmt: skip
+                for point, share in (
+                    (mixture.mix.cheap, 1 - mixture.mix.share),
+                    (mixture.mix.expensive, mixture.mix.share),
+                ):
                     values = paid[point] > budget if kind == "budget" else lost[point]
                     truth += share * float(values.mean())
                     cost += share * float(paid[point].mean())
@@ -89,8 +91,9 @@ def measure(ladder: tt.FittedLadder, population: Held, args: argparse.Namespace)
 def main() -> None:
     """Measure each trace, and print one table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--traces", nargs="+", metavar="NAME",
-                        default=["langid", "minilm-imdb", "vgg16-cifar10"])  # fmt: skip
+    parser.add_argument(
+        "--traces", nargs="+", metavar="NAME", default=["langid", "minilm-imdb", "vgg16-cifar10"]
+    )
     parser.add_argument("--draws", type=int, default=500, help="how often rows are drawn")
     parser.add_argument("--rows", type=int, default=1000, help="how many rows are drawn")
     parser.add_argument("--fit-rows", type=int, default=2000, help="how many rows are fitted to")
@@ -106,8 +109,17 @@ def main() -> None:
             for (kind, bound), results in outcomes.items():
                 passed, broken, cost = np.array(results, float).mean(axis=0)
                 error = np.array(results, float)[:, 2].std() / len(results) ** 0.5
-                rows.append([name, belief, kind, f"{bound:.0%}", f"{passed:.1%}",
-                             f"{broken:.1%}", f"{cost:.1%} +- {error:.1%}"])  # fmt: skip
+                rows.append(
+                    [
+                        name,
+                        belief,
+                        kind,
+                        f"{bound:.0%}",
+                        f"{passed:.1%}",
+                        f"{broken:.1%}",
+                        f"{cost:.1%} +- {error:.1%}",
+                    ]
+                )
                 print(" ".join(rows[-1]), file=sys.stderr, flush=True)
     print(table(["trace", "belief", "certificate", "bound", "passed", "broken", "cost"], rows))
 

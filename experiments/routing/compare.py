@@ -39,9 +39,18 @@ from ttamer.baselines import FAMILIES
 
 RESULTS = Path(__file__).resolve().parent / "results"
 COLUMNS = (
-    "knn", "ridge", "clusters", "mean", "knn+cost", "ridge+cost", "clusters+cost", "mean+cost",
-    "chain", "pairs", "old",
-)  # fmt: skip
+    "knn",
+    "ridge",
+    "clusters",
+    "mean",
+    "knn+cost",
+    "ridge+cost",
+    "clusters+cost",
+    "mean+cost",
+    "chain",
+    "pairs",
+    "old",
+)
 MOST_IN_CHAIN = 10  # the chain tries every subset
 
 
@@ -116,10 +125,11 @@ def show(folder: Path) -> None:
             fit = areas[name, rows, "fit"]
             columns = {f: areas[name, rows, f] for f in COLUMNS if (name, rows, f) in areas}
             ratios = {
-                family: mean_and_error(area / column[seed] for seed, area in fit.items()
-                                       if seed in column)
+                family: mean_and_error(
+                    area / column[seed] for seed, area in fit.items() if seed in column
+                )
                 for family, column in columns.items()
-            }  # fmt: skip
+            }
             best = max(ratios, key=lambda family: ratios[family][0])
             of_best[name] = ratios[best][0]
             if "old" in ratios:

@@ -104,8 +104,12 @@ def run(args: argparse.Namespace) -> None:
     args.results.mkdir(exist_ok=True)
     path = args.results / "default.jsonl"
     done = {(line["set"], line["rows"], line["seed"]) for line in read_lines(path)}
-    todo = [(rows, seed, name) for rows in args.rows for seed in numbers(args.splits)
-            for name in args.sets]  # fmt: skip
+    todo = [
+        (rows, seed, name)
+        for rows in args.rows
+        for seed in numbers(args.splits)
+        for name in args.sets
+    ]
     for rows, seed, name in todo:
         trace = pool(name) if name in POOLS else load(name, args.data)
         if (name, rows, seed) in done or rows > len(trace) // 2:
@@ -143,8 +147,9 @@ def show(folder: Path) -> None:
                 points.append((excess, share))
                 cells.append(f"{excess:+.2f} ± {error:.2f} @ {share:.2f}")
             print(f"| {name} ({len(own)}) | {' | '.join(cells)} |")
-        shown = [f"{fmean(e for e, _ in p):+.2f} @ {fmean(c for _, c in p):.3f}"
-                 for p in means.values()]  # fmt: skip
+        shown = [
+            f"{fmean(e for e, _ in p):+.2f} @ {fmean(c for _, c in p):.3f}" for p in means.values()
+        ]
         print(f"| *mean* | {' | '.join(shown)} |")
 
 

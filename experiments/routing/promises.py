@@ -55,8 +55,10 @@ def run(name: str, args: argparse.Namespace) -> None:
         )
         for more in MORE:
             most = {"error": float(truth[best]) + more, "drop": more}
-            made = {"error": drawn.for_error(most["error"]),
-                    "drop": drawn.for_drop(more, against="best")}  # fmt: skip
+            made = {
+                "error": drawn.for_error(most["error"]),
+                "drop": drawn.for_drop(more, against="best"),
+            }
             for kind, mixture in made.items():
                 one, two, share = mixture.mix
                 error = (1 - share) * lost[one] + share * lost[two]
@@ -71,8 +73,15 @@ def run(name: str, args: argparse.Namespace) -> None:
                 outcomes.setdefault((kind, more), []).append(outcome)
     for (kind, more), results in outcomes.items():
         broken, certified, share = np.array(results, float).mean(axis=0).tolist()
-        line = {"set": name, "kind": kind, "more": more, "draws": args.draws, "broken": broken,
-                "certified": certified, "cost": share}  # fmt: skip
+        line = {
+            "set": name,
+            "kind": kind,
+            "more": more,
+            "draws": args.draws,
+            "broken": broken,
+            "certified": certified,
+            "cost": share,
+        }
         print(line, flush=True)
         write_line(args.results / "promises.jsonl", **line)
 

@@ -26,10 +26,17 @@ LLM = ("routerbench", "zeroeval", "mmlu", "triviaqa")
 SERVICES = ("yelp", "imdb", "ferplus", "rafdb", "digit", "fluent")
 EMBEDDER = {"minilm": "all-MiniLM-L6-v2"}
 ZEROEVAL = (
-    "gemini-1.5-flash", "gemma-2-9b-it", "deepseek-v2.5-0908", "gpt-4o-mini-2024-07-18",
-    "Meta-Llama-3.1-70B-Instruct", "gemini-1.5-pro", "claude-3-5-haiku-20241022",
-    "Mistral-Large-2", "claude-3-5-sonnet-20241022", "gpt-4o-2024-08-06",
-)  # fmt: skip
+    "gemini-1.5-flash",
+    "gemma-2-9b-it",
+    "deepseek-v2.5-0908",
+    "gpt-4o-mini-2024-07-18",
+    "Meta-Llama-3.1-70B-Instruct",
+    "gemini-1.5-pro",
+    "claude-3-5-haiku-20241022",
+    "Mistral-Large-2",
+    "claude-3-5-sonnet-20241022",
+    "gpt-4o-2024-08-06",
+)
 MOST_FITTED, MOST_TESTED = 4000, 8000  # rows of a split
 
 

@@ -430,9 +430,13 @@ async def too_large_bodies(port: int) -> str:
 async def deep_and_odd_json(port: int) -> str:
     """Bodies that parsers fail on."""
     bodies = [
-        b"[" * 500_000, b'{"messages":' * 50_000, b"\xff" * 1000, b'"\\ud800"', b"1e999",
+        b"[" * 500_000,
+        b'{"messages":' * 50_000,
+        b"\xff" * 1000,
+        b'"\\ud800"',
+        b"1e999",
         b'{"messages": [{"content": "\\ud800"}], "ttamer": {"inputs": {"a": 1e999}}}',
-    ]  # fmt: skip
+    ]
     tasks = [
         exchange(port, HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
         for body in bodies * 10
@@ -488,24 +492,41 @@ SMUGGLED = [
     head + body
     for body in (b"\r\n0\r\n\r\nGET /health HTTP/1.1\r\nhost: a\r\n\r\n",)
     for head in (
-        b"content-length: 5\r\ncontent-length: 6\r\n", b"content-length: 5, 6\r\n",
-        b"content-length: 5, 5\r\n", b"content-length: -1\r\n", b"content-length: +5\r\n",
-        b"content-length: 0x5\r\n", b"content-length: 5 5\r\n", b"content-length:\r\n",
-        b"content-length: 1e1\r\n", b"content-length : 5\r\n", b" content-length: 5\r\n",
+        b"content-length: 5\r\ncontent-length: 6\r\n",
+        b"content-length: 5, 6\r\n",
+        b"content-length: 5, 5\r\n",
+        b"content-length: -1\r\n",
+        b"content-length: +5\r\n",
+        b"content-length: 0x5\r\n",
+        b"content-length: 5 5\r\n",
+        b"content-length:\r\n",
+        b"content-length: 1e1\r\n",
+        b"content-length : 5\r\n",
+        b" content-length: 5\r\n",
         b"content-length: 5\r\ntransfer-encoding: chunked\r\n",
         b"transfer-encoding: chunked\r\ncontent-length: 5\r\n",
-        b"transfer-encoding: chunked, identity\r\n", b"transfer-encoding: identity, chunked\r\n",
-        b"transfer-encoding: xchunked\r\n", b"transfer-encoding: ,chunked\r\n",
-        b"transfer-encoding : chunked\r\n", b"transfer-encoding:\x0bchunked\r\n",
-        b"transfer-encoding: \x00chunked\r\n", b"transfer_encoding: chunked\r\n",
-        b"transfer-encoding: chunked;x=1\r\n", b"Transfer-Encoding: CHUNKED, gzip\r\n",
-        b"x: y\rtransfer-encoding: chunked\r\n", b"x: y\ntransfer-encoding: chunked\r\n",
-        b"a b: c\r\ncontent-length: 5\r\n", b"x\x00y: z\r\n", b"x: y\x00\r\n",
-        b"host: other\r\ncontent-length: 5\r\n", b"content-length: 99999999999999999999\r\n",
+        b"transfer-encoding: chunked, identity\r\n",
+        b"transfer-encoding: identity, chunked\r\n",
+        b"transfer-encoding: xchunked\r\n",
+        b"transfer-encoding: ,chunked\r\n",
+        b"transfer-encoding : chunked\r\n",
+        b"transfer-encoding:\x0bchunked\r\n",
+        b"transfer-encoding: \x00chunked\r\n",
+        b"transfer_encoding: chunked\r\n",
+        b"transfer-encoding: chunked;x=1\r\n",
+        b"Transfer-Encoding: CHUNKED, gzip\r\n",
+        b"x: y\rtransfer-encoding: chunked\r\n",
+        b"x: y\ntransfer-encoding: chunked\r\n",
+        b"a b: c\r\ncontent-length: 5\r\n",
+        b"x\x00y: z\r\n",
+        b"x: y\x00\r\n",
+        b"host: other\r\ncontent-length: 5\r\n",
+        b"content-length: 99999999999999999999\r\n",
         b"connection: content-length\r\ncontent-length: 0\r\n",
-        b"expect: 100-continue\r\ncontent-length: -5\r\n", b"\xff: y\r\ncontent-length: 5\r\n",
+        b"expect: 100-continue\r\ncontent-length: -5\r\n",
+        b"\xff: y\r\ncontent-length: 5\r\n",
     )
-]  # fmt: skip
+]
 
 
 async def smuggling(port: int) -> str:
@@ -536,14 +557,35 @@ def _counts(counts: Counter[Any]) -> str:
 
 
 CLIENT_ATTACKS: list[Callable[[int], Awaitable[str]]] = [
-    silent_connections, half_requests, idle_after_an_answer, unread_pipelines, endless_headers,
-    many_headers, slow_bodies, large_bodies, too_large_bodies, deep_and_odd_json, long_texts,
-    other_points, clients_that_leave, unread_streams, flood, smuggling,
-]  # fmt: skip
+    silent_connections,
+    half_requests,
+    idle_after_an_answer,
+    unread_pipelines,
+    endless_headers,
+    many_headers,
+    slow_bodies,
+    large_bodies,
+    too_large_bodies,
+    deep_and_odd_json,
+    long_texts,
+    other_points,
+    clients_that_leave,
+    unread_streams,
+    flood,
+    smuggling,
+]
 FAULTS = [
-    "hang", "reset", "cut", "garbage", "odd json", "endless headers", "endless body", "gzip bomb",
-    "one byte", *STATUSES,
-]  # fmt: skip
+    "hang",
+    "reset",
+    "cut",
+    "garbage",
+    "odd json",
+    "endless headers",
+    "endless body",
+    "gzip bomb",
+    "one byte",
+    *STATUSES,
+]
 
 
 async def faulty(port: int, model: Model, mode: str, *, stream: bool) -> str:

@@ -163,9 +163,12 @@ async def main() -> None:
 
 
 def report(
-    client: Client, models: dict[str, Model], counts: Counter[str], rows: Counter[str],
+    client: Client,
+    models: dict[str, Model],
+    counts: Counter[str],
+    rows: Counter[str],
     seconds: float,
-) -> None:  # fmt: skip
+) -> None:
     """Print what became of every request, and fail where that is wrong."""
     mixed = sum(text != f"number {number}" for number, text in client.answers.items())
     lost = client.sent - len(client.answers)

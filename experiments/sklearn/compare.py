@@ -64,13 +64,17 @@ def main() -> None:
             halves = train_test_split(x, y, test_size=0.5, random_state=seed, stratify=y)
             for rule, numbers in measured(models, args.batch, *halves).items():
                 results.setdefault(rule, []).append(numbers)
-        print(f"\n{name}, {args.splits} splits: accuracy, µs per row in batches of {args.batch}, "
-              "and µs booked")  # fmt: skip
+        print(
+            f"\n{name}, {args.splits} splits: accuracy, µs per row in batches of {args.batch}, "
+            "and µs booked"
+        )
         for rule, rows in results.items():
             means = np.mean(rows, axis=0)
             errors = np.std(rows, axis=0, ddof=1) / len(rows) ** 0.5
-            print(f"  {rule:10} {means[0]:.2%} ± {errors[0]:.2%}   "
-                  f"{means[1]:7.1f} ± {errors[1]:.1f}   {means[2]:7.1f}")  # fmt: skip
+            print(
+                f"  {rule:10} {means[0]:.2%} ± {errors[0]:.2%}   "
+                f"{means[1]:7.1f} ± {errors[1]:.1f}   {means[2]:7.1f}"
+            )
 
 
 def measured(models, batch, x, held, y, right) -> dict[str, tuple[float, ...]]:

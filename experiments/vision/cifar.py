@@ -17,8 +17,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CLASSES = (
-    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
-)  # fmt: skip
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 MEAN = (0.491, 0.482, 0.447)
 SPREAD = (0.247, 0.243, 0.262)
 PAD = 4

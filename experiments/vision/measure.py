@@ -58,9 +58,15 @@ def main() -> None:
             count = min(args.most, half, 300 if batch == 1 else half) // batch * batch
             for more_error in (0.0, 0.01):
                 advice = exits.recommend(
-                    network, trace, images[:count], batch=batch, more_error=more_error,
-                    caution=0.0, classes=CLASSES, graphs=args.graphs,
-                )  # fmt: skip
+                    network,
+                    trace,
+                    images[:count],
+                    batch=batch,
+                    more_error=more_error,
+                    caution=0.0,
+                    classes=CLASSES,
+                    graphs=args.graphs,
+                )
                 others = list(images[half : half + count].split(batch))
                 labels = test.labels[half : half + count]
                 wrong = [error(run, others, labels) for run in (advice.run, network.full)]

@@ -417,8 +417,9 @@ class CascadeSpec:
         <BLANKLINE>
         """
         data = to_tables(self)
-        heads = [f"[{name}]\n{toml_text(data[name])}" for name in ("cascade", "serve")
-                 if name in data]  # fmt: skip
+        heads = [
+            f"[{name}]\n{toml_text(data[name])}" for name in ("cascade", "serve") if name in data
+        ]
         return "\n".join([*heads, *(f"[[node]]\n{toml_text(table)}" for table in data["node"])])
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
@@ -679,8 +680,9 @@ def _checked_tables(data: object) -> tuple[dict[str, Any], dict[str, Any]]:
         )
     for key in head:
         if key not in keys:
-            raise CascadeError(f"[cascade] has an unknown key {key!r}; it may have "
-                               f"{', '.join(keys)}")  # fmt: skip
+            raise CascadeError(
+                f"[cascade] has an unknown key {key!r}; it may have {', '.join(keys)}"
+            )
     return data, head
 
 

@@ -41,9 +41,13 @@ class Deployment:
         self.settings = settings
 
     async def complete(
-        self, body: Body, deadline: Deadline = NEVER, *, path: str = CHAT,
+        self,
+        body: Body,
+        deadline: Deadline = NEVER,
+        *,
+        path: str = CHAT,
         headers: Mapping[str, str] | None = None,
-    ) -> Response:  # fmt: skip
+    ) -> Response:
         """Call the model by the proxy's router; outside of a proxy, by LiteLLM itself.
 
         The cascade is the fallback: another model in a node's place has other confidences. The
@@ -56,9 +60,13 @@ class Deployment:
         removed = {name for name, value in params.items() if value is False}
         fields = {name: v for name, v in {**body, **params}.items() if name not in removed}
         options = {
-            **fields, "model": self.settings.model, "num_retries": self.settings.retries,
-            "timeout": min(self.settings.timeout, deadline.left), "no-log": True, "max_retries": 0,
-        }  # fmt: skip
+            **fields,
+            "model": self.settings.model,
+            "num_retries": self.settings.retries,
+            "timeout": min(self.settings.timeout, deadline.left),
+            "no-log": True,
+            "max_retries": 0,
+        }
         router = _router()
         try:
             if router is not None and self.settings.model in router.get_model_names():
@@ -132,9 +140,14 @@ class Provider:
         yield _chunk(outcome.by, {}, choice.get("finish_reason") or "stop")
 
     async def _outcome(
-        self, model: str, messages: list[Any], optional_params: dict[str, Any],
-        timeout: Any = None, logging_obj: Any = None, **_: Any,
-    ) -> tuple[Job, Outcome]:  # fmt: skip
+        self,
+        model: str,
+        messages: list[Any],
+        optional_params: dict[str, Any],
+        timeout: Any = None,
+        logging_obj: Any = None,
+        **_: Any,
+    ) -> tuple[Job, Outcome]:
         from litellm.llms.custom_llm import CustomLLMError
 
         service = await self._service(model.removeprefix("ttamer/"))

@@ -104,9 +104,17 @@ def run(
         asked = hashlib.sha256(asked).digest()
     with _pools(nodes, workers, resources or {}) as pools:
         return _blocks(
-            dataset, batch_size, _answered, pools=pools, cascade=cascade, column=column, key=key,
-            inputs=inputs, folder=folder, asked=asked,
-        )  # fmt: skip
+            dataset,
+            batch_size,
+            _answered,
+            pools=pools,
+            cascade=cascade,
+            column=column,
+            key=key,
+            inputs=inputs,
+            folder=folder,
+            asked=asked,
+        )
 
 
 def collect(
@@ -272,8 +280,10 @@ def _answered(
     values, count = block.column(column).to_pylist(), len(block)
     keys = [None] * count if key is None else block.column(key).to_pylist()
     facts_of = block.select(list(inputs)).to_pylist() if inputs else [None] * count
-    steps = [cascade.steps(value, row_key, None, facts)
-             for value, row_key, facts in zip(values, keys, facts_of, strict=True)]  # fmt: skip
+    steps = [
+        cascade.steps(value, row_key, None, facts)
+        for value, row_key, facts in zip(values, keys, facts_of, strict=True)
+    ]
     pa = require("pyarrow", "ray")
     outcomes = _outcomes(steps, pools)
     errors = [str(outcome) if isinstance(outcome, CascadeFailed) else None for outcome in outcomes]
@@ -336,8 +346,10 @@ def _collected(
     """Ask every node about the rows of a block."""
     pa = require("pyarrow", "ray")
     values = block.column(column).to_pylist()
-    asked = {name: random.choice(actors).ask.remote(values, None, 1e9)  # noqa: S311 - any will do
-             for name, actors in pools.items()}  # fmt: skip
+    asked = {
+        name: random.choice(actors).ask.remote(values, None, 1e9)  # noqa: S311 - any will do
+        for name, actors in pools.items()
+    }
     columns: dict[str, Any] = {}
     for name, reference in asked.items():
         replies = []
@@ -431,9 +443,12 @@ def _blocks(
     free = ray.cluster_resources().get("CPU", 1) - actors * _share(actors)
     share = min(1.0, max(0.0001, free / (2 * actors)))
     staged = dataset.map_batches(
-        stage, fn_kwargs={"pools": pools, **options}, batch_size=batch_size,
-        batch_format="pyarrow", num_cpus=share,
-    )  # fmt: skip
+        stage,
+        fn_kwargs={"pools": pools, **options},
+        batch_size=batch_size,
+        batch_format="pyarrow",
+        num_cpus=share,
+    )
     try:
         return staged.materialize()
     except ray.exceptions.RayError as error:

@@ -59,10 +59,17 @@ def test_an_example_may_be_a_mapping(capsys):
 def test_columns_are_of_the_batch_sizes_that_were_asked_for(monkeypatch, capsys):
     times = ((0.001, 0.002, 0.004), (0.003, 0.006, 0.009))
     found = Profile(
-        names=("early", "full"), sizes=(1, 8), groups=(1, 4, 8), segments=times,
-        asking=((0.011, 0.012), (0.013, 0.014)), regroup=0.0, device="a test", precision="fp32",
-        graphs=False, per_call=(0.021, 0.022),
-    )  # fmt: skip
+        names=("early", "full"),
+        sizes=(1, 8),
+        groups=(1, 4, 8),
+        segments=times,
+        asking=((0.011, 0.012), (0.013, 0.014)),
+        regroup=0.0,
+        device="a test",
+        precision="fp32",
+        graphs=False,
+        per_call=(0.021, 0.022),
+    )
     monkeypatch.setattr(profiling, "profile", lambda *_, **__: found)
     assert main(["torch", "profile", "my_networks:tiny", "--device", "cpu"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]

@@ -18,8 +18,18 @@ from ttamer.fitting.fits import fit
 from ttamer.trace.trace import Trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::ttamer.errors.TraceWarning")
-KINDS = ("models", "texts", "inputs", "gaps", "exits", "tree", "graded", "markov", "markov tree",
-         "threshold")  # fmt: skip
+KINDS = (
+    "models",
+    "texts",
+    "inputs",
+    "gaps",
+    "exits",
+    "tree",
+    "graded",
+    "markov",
+    "markov tree",
+    "threshold",
+)
 
 
 STOPPING = ("threshold", "threshold-per-exit", "calibrated", "chain", "pairwise", "always-last")
@@ -125,8 +135,10 @@ def test_rows_sessions_batches_and_files_decide_alike(kind, seed, share):
         while batch is not None and (going := np.flatnonzero(batch.next >= 0)).size:
             nodes = batch.next[going]
             came = rows.answered[going, nodes]
-            sure = [float(c) if a else None
-                    for c, a in zip(rows.confidence[going, nodes], came, strict=True)]  # fmt: skip
+            sure = [
+                float(c) if a else None
+                for c, a in zip(rows.confidence[going, nodes], came, strict=True)
+            ]
             codes = np.full(len(going), -1)
             if rows.prediction is not None:
                 codes = rows.prediction[going, nodes]

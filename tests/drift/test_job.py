@@ -33,11 +33,14 @@ def lines_of(trace, version, *, first=0, inputs=None, **fields):
     """The lines of a decision log in which every request was audited."""
     for row in range(len(trace)):
         nodes = {
-            name: {"chance": 0.5, "cost": trace.costs[row, node],
-                   "confidence": trace.confidence[row, node],
-                   "prediction": trace.classes[trace.prediction[row, node]]}
+            name: {
+                "chance": 0.5,
+                "cost": trace.costs[row, node],
+                "confidence": trace.confidence[row, node],
+                "prediction": trace.classes[trace.prediction[row, node]],
+            }
             for node, name in enumerate(trace.names)
-        }  # fmt: skip
+        }
         number = first + row
         line = {"v": 1, "time": 1.0 + number, "request": f"r{number}", "policy": version}
         line |= {"by": "large", "cost": 1.0, "drawn": 0.5, "nodes": nodes, **fields}
@@ -83,8 +86,12 @@ def test_it_waits_for_a_reference_then_tests_and_after_a_change_falls_back_and_s
     former, seen = policy.read_bytes(), []
     whole = watch(log, policy, SETTINGS, replace=True)
     assert [event.kind for event in whole.events][:5] == [
-        "alarm", "fallback", "refit", "certified", "swap",
-    ]  # fmt: skip
+        "alarm",
+        "fallback",
+        "refit",
+        "certified",
+        "swap",
+    ]
     assert 500 <= whole.events[0].facts["change"] < 600
     assert whole.replaced
     assert policy.read_bytes() != former
@@ -147,9 +154,11 @@ def test_a_rows_inputs_labels_and_verdicts_are_read(tmp_path):
         return tt.fit(rows)
 
     found = watch(
-        tmp_path / "d.jsonl", tmp_path / "policy.ttamer", LoopSettings(0.5, refit_rows=100),
+        tmp_path / "d.jsonl",
+        tmp_path / "policy.ttamer",
+        LoopSettings(0.5, refit_rows=100),
         refit=refit,
-    )  # fmt: skip
+    )
     assert found.rows == 380  # of 499, the reference and a batch that is not complete
     with AuditedRows(tmp_path / "policy.ttamer.drift") as rows:
         assert [row.line.get("inputs") for row in rows][6:8] == [{}, {"length": length[8]}]

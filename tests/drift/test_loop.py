@@ -64,8 +64,12 @@ def test_it_goes_all_the_way_round(whole):
     kinds = [event.kind for event in reported]
     assert kinds[:5] == ["alarm", "fallback", "refit", "certified", "swap"]
     assert [event.state for event in reported[:5]] == [
-        "suspected", "suspected", "refitting", "shadowing", "swapped",
-    ]  # fmt: skip
+        "suspected",
+        "suspected",
+        "refitting",
+        "shadowing",
+        "swapped",
+    ]
     assert loop.state == "watching"
     assert isinstance(served[1], FallbackServing)
     assert served[2].promise.certified

@@ -40,8 +40,9 @@ def missing(script: str) -> list[str]:
     """Return what a script imports from the package and the package does not have."""
     tree = ast.parse(script)
     # What a script tries first, or where that fails, may be of another version.
-    tried = {id(each) for node in ast.walk(tree) if isinstance(node, ast.Try)
-             for each in ast.walk(node)}  # fmt: skip
+    tried = {
+        id(each) for node in ast.walk(tree) if isinstance(node, ast.Try) for each in ast.walk(node)
+    }
     return [
         f"{node.module}.{alias.name}"
         for node in ast.walk(tree)

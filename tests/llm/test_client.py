@@ -90,9 +90,12 @@ def test_a_request_has_the_nodes_model_parameters_names_and_key(monkeypatch):
 
     request, body = asyncio.run(run())
     assert body == {
-        "messages": BODY["messages"], "max_completion_tokens": 5, "model": "m",
-        "reasoning_effort": "low", "top_p": 0.5,
-    }  # fmt: skip
+        "messages": BODY["messages"],
+        "max_completion_tokens": 5,
+        "model": "m",
+        "reasoning_effort": "low",
+        "top_p": 0.5,
+    }
     sent = request.headers
     assert sent["authorization"] == "Bearer s3cret"
     assert (sent["x-org"], sent["x-key"], sent["x-request-id"]) == ("us", "s3cret", "r")
@@ -150,10 +153,14 @@ def test_an_embedding_is_a_vector_for_each_text_in_their_order(data, vectors):
 @pytest.mark.parametrize(
     ("status", "kind", "paid", "calls"),
     [
-        (500, "error", False, 3), (503, "busy", False, 3), (429, "busy", False, 3),
-        (400, "refused", False, 1), (401, "refused", False, 1), (302, "refused", False, 1),
+        (500, "error", False, 3),
+        (503, "busy", False, 3),
+        (429, "busy", False, 3),
+        (400, "refused", False, 1),
+        (401, "refused", False, 1),
+        (302, "refused", False, 1),
     ],
-)  # fmt: skip
+)
 def test_a_status_is_a_failure_of_a_kind_and_some_are_tried_again(status, kind, paid, calls):
     async def answer(request, number):
         del request, number
@@ -219,7 +226,7 @@ MANY = b"x-h: " + b"y" * 1000 + b"\r\n"
         (b"not http\r\n\r\n", "cut"),
         (HEAD + b"content-length: 100\r\n\r\n{", "cut"),
         (HEAD + b"content-length: 2\r\n\r\n[]", "garbage"),
-        (HEAD + b"content-length: 5\r\n\r\n\"\xff\xfe\xfd\"", "garbage"),
+        (HEAD + b'content-length: 5\r\n\r\n"\xff\xfe\xfd"', "garbage"),
         (HEAD + b"content-length: 200000\r\n\r\n" + b"[" * 200_000, "garbage"),
         (HEAD + b"x-long: " + b"y" * 100_000 + b"\r\n\r\n{}", "cut"),
         (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", "cut"),
@@ -227,9 +234,20 @@ MANY = b"x-h: " + b"y" * 1000 + b"\r\n"
         (HEAD + b"content-encoding: gzip\r\ncontent-length: 5\r\n\r\nplain", "garbage"),
         (HEAD + b"content-length: 9000000\r\n\r\n", "too_large"),
     ],
-    ids=["nothing", "no-http", "short", "list", "latin-1", "deep", "header", "chunk", "big", "zip",
-         "stated"],
-)  # fmt: skip
+    ids=[
+        "nothing",
+        "no-http",
+        "short",
+        "list",
+        "latin-1",
+        "deep",
+        "header",
+        "chunk",
+        "big",
+        "zip",
+        "stated",
+    ],
+)
 def test_whatever_a_server_sends_is_a_failure_of_a_kind(payload, kind):
     async def run():
         async with raw(payload) as client:

@@ -303,10 +303,19 @@ def test_a_number_is_contained_whole(answer, label, is_right):
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize(
     "text",
-    ["answer is " + "the " * 5000, "answer" + " " * 20_000, "A)" + "\n" * 20_000, "1 " * 10_000,
-     "\\boxed{" * 3000, "\\frac{" * 3000, "{" * 20_000, "-" * 20_000, "```json" + "\n" * 40_000,
-     "1.5 " * 20_000],
-)  # fmt: skip
+    [
+        "answer is " + "the " * 5000,
+        "answer" + " " * 20_000,
+        "A)" + "\n" * 20_000,
+        "1 " * 10_000,
+        "\\boxed{" * 3000,
+        "\\frac{" * 3000,
+        "{" * 20_000,
+        "-" * 20_000,
+        "```json" + "\n" * 40_000,
+        "1.5 " * 20_000,
+    ],
+)
 def test_long_texts_take_no_longer_than_their_length(rule, text):
     start = time.process_time()
     is_right = rule.is_right(text, "5")

@@ -88,16 +88,22 @@ CALL = {"function": {"name": "f", "arguments": '{"a": 1}'}}
         ({"content": "", "reasoning_content": "I think, therefore"}, "", False),
         ({"content": None, "reasoning": "Let me see"}, "", False),
         ({"refusal": "I cannot help with that."}, "I cannot help with that.", False),
-        ({"content": [{"type": "text", "text": "Par"}, {"type": "text", "text": "is"}]},
-         "Par\nis", True),
+        (
+            {"content": [{"type": "text", "text": "Par"}, {"type": "text", "text": "is"}]},
+            "Par\nis",
+            True,
+        ),
         ({"content": [{"type": "refusal", "refusal": "No."}]}, "No.", True),
         ({"content": "", "tool_calls": [CALL]}, '[{"arguments": {"a": 1}, "name": "f"}]', False),
         ({"function_call": CALL["function"]}, '[{"arguments": {"a": 1}, "name": "f"}]', False),
-        ({"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
-         '[{"arguments": "{", "name": "f"}]', False),
+        (
+            {"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+            '[{"arguments": "{", "name": "f"}]',
+            False,
+        ),
         ({"content": "Paris", "tool_calls": []}, "Paris", True),
     ],
-)  # fmt: skip
+)
 def test_every_kind_of_answer_is_an_answer(fields, text, plain):
     assert answer_text(message(**fields)) == text
     assert is_plain_text(message(**fields)) is plain
@@ -129,10 +135,17 @@ def test_rounding_above_one_is_one():
 
 @pytest.mark.parametrize(
     "logprobs",
-    [None, {}, {"content": None}, {"content": [3]}, {"content": [{"token": "a"}]},
-     {"content": [{"token": "a", "logprob": "x"}]}, {"content": [{"token": "a", "logprob": True}]},
-     {"content": [{"token": "a", "logprob": math.nan}]}],
-)  # fmt: skip
+    [
+        None,
+        {},
+        {"content": None},
+        {"content": [3]},
+        {"content": [{"token": "a"}]},
+        {"content": [{"token": "a", "logprob": "x"}]},
+        {"content": [{"token": "a", "logprob": True}]},
+        {"content": [{"token": "a", "logprob": math.nan}]},
+    ],
+)
 def test_no_log_probabilities_are_unreadable(logprobs):
     with pytest.raises(Unreadable, match="log-probabilit"):
         probability_of_answer({"choices": [{"logprobs": logprobs}]})

@@ -33,8 +33,9 @@ def make_embedded(make_served):
             served = make_served(serve=serve, sockets=sockets)
             for name, model in served.upstreams.items():
                 model.answer = lambda prompt, _, name=name: (
-                    RIGHT if is_right(name, prompt) else WRONG, 0.9 if name == "large" else 0.3
-                )  # fmt: skip
+                    RIGHT if is_right(name, prompt) else WRONG,
+                    0.9 if name == "large" else 0.3,
+                )
             served.upstreams["embeddings"] = embeddings
             return served
 
@@ -117,8 +118,14 @@ def test_the_command_prints_the_threshold(make_embedded, tmp_path, capsys):
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"prompt": f"{n}?", "label": LABEL} for n in range(16)]
     prompts.write_text("\n".join(map(json.dumps, lines)))
-    command = ["collect", str(served.cascade), "--prompts", str(prompts),
-               "-o", str(tmp_path / "trace.parquet")]  # fmt: skip
+    command = [
+        "collect",
+        str(served.cascade),
+        "--prompts",
+        str(prompts),
+        "-o",
+        str(tmp_path / "trace.parquet"),
+    ]
     assert main(command) == 0
     assert "24 of 24 pairs" in capsys.readouterr().out
     assert "threshold = 0." in (tmp_path / "trace.toml").read_text()

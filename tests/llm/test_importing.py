@@ -230,8 +230,11 @@ def test_what_is_known_of_an_input_is_read(written, name):
     path = written(row(**facts), row(**facts | {"input.turns": 4}), name=name)
     if name == "log.csv":
         lines = [row(**facts), row(**facts | {"input.turns": 4})]
-        path.write_text("\n".join(",".join(map(str, line)) for line in (
-            lines[0], *(line.values() for line in lines))))  # fmt: skip
+        path.write_text(
+            "\n".join(
+                ",".join(map(str, line)) for line in (lines[0], *(line.values() for line in lines))
+            )
+        )
     trace = import_answers(path, spec())
     assert trace.prompt.tolist() == ["Capital of France?"] * 2
     assert trace.inputs["turns"].tolist() == [3.0, 4.0]
@@ -262,9 +265,13 @@ def test_spend_logs_of_litellm_are_put_together_by_prompt(written):
     messages = [{"role": "user", "content": "Capital of France?"}]
     calls = [
         {"model": "openai/gpt-small", "spend": 0.5, "response": completion("Paris.", "x", -0.1)},
-        {"model": "azure/y", "model_group": "large", "spend": 4.0,
-         "response": json.dumps(completion("It is Paris", "y", -0.2))},
-    ]  # fmt: skip
+        {
+            "model": "azure/y",
+            "model_group": "large",
+            "spend": 4.0,
+            "response": json.dumps(completion("It is Paris", "y", -0.2)),
+        },
+    ]
     other = [{"role": "user", "content": "Capital of Italy?"}]
     log = written(
         *({"request_id": n, "messages": messages, **call} for n, call in enumerate(calls)),
@@ -282,8 +289,10 @@ def test_spend_logs_of_litellm_are_put_together_by_prompt(written):
 def test_a_spend_log_without_messages_says_where_they_are_kept(written):
     messages = [{"role": "user", "content": "Capital of France?"}]
     cascade = CascadeSpec.from_toml('[cascade]\ntarget = "last"\n' + NAMED)
-    calls = [{"model": model, "spend": 1, "messages": {}, "response": completion("Paris", "x")}
-             for model in ("gpt-small", "large")]  # fmt: skip
+    calls = [
+        {"model": model, "spend": 1, "messages": {}, "response": completion("Paris", "x")}
+        for model in ("gpt-small", "large")
+    ]
     with pytest.raises(TraceError, match=r"no call has its messages, .* store_prompts_in_spend"):
         import_answers(written(*calls), cascade)
     whole = [{**call, "proxy_server_request": json.dumps({"messages": messages})} for call in calls]
@@ -330,9 +339,13 @@ def test_what_was_imported_can_be_judged_and_each_verdict_is_paid_for_once(serve
     served.upstreams["large"].yes = lambda prompt: 0.9 if "A" in prompt.split("answer")[-1] else 0.1
     for _ in range(2):
         judged = judge_answers(
-            trace, read_answers(answers, trace.names), served.cascade, Judge("large"),
-            tmp_path / "verdicts", upstream=served.upstream,
-        )  # fmt: skip
+            trace,
+            read_answers(answers, trace.names),
+            served.cascade,
+            Judge("large"),
+            tmp_path / "verdicts",
+            upstream=served.upstream,
+        )
     assert served.counts[1] == 9  # one for each different answer
     assert judged.label is None
     assert not np.isnan(judged.loss).any()

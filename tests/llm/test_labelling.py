@@ -47,11 +47,17 @@ def kept(folder, trace, rows=None, **more):
     trace.write(path)
     codes = trace.prediction
     lines = [
-        {"prompt": f"question {row} {EVIL}", "label": None,
-         "answers": {name: trace.classes[codes[row, v]] if codes[row, v] >= 0 else ""
-                     for v, name in enumerate(trace.names)}} | more
+        {
+            "prompt": f"question {row} {EVIL}",
+            "label": None,
+            "answers": {
+                name: trace.classes[codes[row, v]] if codes[row, v] >= 0 else ""
+                for v, name in enumerate(trace.names)
+            },
+        }
+        | more
         for row in range(len(trace) if rows is None else rows)
-    ]  # fmt: skip
+    ]
     answers = folder / "trace.parquet.answers.jsonl"
     answers.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     return path

@@ -109,15 +109,18 @@ def test_several_answers_agree_and_all_are_paid_but_those_that_never_were_made()
     reply, _ = ask(fake, body=body, confidence="agreement", samples=4)
     assert (reply.prediction, reply.confidence, reply.cost) == ("4", 0.5, 3.0)
     assert [(sent["seed"], sent["temperature"]) for sent in fake.bodies] == [
-        (7, 0.7), (8, 0.7), (9, 0.7), (10, 0.7),
-    ]  # fmt: skip
+        (7, 0.7),
+        (8, 0.7),
+        (9, 0.7),
+        (10, 0.7),
+    ]
 
 
 PRICE = TokenCost(input=1.0, output=4.0, cached=0.5, reasoning=2.0)
 DETAILED = USAGE | {
     "prompt_tokens_details": {"cached_tokens": 6},
     "completion_tokens_details": {"reasoning_tokens": 3},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -270,7 +273,7 @@ def test_nodes_are_read_from_a_cascade():
         ('accepts = ["sound"]', "it must be 'images' or"),
         ("retries = 99", "retries is 99; it must be a whole number at most 10"),
     ],
-)  # fmt: skip
+)
 def test_a_setting_that_is_wrong_is_named_with_what_is_allowed(more, message):
     with pytest.raises(CascadeError, match=message) as error:
         read(more)

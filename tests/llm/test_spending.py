@@ -14,8 +14,10 @@ from ttamer.cli import main
 from ttamer.llm import Judge, Prompt, collect_prompts
 from ttamer.llm.collecting import collect_more
 
-PROMPTS = [Prompt({"messages": [{"role": "user", "content": f"Question {k}?"}]},
-                  truth(f"Question {k}?")) for k in range(300)]  # fmt: skip
+PROMPTS = [
+    Prompt({"messages": [{"role": "user", "content": f"Question {k}?"}]}, truth(f"Question {k}?"))
+    for k in range(300)
+]
 ONE = 13.5  # what a prompt costs by both nodes
 
 
@@ -51,9 +53,14 @@ def test_calls_for_confidences_and_verdicts_count_in_a_budget(make_served):
     served = make_served(node={"small": {"confidence": "self-report"}, "large": several})
     paid = served.cascade.with_name("paid")
     trace = collect_prompts(
-        served.cascade, PROMPTS, paid, upstream=served.upstream, on_error="skip",
-        judge=Judge("small"), budget=600,
-    )  # fmt: skip
+        served.cascade,
+        PROMPTS,
+        paid,
+        upstream=served.upstream,
+        on_error="skip",
+        judge=Judge("small"),
+        budget=600,
+    )
     small, large = served.counts
     assert 500 < small + 12.5 * large <= 600
     assert large == 4 * trace.answered[:, 1].sum()
@@ -116,9 +123,13 @@ def test_a_judge_that_is_not_asked_itself_says_whether_new_answers_are_right(ser
     served.change('name = "large"', 'name = "large"\nconfidence = "verifier"\nverifier = "small"')
     served.upstreams["small"].yes = lambda prompt: 0.9 if "Question 7?" in prompt else 0.1
     trace = collect_more(
-        served.cascade, judged, ["large"], tmp_path / "new.paid", judge=Judge("small"),
+        served.cascade,
+        judged,
+        ["large"],
+        tmp_path / "new.paid",
+        judge=Judge("small"),
         upstream=served.upstream,
-    )  # fmt: skip
+    )
     assert len(served.upstreams["small"].requests) == 60 + 2 * 60  # answers, verifying, verdicts
     right = trace.prompt == "Question 7?"
     np.testing.assert_array_equal(trace.loss[:, 1] == 0, right)
@@ -151,8 +162,17 @@ def test_the_command_says_which_options_go_together(served, log, tmp_path, capsy
 
 def test_a_dry_run_of_a_new_model_says_what_it_would_cost(served, log, tmp_path, capsys):
     log.write(tmp_path / "log.parquet")
-    command = ["collect", str(served.cascade), "--prompts-from", str(tmp_path / "log.parquet"),
-               "--only", "large", "--dry-run", "-o", str(tmp_path / "out.parquet")]  # fmt: skip
+    command = [
+        "collect",
+        str(served.cascade),
+        "--prompts-from",
+        str(tmp_path / "log.parquet"),
+        "--only",
+        "large",
+        "--dry-run",
+        "-o",
+        str(tmp_path / "out.parquet"),
+    ]
     assert main(command) == 0
     assert capsys.readouterr().out.startswith("large: 60 calls, at most 750\nin all at most 750;")
     assert served.counts == [60, 0]
@@ -164,8 +184,18 @@ def test_the_command_asks_the_new_model_within_a_budget(make_served, tmp_path, c
     alone = dataclasses.replace(spec, nodes=spec.nodes[:1])
     collect_prompts(alone, PROMPTS[:30], tmp_path / "paid").write(tmp_path / "log.parquet")
     out = tmp_path / "out.parquet"
-    command = ["collect", str(served.cascade), "--prompts-from", str(tmp_path / "log.parquet"),
-               "--only", "large", "--budget", "250", "-o", str(out)]  # fmt: skip
+    command = [
+        "collect",
+        str(served.cascade),
+        "--prompts-from",
+        str(tmp_path / "log.parquet"),
+        "--only",
+        "large",
+        "--budget",
+        "250",
+        "-o",
+        str(out),
+    ]
     assert main(command) == 0
     assert "250 of 250 spent on 20 prompts" in capsys.readouterr().out
     assert tt.Trace.read(out).answered.sum(axis=0).tolist() == [30, 20]

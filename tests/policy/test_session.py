@@ -187,9 +187,20 @@ def test_an_explanation_is_plain_json_before_during_and_after(policy):
     assert (before["next"], before["answer"], before["best"]) == ("small", None, None)
     turn.observe(1)
     during = json.loads(json.dumps(turn.explain().to_dict(), allow_nan=False))
-    assert during.keys() == before.keys() == {
-        "next", "answer", "best", "index", "why", "price", "beliefs", "gain",
-    }  # fmt: skip
+    assert (
+        during.keys()
+        == before.keys()
+        == {
+            "next",
+            "answer",
+            "best",
+            "index",
+            "why",
+            "price",
+            "beliefs",
+            "gain",
+        }
+    )
     assert during["best"] == pytest.approx(0.3)
     assert during["why"].startswith("the answer of 'small' loses 0.3, above 0.1")
     turn.observe(0)

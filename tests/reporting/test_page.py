@@ -80,9 +80,11 @@ def test_names_from_outside_cannot_open_a_tag(tmp_path):
     evil = "<script>alert(1)</script>"
     trace = answering_trace(300)
     path, *_ = write_report(
-        frontier(trace, families=["ttamer"], resamples=0), tmp_path / "p.html", title=evil,
+        frontier(trace, families=["ttamer"], resamples=0),
+        tmp_path / "p.html",
+        title=evil,
         png=False,
-    )  # fmt: skip
+    )
     tags = Tags()
     tags.feed(path.read_text("utf-8"))
     assert [tag for tag, _ in tags.opened].count("script") == 1

@@ -122,8 +122,9 @@ def test_asks_until_the_policy_stops_and_reports_all(how):
     assert (outcome.answer, outcome.prediction, outcome.by) == ("yes", "yes", "b")
     assert outcome.path == ("a", "b")
     assert [(one.node, one.confidence, one.cost, one.error) for one in outcome.asked] == [
-        ("a", 0.4, 1.0, None), ("b", 0.95, 2.0, None),
-    ]  # fmt: skip
+        ("a", 0.4, 1.0, None),
+        ("b", 0.95, 2.0, None),
+    ]
     assert outcome.cost == 3.0
     assert outcome.why == "answer with b"
     assert not outcome.capped

@@ -44,8 +44,11 @@ def said(trace, name):
             return "not a reply"
         confidence = np.nan if row % 11 == node else sure[row]
         prediction = f"new {row % 2}" if row % 13 == 0 else trace.classes[codes[row]]
-        return {"prediction": None if row % 17 == 0 else prediction, "confidence": confidence,
-                "cost": 20.0 if row % 19 == 0 else None}  # fmt: skip
+        return {
+            "prediction": None if row % 17 == 0 else prediction,
+            "confidence": confidence,
+            "cost": 20.0 if row % 19 == 0 else None,
+        }
 
     return batched(lambda rows: [reply(int(row)) for row in rows], size=None)
 

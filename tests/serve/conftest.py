@@ -22,9 +22,11 @@ def serve(tmp_path):
         cascade, file = write_cascade(tmp_path, nodes, **tables)
         models = {name: FakeModel(name, SKILLS[name]) for name in NAMES[nodes]}
         app = make_app(
-            read_settings(cascade), str(file) if policy else "", force=force,
+            read_settings(cascade),
+            str(file) if policy else "",
+            force=force,
             connect=lambda settings, session: models[settings.name],
-        )  # fmt: skip
+        )
         return Served(app, models, tmp_path, runners.enter_context(asyncio.Runner()))
 
     with runners:

@@ -282,9 +282,11 @@ class TestFeedback:
     def test_what_is_said_is_bounded(self, logged):
         served = logged()
         odd = [
-            {"request": "x" * 65, "score": 1}, {"request": "a b", "score": 1},
-            {"request": "a", "label": "x" * 70_000}, {"request": "a", "score": 2},
-        ]  # fmt: skip
+            {"request": "x" * 65, "score": 1},
+            {"request": "a b", "score": 1},
+            {"request": "a", "label": "x" * 70_000},
+            {"request": "a", "score": 2},
+        ]
 
         async def scenario(client):
             return [(await client.post("/feedback", json=body)).status_code for body in odd]
@@ -442,10 +444,16 @@ class TestDrift:
         lines = [{"v": 1, "cascade": served.service.settings.spec.to_toml()}]
         for row in range(160):
             nodes = {
-                name: {"chance": 1.0, "cost": COSTS[name], "seconds": 0.1, "prediction": "A",
-                       "confidence": 0.95, "score": float(right[row, node])}
+                name: {
+                    "chance": 1.0,
+                    "cost": COSTS[name],
+                    "seconds": 0.1,
+                    "prediction": "A",
+                    "confidence": 0.95,
+                    "score": float(right[row, node]),
+                }
                 for node, name in enumerate(trace.names)
-            }  # fmt: skip
+            }
             nodes["small"]["prediction"] = "B"
             facts = {"request": f"r{row}", "time": 1.0 + row, "policy": version, "drawn": 1.0}
             lines.append({"v": 1, "by": "large", "cost": 1.0, "nodes": nodes, **facts})

@@ -61,9 +61,12 @@ def test_a_node_that_is_not_sure_is_followed_by_the_next_and_both_are_paid(serve
 def test_every_field_that_the_server_does_not_read_is_passed_on(serve):
     served = serve()
     fields = {
-        "tools": [{"type": "function", "function": {"name": "f"}}], "reasoning_effort": "low",
-        "response_format": {"type": "json_object"}, "x": {"deep": [1, None]}, "user": "u",
-    }  # fmt: skip
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "reasoning_effort": "low",
+        "response_format": {"type": "json_object"},
+        "x": {"deep": [1, None]},
+        "user": "u",
+    }
     served.chat({**fields, "ttamer": {"explain": True}})
     sent = served.models["small"].bodies[0]
     assert {name: sent[name] for name in fields} == fields
@@ -134,7 +137,7 @@ def test_a_request_may_lower_its_cost_and_its_time(serve):
             "content_filter",
         ),
     ],
-)  # fmt: skip
+)
 def test_where_no_node_answers_the_client_is_told_why_and_pays_nothing(
     serve, failures, status, code, stream
 ):
@@ -349,14 +352,18 @@ class TestLimits:
     @pytest.mark.parametrize(
         ("headers", "status"),
         [
-            ({"host": "evil.example"}, 403), ({"host": "127.0.0.1.evil.example:8080"}, 403),
-            ({"host": "localhost:8080"}, 200), ({"host": "[::1]:80"}, 200), ({"host": ""}, 200),
-            ({"content-type": "text/plain"}, 415), ({"content-type": ""}, 415),
+            ({"host": "evil.example"}, 403),
+            ({"host": "127.0.0.1.evil.example:8080"}, 403),
+            ({"host": "localhost:8080"}, 200),
+            ({"host": "[::1]:80"}, 200),
+            ({"host": ""}, 200),
+            ({"content-type": "text/plain"}, 415),
+            ({"content-type": ""}, 415),
             # Browsers send this without asking first.
             ({"content-type": "text/plain; x=json"}, 415),
             ({"content-type": "Application/JSON; charset=utf-8"}, 200),
         ],
-    )  # fmt: skip
+    )
     def test_without_a_token_no_page_of_the_web_can_ask(self, serve, headers, status):
         assert serve().chat({}, headers=headers).status_code == status
 
@@ -407,15 +414,20 @@ class TestLimits:
 @pytest.mark.parametrize(
     ("fields", "status", "param"),
     [
-        ({"messages": "hi"}, 400, "messages"), ({"messages": []}, 400, "messages"),
-        ({"messages": [3]}, 400, "messages[0]"), ({"n": 2}, 400, "n"), ({"n": "2"}, 400, "n"),
-        ({"model": "other"}, 404, "model"), ({"stream": "yes"}, 400, "stream"),
-        ({"temperature": "hot"}, 400, "temperature"), ({"top_logprobs": 99}, 400, "top_logprobs"),
+        ({"messages": "hi"}, 400, "messages"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": [3]}, 400, "messages[0]"),
+        ({"n": 2}, 400, "n"),
+        ({"n": "2"}, 400, "n"),
+        ({"model": "other"}, 404, "model"),
+        ({"stream": "yes"}, 400, "stream"),
+        ({"temperature": "hot"}, 400, "temperature"),
+        ({"top_logprobs": 99}, 400, "top_logprobs"),
         ({"ttamer": {"tradeoff": 2}}, 400, "ttamer.tradeoff"),
         ({"ttamer": {"x": 1}}, 400, "ttamer"),
         ({"ttamer": {"tradeoff": 0.1, "budget": 1}}, 400, "ttamer"),
     ],
-)  # fmt: skip
+)
 def test_a_request_that_is_wrong_is_refused_with_the_field(serve, fields, status, param):
     served = serve(serve={"allow": ["tradeoff", "budget"]})
     response = served.chat(fields)
@@ -436,14 +448,19 @@ BODIES = st.recursive(
         )
     ),
     max_leaves=10,
-)  # fmt: skip
+)
 
 
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
 )
-@given(bodies=st.lists(st.binary(max_size=40) | BODIES.map(lambda b: json.dumps(b).encode()),
-                       min_size=1, max_size=8))  # fmt: skip
+@given(
+    bodies=st.lists(
+        st.binary(max_size=40) | BODIES.map(lambda b: json.dumps(b).encode()),
+        min_size=1,
+        max_size=8,
+    )
+)
 def test_no_body_is_an_error_of_the_server(serve, bodies):
     served = serve(serve={"allow": ["tradeoff"]})
 
@@ -457,10 +474,17 @@ def test_no_body_is_an_error_of_the_server(serve, bodies):
 def test_the_worst_texts_of_a_body_are_refused_or_answered(serve):
     served = serve()
     bodies = [
-        b"\xff\xfe{", b'{"messages": [{"content": "\xe9"}]}', b"[" * 100_000, b'"\\ud800"',
-        b'{"messages": [{"content": "\\ud800"}]}', b'{"messages": [{"content": 1}]}',
-        b"", b"null", b'{"messages": [{}]}', b'{"messages": [{"content": null}], "n": 1e999}',
-    ]  # fmt: skip
+        b"\xff\xfe{",
+        b'{"messages": [{"content": "\xe9"}]}',
+        b"[" * 100_000,
+        b'"\\ud800"',
+        b'{"messages": [{"content": "\\ud800"}]}',
+        b'{"messages": [{"content": 1}]}',
+        b"",
+        b"null",
+        b'{"messages": [{}]}',
+        b'{"messages": [{"content": null}], "n": 1e999}',
+    ]
 
     async def scenario(client):
         return [(await client.post("/chat/completions", content=b)).status_code for b in bodies]

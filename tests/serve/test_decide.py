@@ -44,9 +44,11 @@ def test_it_says_what_the_next_node_costs_and_takes_failures(serve):
         ({"asked": [{"node": "large", "confidence": 0.5}]}, 409),
         ({"asked": [{"node": "small", "confidence": "high"}]}, 400),
         ({"asked": [{"node": "small", "confidence": 1.0}] * 3}, 409),
-        ({"ttamer": {"tradeoff": 0.5}}, 400), ({"other": 1}, 400), ({"asked": [{}] * 2000}, 400),
+        ({"ttamer": {"tradeoff": 0.5}}, 400),
+        ({"other": 1}, 400),
+        ({"asked": [{}] * 2000}, 400),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_a_way_through_the_policy_is_refused(serve, body, status):
     served = serve()
     assert served.run(lambda client: client.post("/decide", json=body)).status_code == status

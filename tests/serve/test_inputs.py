@@ -28,12 +28,15 @@ def fitted():
     predicted = letters[np.where(right, label[:, None], (label[:, None] + 1) % 4)]
     spec = CascadeSpec.of({name: COSTS[name] for name in ("small", "large")})
     trace = tt.Trace.from_arrays(
-        spec, np.full((600, 2), 0.5), prediction=predicted, label=letters[label],
+        spec,
+        np.full((600, 2), 0.5),
+        prediction=predicted,
+        label=letters[label],
         inputs={
             "vector": np.where(hard[:, None], HARD, EASY),
             "plan": np.where(rng.random(600) < 0.5, "paid", "free"),
         },
-    )  # fmt: skip
+    )
     return tt.fit(trace, embedders={"vector": "embedder-1"})
 
 

@@ -111,8 +111,11 @@ def test_the_official_client_faults_reload_and_shutdown(tmp_path, server):
 
 
 def test_silent_half_and_idle_connections_do_not_keep_others_out(tmp_path):
-    contents = (b"", b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n",
-                b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")  # fmt: skip
+    contents = (
+        b"",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n",
+        b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+    )
     with (
         serving(tmp_path, "uvicorn", limit=512) as (_, root, _),
         contextlib.ExitStack() as stack,
@@ -157,13 +160,18 @@ def test_a_response_that_is_not_read_is_given_up(monkeypatch):
 @pytest.mark.parametrize(
     "head",
     [
-        b"content-length: 5\r\ncontent-length: 6\r\n", b"content-length: -1\r\n",
-        b"content-length: 5\r\ntransfer-encoding: chunked\r\n", b"content-length: 5, 6\r\n",
-        b"transfer-encoding: chunked, identity\r\n", b"x: " + b"y" * 200_000 + b"\r\n",
-        b"a b: c\r\n", b"content-length : 5\r\n", b"x\x00y: z\r\n",
+        b"content-length: 5\r\ncontent-length: 6\r\n",
+        b"content-length: -1\r\n",
+        b"content-length: 5\r\ntransfer-encoding: chunked\r\n",
+        b"content-length: 5, 6\r\n",
+        b"transfer-encoding: chunked, identity\r\n",
+        b"x: " + b"y" * 200_000 + b"\r\n",
+        b"a b: c\r\n",
+        b"content-length : 5\r\n",
+        b"x\x00y: z\r\n",
     ],
     ids=lambda head: head[:30].decode("latin-1"),
-)  # fmt: skip
+)
 def test_a_head_that_proxies_read_in_two_ways_is_refused(odd_root, head):
     with socket.create_connection(("127.0.0.1", int(odd_root.rpartition(":")[2]))) as connection:
         connection.settimeout(10)

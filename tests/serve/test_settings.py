@@ -30,9 +30,11 @@ def test_the_defaults_are_safe():
 
 
 TABLES = {
-    ServeSettings: r"\[serve\]", AuditSettings: r"\[serve.audit\]", NodeSettings: r"\('a'\)",
+    ServeSettings: r"\[serve\]",
+    AuditSettings: r"\[serve.audit\]",
+    NodeSettings: r"\('a'\)",
     EmbeddingSettings: r"\[serve.embeddings\]",
-}  # fmt: skip
+}
 REMOVED = [(table, key) for table in TABLES for key in sorted(table.removed)]
 
 
@@ -47,10 +49,11 @@ def test_a_setting_that_is_gone_says_where_it_went(table, key):
     line = f"{key} = 1"
     audit, vectors = "[serve.audit]\nshare = 0.1", "[serve.embeddings]\nupstream = 'http://h/v1'"
     written = {
-        ServeSettings: {"serve": line}, NodeSettings: {"node": line},
+        ServeSettings: {"serve": line},
+        NodeSettings: {"node": line},
         AuditSettings: {"more": f"{audit}\n{line}"},
         EmbeddingSettings: {"more": f"{vectors}\n{line}"},
-    }  # fmt: skip
+    }
     with pytest.raises(
         CascadeError, match=rf"{TABLES[table]}: {key} is no setting any more: .{{9}}"
     ):
@@ -85,7 +88,7 @@ def test_a_confidence_that_is_gone_says_what_to_write():
         ("", "[serve.audit]\nshare = 0.1", "audited rows go to the log; set log"),
         ("log = 'x'", "[serve.audit]\nshare = 0.1\nreference = 'r'", "set error in .serve."),
     ],
-)  # fmt: skip
+)
 def test_a_setting_that_is_wrong_is_one_line_with_what_is_allowed(serve, more, message):
     with pytest.raises(CascadeError, match=message) as error:
         read(serve, more=more)
@@ -102,11 +105,16 @@ def test_audits_and_verification_costs_exclude_each_other():
 @pytest.mark.parametrize(
     ("host", "has_token", "is_refused"),
     [
-        ("127.0.0.1", False, False), ("::1", False, False), ("localhost", False, False),
-        ("0.0.0.0", False, True), ("::", False, True), ("10.0.0.1", False, True),  # noqa: S104
-        ("example.com", False, True), ("0.0.0.0", True, False),  # noqa: S104
+        ("127.0.0.1", False, False),
+        ("::1", False, False),
+        ("localhost", False, False),
+        ("0.0.0.0", False, True),  # noqa: S104
+        ("::", False, True),
+        ("10.0.0.1", False, True),
+        ("example.com", False, True),
+        ("0.0.0.0", True, False),  # noqa: S104
     ],
-)  # fmt: skip
+)
 def test_an_open_address_needs_a_token(host, has_token, is_refused):
     if is_refused:
         with pytest.raises(ArgumentError, match=r"set token_env in \[serve\]"):

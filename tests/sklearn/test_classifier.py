@@ -187,8 +187,7 @@ def test_the_best_model_answers_batches_on_which_the_cascade_is_no_faster(
     fitted = CascadeClassifier(MODELS, cv=2, batch=64).fit(x, y)
     assert fitted.best_model_ == "near"
     rows = np.concatenate([held, held])
-    alone = [size for size in (1, 8, 64, 1000)
-             if set(fitted.run_batch(rows[:size]).by) == {"near"}]  # fmt: skip
+    alone = [size for size in (1, 8, 64, 1000) if set(fitted.run_batch(rows[:size]).by) == {"near"}]
     assert [size for size in alone if fitted._best_alone.of(fitted.policy_, size)] == sizes
     assert set(fitted.timings_) == {"linear", "near", "cascade", "near alone"}
     fitted.policy_ = fitted.ladder_.at(0.5)  # what was timed is another policy
@@ -381,13 +380,13 @@ def test_parameters_of_the_models_are_reached_by_name():
     [
         ({"models": KNeighborsClassifier()}, "list of .name, model."),
         ({"models": []}, "list of .name, model."),
-        ({"costs": "money"}, "it must be \"time\" or a mapping"),
+        ({"costs": "money"}, 'it must be "time" or a mapping'),
         ({"costs": {"linear": 1.0}}, "they must be those of the models: 'linear', 'near'"),
         ({"budget": 1.0, "mistake_cost": 1.0}, "give one of them"),
         ({"budget": 1.0, "scoring": "f1_macro"}, "scoring chooses the policy, and so does"),
         ({"cv": 1}, "cv is 1; it must be a whole number from 2 on"),
     ],
-)  # fmt: skip
+)
 def test_parameters_that_cannot_be_used_are_refused(digits, change, message):
     arguments = {"models": MODELS, "costs": COSTS} | change
     with pytest.raises(tt.ArgumentError, match=message):

@@ -232,8 +232,11 @@ def test_an_answer_that_may_be_missing_is_looked_at():
     nodes = (Node("a", [0.1, math.inf]), Node("b", [0.4]))
     line = tt.solve(Problem("walk", nodes, (edge, other)), 0.5)
     assert line.problem.names == ("a", "b", "b (unseen)")
-    tree = Problem("precedence", (*nodes, Node("c", [0.4])), (edge, other, Edge(
-        "a", "c", cost=0.1, probabilities=[[1.0], [1.0]])))  # fmt: skip
+    tree = Problem(
+        "precedence",
+        (*nodes, Node("c", [0.4])),
+        (edge, other, Edge("a", "c", cost=0.1, probabilities=[[1.0], [1.0]])),
+    )
     assert tt.solve(tree, 0.5).value == pytest.approx(best_unseen(tree, 0.5), abs=CLOSE)
 
 
@@ -252,9 +255,10 @@ def test_a_file_keeps_what_looking_costs(tmp_path):
 def test_a_price_that_cannot_be_is_refused(value, says):
     with pytest.raises(ProblemError, match=says):
         Problem(
-            "walk", (Node("a", [0.1]),), (Edge(None, "a", cost=0.1, probabilities=[1.0],
-            verify_cost=value),)
-        )  # fmt: skip
+            "walk",
+            (Node("a", [0.1]),),
+            (Edge(None, "a", cost=0.1, probabilities=[1.0], verify_cost=value),),
+        )
 
 
 def test_what_is_not_solved_is_refused():

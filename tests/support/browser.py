@@ -29,12 +29,27 @@ def headless(
 
     def run(address: str, *options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [binary, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-             "--disable-background-networking", "--disable-component-update", "--disable-sync",
-             "--hide-scrollbars", "--enable-logging=stderr", f"--user-data-dir={profile}",
-             f"--host-resolver-rules={reach}", f"--virtual-time-budget={milliseconds}",
-             *options, address],
-            capture_output=True, text=True, check=True, timeout=60,
-        )  # fmt: skip
+            [
+                binary,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--no-first-run",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
+                "--hide-scrollbars",
+                "--enable-logging=stderr",
+                f"--user-data-dir={profile}",
+                f"--host-resolver-rules={reach}",
+                f"--virtual-time-budget={milliseconds}",
+                *options,
+                address,
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
 
     return run

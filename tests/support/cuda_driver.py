@@ -28,8 +28,11 @@ class Graph:
     def run(self):
         done = []
         while len(done) < len(self.nodes):
-            ready = [node for node in self.nodes
-                     if node not in done and all(each in done for each in node.before)]  # fmt: skip
+            ready = [
+                node
+                for node in self.nodes
+                if node not in done and all(each in done for each in node.before)
+            ]
             assert ready, "nodes depend on each other, or on one that is gone"
             for node in ready:
                 node.run()

@@ -53,9 +53,13 @@ class FakeModel:
         return "ABCD".replace(right, "")[int(luck * 1e6) % 3], 0.25 + 0.5 * uniform("u", prompt)
 
     async def complete(
-        self, body: Mapping[str, Any], deadline: Any = None, *, path: str = "",
+        self,
+        body: Mapping[str, Any],
+        deadline: Any = None,
+        *,
+        path: str = "",
         headers: Mapping[str, str] | None = None,
-    ) -> Response:  # fmt: skip
+    ) -> Response:
         del path
         return Response(await self._answered(body, deadline, headers), self.cost)
 

@@ -92,9 +92,15 @@ class Served:
 
         headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
         scope = {
-            "type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers,
-            "query_string": b"", "http_version": "1.1", "scheme": "http", "app": self.app,
-        }  # fmt: skip
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/chat/completions",
+            "headers": headers,
+            "query_string": b"",
+            "http_version": "1.1",
+            "scheme": "http",
+            "app": self.app,
+        }
         await self.app(scope, receive, send or drop)
 
     def chat(self, *bodies: dict[str, Any], headers: dict[str, str] | None = None) -> Any:

@@ -138,8 +138,12 @@ class Oracle:
 
     def collect(self, carry: OracleCarry) -> tuple[Tensor, ...]:
         return (
-            self.answers(carry), carry.owner, carry.asked, carry.confidence, carry.prediction,
-        )  # fmt: skip
+            self.answers(carry),
+            carry.owner,
+            carry.asked,
+            carry.confidence,
+            carry.prediction,
+        )
 
     def regroup(self, carry: OracleCarry, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
         stopped = (carry.stage[rows] == STOP).to(torch.uint8)

@@ -490,9 +490,12 @@ def test_blocks_may_get_and_return_sizes():
 def test_ramps_learn_before_a_block_that_changes_its_input(part):
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.ReLU(inplace=True),
+        nn.Linear(4, 8),
+        nn.ReLU(inplace=True),
+        nn.Linear(8, 8),
+        nn.ReLU(inplace=True),
         nn.Linear(8, CLASSES),
-    )  # fmt: skip
+    )
     inputs, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
     network = attach(model, ["0", "2"], inputs)
     losses = train(network, [(inputs, labels)], Recipe(part, epochs=3, rate=0.1))
@@ -713,11 +716,14 @@ def test_numbers_that_blocks_get_must_be_those_of_the_example():
     train(network, [(ids, torch.zeros(5, dtype=torch.int64))], Recipe("all", epochs=1, rate=0.1))
 
 
-@pytest.mark.parametrize("compiled", [
-    lambda model: torch.compile(model, backend="eager"),
-    lambda model: model.compile(backend="eager") or model,
-    lambda model: model.blocks[1].compile(backend="eager") or model,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        lambda model: torch.compile(model, backend="eager"),
+        lambda model: model.compile(backend="eager") or model,
+        lambda model: model.blocks[1].compile(backend="eager") or model,
+    ],
+)
 def test_a_compiled_model_gets_its_exits_before(compiled):
     model = compiled(VisionTransformer())
     (points,) = (name for name, _ in model.named_modules() if name.endswith("blocks"))

@@ -61,9 +61,12 @@ def policies(draw):
     known = draw(st.sampled_from([classes, 1, 0]))  # the last class is new; no predictions
     with_classes = {"codes": codes, "classes": tuple(map(str, range(classes)))} if known else {}
     log = Log(
-        (codes != label[:, None]).astype(float), np.ones((rows, exits)),
-        confidence.numpy().T.astype(float), kind="exits", **with_classes,
-    )  # fmt: skip
+        (codes != label[:, None]).astype(float),
+        np.ones((rows, exits)),
+        confidence.numpy().T.astype(float),
+        kind="exits",
+        **with_classes,
+    )
     belief = BeliefOptions(memory=draw(st.sampled_from([2, 3, 1])), pooled=True)
     fit = fit_steps(names, log, belief=belief, options=PlanOptions(points=8))
     tables = fit.tables
@@ -191,9 +194,13 @@ def test_what_a_network_cannot_run_is_refused():
     generator = np.random.default_rng(0)
     names = ("a", "b", "c")
     log = Log(
-        (generator.random((200, 3)) < 0.3).astype(float), np.ones((200, 3)),
-        generator.random((200, 3)), generator.integers(0, 2, (200, 3)), ("no", "yes"), kind="exits",
-    )  # fmt: skip
+        (generator.random((200, 3)) < 0.3).astype(float),
+        np.ones((200, 3)),
+        generator.random((200, 3)),
+        generator.integers(0, 2, (200, 3)),
+        ("no", "yes"),
+        kind="exits",
+    )
     fit = fit_steps(names, log, options=PlanOptions(points=4))
     policy = fit.tables.policy(1)
     with pytest.raises(

@@ -147,9 +147,14 @@ def test_the_fastest_policy_is_recommended(trace, slow):
     slow |= {"ours": 1.0, "full": 2.0}
     lines = []
     found = recommend(
-        network, trace, {"inputs": inputs}, batch=4, more_error=0.05, measured=made(0.01),
+        network,
+        trace,
+        {"inputs": inputs},
+        batch=4,
+        more_error=0.05,
+        measured=made(0.01),
         progress=lines.append,
-    )  # fmt: skip
+    )
     assert found.speed_up == 2.0
     assert found.runner is not None
     assert found.policy is found.tried[0].policy
@@ -223,7 +228,9 @@ def test_each_batch_is_run_by_all_before_the_next():
     runs = [lambda batch: len(batch), lambda batch: -len(batch)]
     seconds = tuning.time_each_batch(
         [lambda batch, run=run: ran.append(run(batch)) for run in runs],
-        [torch.zeros(3), torch.zeros(2)], repeats=2, warm_ups=0,
-    )  # fmt: skip
+        [torch.zeros(3), torch.zeros(2)],
+        repeats=2,
+        warm_ups=0,
+    )
     assert ran == [3, -3, 2, -2] * 2
     assert seconds.shape == (2, 4)

@@ -76,8 +76,9 @@ def test_one_class_with_white_space_or_a_point_is_no_mistake():
 
 def test_whole_numbers_with_a_point_in_some_columns_are_warned_of(tmp_path):
     path = tmp_path / "log.csv"  # as pandas writes a column of whole numbers with a missing one
-    path.write_text("a.confidence,a.prediction,b.confidence,b.prediction,label\n"
-                    "0.5,3.0,0.5,3,3\n0.5,,0.5,2,2\n")  # fmt: skip
+    path.write_text(
+        "a.confidence,a.prediction,b.confidence,b.prediction,label\n0.5,3.0,0.5,3,3\n0.5,,0.5,2,2\n"
+    )
     message = "log.csv: the classes '3.0' and '3' are the same number, and count as two"
     with pytest.warns(TraceWarning, match=message):
         Trace.read(path, {"a": 1.0, "b": 2.0})

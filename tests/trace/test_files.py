@@ -150,8 +150,10 @@ def test_scores_are_read_as_losses(tmp_path, suffix):
             '{"a.confidence": 0.5, "a.score": 1}\n{"a.confidence": 0.5, "a.score": 0.25}\n'
         )
     else:
-        pa.csv.write_csv(pa.table(columns), pa.CompressedOutputStream(path, "gzip")
-                         if suffix == "csv.gz" else path)  # fmt: skip
+        pa.csv.write_csv(
+            pa.table(columns),
+            pa.CompressedOutputStream(path, "gzip") if suffix == "csv.gz" else path,
+        )
     trace = Trace.read(path)
     assert trace.raw_loss.tolist() == trace.loss.tolist() == [[0.0], [0.75]]
     assert trace.unit == 1

@@ -16,9 +16,17 @@ LINES = [
     {"id": "x", "node": "b", "confidence": 0.8, "prediction": "cat", "cost": 3, "label": "cat"},
     {"id": "x", "node": "a", "confidence": 0.9, "prediction": "cat", "cost": 1, "prompt": "hello"},
     {"id": "y", "node": "a", "confidence": 0.2, "prediction": "dog", "cost": 2, "chance": 0.5},
-    {"id": "z", "node": "b", "confidence": 0.1, "prediction": "dog", "cost": 5, "group": "u",
-     "label": "cat", "input.length": 3},
-]  # fmt: skip
+    {
+        "id": "z",
+        "node": "b",
+        "confidence": 0.1,
+        "prediction": "dog",
+        "cost": 5,
+        "group": "u",
+        "label": "cat",
+        "input.length": 3,
+    },
+]
 
 
 def log(tmp_path, lines, name="log.jsonl"):

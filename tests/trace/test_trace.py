@@ -341,9 +341,10 @@ def test_repr_is_one_short_line_with_the_coverage():
     gaps = np.full((4, 30), np.nan)
     gaps[0] = 0.5
     wide = Trace(
-        CascadeSpec.of({f"node {k}": 1.0 for k in range(30)}), gaps,
+        CascadeSpec.of({f"node {k}": 1.0 for k in range(30)}),
+        gaps,
         inputs={f"i{k}": range(4) for k in range(30)},
-    )  # fmt: skip
+    )
     assert len(repr(wide)) < 400
     assert "22 more columns" in repr(wide)
     assert "24 more nodes have gaps" in wide.coverage

@@ -472,8 +472,10 @@ def _belief(record: StepRecord, stored: Stored, nodes: int) -> Belief:
     keys = [(a, b) for a, b in values.pop("pairs").tolist()]
     distinct = len(set(keys)) == len(keys) and all(a != b for a, b in keys)
     require(distinct, "pairs of nodes are distinct")
-    cells = [Cells(*cell) for cell in zip(values.pop("pair_keys"), values.pop("pair_values"),
-                                          strict=True)]  # fmt: skip
+    cells = [
+        Cells(*cell)
+        for cell in zip(values.pop("pair_keys"), values.pop("pair_values"), strict=True)
+    ]
     fits = all(len(cell.keys) == len(cell.values) for cell in cells)
     require(fits, "the cells of a pair have one value for each key")
     sets = _sets(values.pop("weight_sets"), "belief.weight_sets")

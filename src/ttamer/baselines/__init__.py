@@ -28,24 +28,27 @@ from ttamer.fitting.replay import Family, Setting
 from ttamer.trace.trace import Trace
 
 # Every baseline by name, in the order they are shown.
-FAMILIES: dict[str, Family] = {family.name: family for family in (
-    Always("always-first", first_node),
-    Always("always-last", last_node),
-    Always("always-best", best_node),
-    Threshold(),
-    ThresholdPerExit(),
-    ColumnThreshold("entropy", Column("entropy", -1.0)),
-    ColumnThreshold("margin", Column("margin")),
-    Patience(),
-    CalibratedThreshold(),
-    Chain(),
-    Pairwise(),
-    NoRecall(),
-    FrugalML(),
-    Routing(),
-    Router(),
-    Oracle(),
-)}  # fmt: skip
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        Always("always-first", first_node),
+        Always("always-last", last_node),
+        Always("always-best", best_node),
+        Threshold(),
+        ThresholdPerExit(),
+        ColumnThreshold("entropy", Column("entropy", -1.0)),
+        ColumnThreshold("margin", Column("margin")),
+        Patience(),
+        CalibratedThreshold(),
+        Chain(),
+        Pairwise(),
+        NoRecall(),
+        FrugalML(),
+        Routing(),
+        Router(),
+        Oracle(),
+    )
+}
 
 
 def known_names(names: Iterable[str], families: Mapping[str, Family]) -> list[str]:

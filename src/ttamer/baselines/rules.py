@@ -163,9 +163,15 @@ def as_policies(trace: Trace, settings: list[Setting]) -> list[Setting]:
     # These rules have no tradeoff; a ladder needs increasing ones, from cheap to accurate.
     tradeoffs = np.arange(1, count + 1) / (count + 1)
     fitted = Fitted(
-        spec, tables, tradeoffs, full_cost(spec, trace), record, trace.measure, trace.unit,
+        spec,
+        tables,
+        tradeoffs,
+        full_cost(spec, trace),
+        record,
+        trace.measure,
+        trace.unit,
         compare=answer_rules(spec),
-    )  # fmt: skip
+    )
     return [
         Setting(setting.knob, FittedPolicy(fitted, fitted.rule(number), number))
         for number, setting in enumerate(settings)

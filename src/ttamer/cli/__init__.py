@@ -39,9 +39,19 @@ COMMANDS = {
     "theory": ("solve", "run the paper's demonstrations"),
 }
 # The extra that installs a library, where it has another name.
-EXTRAS = {"aiohttp": "serve", "starlette": "serve", "uvicorn": "serve", "h11": "serve",
-          "granian": "serve", "prometheus_client": "serve", "pyarrow": "io", "pandas": "frames",
-          "matplotlib": "report", "jinja2": "report", "torch": "torch"}  # fmt: skip
+EXTRAS = {
+    "aiohttp": "serve",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "h11": "serve",
+    "granian": "serve",
+    "prometheus_client": "serve",
+    "pyarrow": "io",
+    "pandas": "frames",
+    "matplotlib": "report",
+    "jinja2": "report",
+    "torch": "torch",
+}
 
 
 class _Commands(click.Group):

@@ -88,10 +88,20 @@ def comparison_options(function: Function) -> Function:
     @option("--fit", "TRACE", "Rows to fit on.")
     @option("--test", "TRACE", "Rows to measure on.")
     @reading_options
-    @option("--families", "A,B", "The families to compare, such as ttamer,threshold,chain "
-            "(default: all that apply).", callback=_families)  # fmt: skip
-    @option("--resamples", "N", "Bootstrap resamples for the intervals.", type=int, default=1000,
-            callback=_resamples)  # fmt: skip
+    @option(
+        "--families",
+        "A,B",
+        "The families to compare, such as ttamer,threshold,chain (default: all that apply).",
+        callback=_families,
+    )
+    @option(
+        "--resamples",
+        "N",
+        "Bootstrap resamples for the intervals.",
+        type=int,
+        default=1000,
+        callback=_resamples,
+    )
     @json_option
     @functools.wraps(function)
     def compared(*, trace: Any, fit: Any, test: Any, reading: Reading, **options: Any) -> Any:
@@ -160,11 +170,14 @@ def _wrapped(text: str) -> str:
 
 @command("report")
 @comparison_options
-@output_option("report.html", text="Where to write the page.",
-               kind=Output(makes_folders=True))  # fmt: skip
+@output_option("report.html", text="Where to write the page.", kind=Output(makes_folders=True))
 @click.option("--title", help="The title of the page.")
-@option("--against", "NODE", "In place of the page: what a policy would have saved on a server's "
-        "decision log, where NODE answers everything.")  # fmt: skip
+@option(
+    "--against",
+    "NODE",
+    "In place of the page: what a policy would have saved on a server's "
+    "decision log, where NODE answers everything.",
+)
 def report_command(
     rows: Split,
     against: str | None,
@@ -209,8 +222,7 @@ def _savings(rows: Split, against: str, **options: Any) -> Savings:
 
 @command("demo")
 @option("--trace", "NAME", f"Which trace: {', '.join(datasets.names())}.", default="langid")
-@output_option("out", text="The folder for the report.",
-               kind=Output("folder", makes_folders=True))  # fmt: skip
+@output_option("out", text="The folder for the report.", kind=Output("folder", makes_folders=True))
 def demo_command(trace: str, output: str) -> None:
     """Fit, compare and report on a real trace that comes with the package.
 

@@ -35,19 +35,29 @@ from ttamer.trace.trace import OnBad, Trace
 
 @command("collect")
 @click.argument("cascade")
-@output_option("trace.parquet", text="The trace to write (.parquet, .csv or .npz); its cascade is "
-               "written beside it.")  # fmt: skip
+@output_option(
+    "trace.parquet",
+    text="The trace to write (.parquet, .csv or .npz); its cascade is written beside it.",
+)
 @skip_option
 @json_option
 @option("--prompts", "FILE", "JSON lines, CSV, or text with one prompt per line.")
 @option("--prompts-from", "TRACE", "A log whose prompts are asked; its answers are kept.")
 @option("--only", "NODE", "With --prompts-from: a node to ask, such as a new one.", multiple=True)
-@option("--budget", "C", "The most that all answers may cost, in the cascade's units; a random "
-        "part of the prompts is asked.", type=float)  # fmt: skip
+@option(
+    "--budget",
+    "C",
+    "The most that all answers may cost, in the cascade's units; a random "
+    "part of the prompts is asked.",
+    type=float,
+)
 @option("--label", "FIELD", "The field of the reference answer.", default="label")
 @option("--max-tokens", "N", "The longest answer.", type=click.IntRange(1), default=256)
-@option("--cache", "FILE", "Where responses are kept, so that none is paid for twice (default "
-        "OUTPUT.cache).")  # fmt: skip
+@option(
+    "--cache",
+    "FILE",
+    "Where responses are kept, so that none is paid for twice (default OUTPUT.cache).",
+)
 @click.option("--dry-run", is_flag=True, help="Ask nothing; print the calls, and their cost.")
 @option("--judge", "NODE", "A node that judges which answers are right.")
 @option("--rubric", "FILE", "With --judge: a text that defines what is right.")
@@ -89,16 +99,27 @@ def collect_command(
             more["on_error"] = "skip" if skip_bad else "refuse"
             trace = collect_prompts(spec, prompts, paid, **more)
     except KeyboardInterrupt:
-        print(f"\nstopped: the answers so far are kept in {paid}, and the same command asks only "
-              "for those that are missing", file=sys.stderr)  # fmt: skip
+        print(
+            f"\nstopped: the answers so far are kept in {paid}, and the same command asks only "
+            "for those that are missing",
+            file=sys.stderr,
+        )
         raise
     progress("")
     written = [output, str(answers), *_write(trace, output, cascade)]
     if as_json:
         costs = dict(zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True))
         facts = {"rows": len(trace), "costs": costs, "left_out": dict(trace.left_out)}
-        print(to_json({**facts, "errors": errors_of(trace), "notes": list(trace.notes),
-                       "written": written}))  # fmt: skip
+        print(
+            to_json(
+                {
+                    **facts,
+                    "errors": errors_of(trace),
+                    "notes": list(trace.notes),
+                    "written": written,
+                }
+            )
+        )
         return
     print(f"{counted(len(trace), 'row')}\n\n{node_table(trace)}")
     left_out = [f"{counted(n, 'prompt')} left out: {why}" for why, n in trace.left_out.items()]
@@ -165,14 +186,25 @@ def _cascade_words(output: str | Path) -> str:
 @command("label")
 @click.argument("trace")
 @output_option(text="The labelled trace (default: TRACE with .labelled before its suffix).")
-@option("--within", "X", "Label until differences in error are known to X.", type=float,
-        default=0.02)  # fmt: skip
-@click.option("--uniform", is_flag=True, help="All rows are equally likely to come next, as a "
-              "certificate needs.")  # fmt: skip
-@option("--port", "N", "The local port of the page (default: any free one).", type=int, default=0,
-        show_default=False)  # fmt: skip
-@click.option("--no-page", is_flag=True, help="Do not open the page: write the trace from the "
-              "labels so far.")  # fmt: skip
+@option(
+    "--within", "X", "Label until differences in error are known to X.", type=float, default=0.02
+)
+@click.option(
+    "--uniform",
+    is_flag=True,
+    help="All rows are equally likely to come next, as a certificate needs.",
+)
+@option(
+    "--port",
+    "N",
+    "The local port of the page (default: any free one).",
+    type=int,
+    default=0,
+    show_default=False,
+)
+@click.option(
+    "--no-page", is_flag=True, help="Do not open the page: write the trace from the labels so far."
+)
 @option("--judge", "NODE", "In place of a person: a node of --cascade decides.")
 @option("--cascade", "FILE", "With --judge: a cascade.toml with its upstream.")
 @click.option("--graded", is_flag=True, help="With --judge: scores, which become losses.")
@@ -249,10 +281,15 @@ def _label_log(source: Path, **options: Any) -> tuple[dict[str, Any], list[str]]
     options["uniform"] = True
     log = decisions.trace.take(np.array(audited, int))
     _, right, facts, _ = _by_hand(log, source, rows, **options)
-    add_labels(source, {
-        decisions.requests[audited[row]]: dict(zip(log.names, map(float, verdicts), strict=True))
-        for row, verdicts in right.items()
-    })  # fmt: skip
+    add_labels(
+        source,
+        {
+            decisions.requests[audited[row]]: dict(
+                zip(log.names, map(float, verdicts), strict=True)
+            )
+            for row, verdicts in right.items()
+        },
+    )
     facts |= {"notes": [], "written": [str(source), *facts["written"]]}
     return facts, [f"{source} has labels of {counted(len(right), 'request')}"]
 
@@ -264,9 +301,16 @@ def _is_decision_log(source: Path) -> bool:
 
 
 def _by_hand(
-    log: Trace, source: Path, rows: Sequence[Any], *,
-    within: float, uniform: bool, port: int, no_page: bool, quiet: bool,
-) -> tuple[Trace | None, dict[int, tuple[bool, ...]], dict[str, Any], list[str]]:  # fmt: skip
+    log: Trace,
+    source: Path,
+    rows: Sequence[Any],
+    *,
+    within: float,
+    uniform: bool,
+    port: int,
+    no_page: bool,
+    quiet: bool,
+) -> tuple[Trace | None, dict[int, tuple[bool, ...]], dict[str, Any], list[str]]:
     """Let a person label; return the labelled trace, labels, facts, and lines to print."""
     from ttamer.llm.labelling import Labelling, LabelPage
 
@@ -287,8 +331,14 @@ def _by_hand(
         estimate, right = labelling.estimate(), labelling.right
         labelled = labelling.labelled() if right else None
     notes = [] if labelled is None else list(labelled.notes[-1:])
-    facts = {"labels": len(right), "skipped": len(labelling.skipped), "more": estimate.more,
-             "unknown": labelling.unknown, "notes": notes, "written": [str(labels)]}  # fmt: skip
+    facts = {
+        "labels": len(right),
+        "skipped": len(labelling.skipped),
+        "more": estimate.more,
+        "unknown": labelling.unknown,
+        "notes": notes,
+        "written": [str(labels)],
+    }
     if labelling.unknown:
         unknown = counted(labelling.unknown, "label")
         notes = [*notes, f"{unknown} of other prompts or answers: not counted"]
@@ -305,8 +355,12 @@ def import_command() -> None:
 
 @import_command.command("answers", cls=Command)
 @click.argument("log")
-@option("--cascade", "FILE", "A cascade.toml: names and costs of the nodes, and under [serve] how "
-        "answers are compared.", required=True)  # fmt: skip
+@option(
+    "--cascade",
+    "FILE",
+    "A cascade.toml: names and costs of the nodes, and under [serve] how answers are compared.",
+    required=True,
+)
 @output_option(text="The trace to write (.parquet, .csv or .npz).", required=True)
 @skip_option
 @json_option

@@ -19,11 +19,19 @@ from ttamer.errors import ArgumentError
 @option("--drop", "D", "The promise: an error at most D above that of --against.", type=float)
 @option("--against", "NODE", "For --drop: the node (default: the last).")
 @option("--confidence", "C", "Of every promise.", type=float, default=0.95)
-@option("--false-alarms", "A", "The chance that there is ever an alarm without a change.",
-        type=float, default=0.05)  # fmt: skip
+@option(
+    "--false-alarms",
+    "A",
+    "The chance that there is ever an alarm without a change.",
+    type=float,
+    default=0.05,
+)
 @option("--refit-rows", "N", "The audited rows that a new policy waits for.", type=int, default=400)
-@option("--reference", "TRACE", "Rows that the policy was not fitted to (default: its first "
-        "audited rows).")  # fmt: skip
+@option(
+    "--reference",
+    "TRACE",
+    "Rows that the policy was not fitted to (default: its first audited rows).",
+)
 @click.option("--replace", is_flag=True, help="Write the policy that should serve to --policy.")
 @json_option
 def drift_command(
@@ -56,8 +64,9 @@ def drift_command(
 @command("forget")
 @click.argument("log")
 @click.argument("requests", nargs=-1, required=True, metavar="REQUEST...")
-@option("--audits", "FILE", "What ttamer drift keeps too: POLICY.drift; may be repeated.",
-        multiple=True)  # fmt: skip
+@option(
+    "--audits", "FILE", "What ttamer drift keeps too: POLICY.drift; may be repeated.", multiple=True
+)
 @json_option
 def forget_command(
     log: str, requests: tuple[str, ...], audits: tuple[str, ...], as_json: bool

@@ -36,16 +36,30 @@ Choice = FittedPolicy | Mixture
 @command("evaluate")
 @click.argument("policy")
 @click.argument("trace")
-@option("--tradeoff", "L", "One policy of the ladder (default: those that ttamer fit prints, and "
-        "the default of serving).", type=float)  # fmt: skip
+@option(
+    "--tradeoff",
+    "L",
+    "One policy of the ladder (default: those that ttamer fit prints, and the default of serving).",
+    type=float,
+)
 @option("--budget", "C", "The mixture that costs C per input in expectation.", type=float)
 @option("--mistake-cost", "M", "The policy of least total cost if a mistake costs M.", type=float)
-@option("--p95", "T", "The policy of least error that answers 95% of inputs within T, in the unit "
-        "of <node>.latency.", type=float)  # fmt: skip
-@option("--against", "FILE", "Another policy file: on what share of rows the two differ, and what "
-        "that changes.")  # fmt: skip
-@click.option("--target", type=click.Choice(["label", "last"]),
-              help="Which answers are right (default: the cascade's).")  # fmt: skip
+@option(
+    "--p95",
+    "T",
+    "The policy of least error that answers 95% of inputs within T, in the unit of <node>.latency.",
+    type=float,
+)
+@option(
+    "--against",
+    "FILE",
+    "Another policy file: on what share of rows the two differ, and what that changes.",
+)
+@click.option(
+    "--target",
+    type=click.Choice(["label", "last"]),
+    help="Which answers are right (default: the cascade's).",
+)
 @skip_option
 @json_option
 def evaluate_command(
@@ -110,10 +124,15 @@ def evaluate_command(
     print("recalled: an earlier answer was returned; helped, hurt: that was better, worse.")
     print(f"\nHow often {name} asks and returns each node, and what that node does alone:\n")
     nodes_lines = [
-        [node, f"{result.asked[node]:.1%}", f"{result.answered[node]:.1%}", number(price),
-         shown_error(error, measure_)]
+        [
+            node,
+            f"{result.asked[node]:.1%}",
+            f"{result.answered[node]:.1%}",
+            number(price),
+            shown_error(error, measure_),
+        ]
         for node, price, error in alone
-    ]  # fmt: skip
+    ]
     print(table(["node", "asked", "returned", cost, measure_], nodes_lines))
 
 
@@ -152,8 +171,14 @@ def _cells(result: Result) -> list[str]:
     )
     times = [number(time) for time in (result.latency, result.latency_p95) if time is not None]
     shares = (result.recalled, result.recall_helped, result.recall_hurt)
-    return [number(result.cost), f"{result.relative_cost:.1%}", *times, error, f"{low} to {high}",
-            *(f"{share:.1%}" for share in shares)]  # fmt: skip
+    return [
+        number(result.cost),
+        f"{result.relative_cost:.1%}",
+        *times,
+        error,
+        f"{low} to {high}",
+        *(f"{share:.1%}" for share in shares),
+    ]
 
 
 @command("certify")
@@ -163,8 +188,12 @@ def _cells(result: Result) -> list[str]:
 @option("--drop", "D", "Certify an error at most D above that of --against.", type=float)
 @option("--against", "NODE", "What a drop is measured from: a node, last (the default) or best.")
 @option("--budget", "C", "Certify that few inputs cost more than C.", type=float)
-@option("--exceeded-at-most", "P", "With --budget: the share of inputs that may (default 0.05).",
-        type=float)  # fmt: skip
+@option(
+    "--exceeded-at-most",
+    "P",
+    "With --budget: the share of inputs that may (default 0.05).",
+    type=float,
+)
 @option("--confidence", "C", "The confidence of the certificate (default 0.95).", type=float)
 @skip_option
 @output_option(text="Write the policies with the certificate in them.", kind=POLICY)

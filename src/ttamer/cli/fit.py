@@ -33,17 +33,34 @@ from ttamer.show import table
 @click.argument("trace")
 @reading_options
 @output_option("policy.ttamer", text="Where to write the policies.", kind=POLICY)
-@click.option("--belief", type=click.Choice(["answers", "markov", "threshold"]),
-              default="answers", help="What all answers and the input say (default); markov: the "
-              "paper as written; threshold: one for all nodes, certified on all rows.")  # fmt: skip
+@click.option(
+    "--belief",
+    type=click.Choice(["answers", "markov", "threshold"]),
+    default="answers",
+    help="What all answers and the input say (default); markov: the "
+    "paper as written; threshold: one for all nodes, certified on all rows.",
+)
 @option("--without", "NODE", "Leave out a node.", multiple=True)
 @option("--rename", "OLD=NEW", "Give a node another name.", multiple=True)
-@option("--max-nodes", "N", "Ask at most N models about one input: 1 is a router, 2 the best pairs "
-        "(default 4).", type=int)  # fmt: skip
-@option("--hold-out", "SHARE", "Hold out this share of the rows, for certificates.", type=float,
-        default=0.0)  # fmt: skip
-@option("--mistake-cost", "M", "Show the policy of least total cost if a wrong answer costs M, in "
-        "the cascade's unit.", type=float)  # fmt: skip
+@option(
+    "--max-nodes",
+    "N",
+    "Ask at most N models about one input: 1 is a router, 2 the best pairs (default 4).",
+    type=int,
+)
+@option(
+    "--hold-out",
+    "SHARE",
+    "Hold out this share of the rows, for certificates.",
+    type=float,
+    default=0.0,
+)
+@option(
+    "--mistake-cost",
+    "M",
+    "Show the policy of least total cost if a wrong answer costs M, in the cascade's unit.",
+    type=float,
+)
 @click.option("--stream", is_flag=True, help="Read in batches, for files larger than memory.")
 @json_option
 def fit_command(
@@ -87,16 +104,22 @@ def fit_command(
         chosen, reason = ladder.for_mistake_cost(mistake_cost), f"At {mistake_cost:g} per mistake"
     if as_json:
         policies = [{"tradeoff": p.tradeoff, "error": p.error, "cost": p.cost} for p in ladder]
-        print(to_json({
-            "output": output,
-            "rows": ladder.record.rows,
-            "held_out": held,
-            "record": msgspec.to_builtins(ladder.record),
-            "policies": policies,
-            "chosen": {
-                "error": chosen.error, "cost": chosen.cost, "single_node": chosen.single_node
-            },
-        }))  # fmt: skip
+        print(
+            to_json(
+                {
+                    "output": output,
+                    "rows": ladder.record.rows,
+                    "held_out": held,
+                    "record": msgspec.to_builtins(ladder.record),
+                    "policies": policies,
+                    "chosen": {
+                        "error": chosen.error,
+                        "cost": chosen.cost,
+                        "single_node": chosen.single_node,
+                    },
+                }
+            )
+        )
         return
     print("\n\n".join(_paragraphs(ladder, held)))
     share = f", {chosen.cost / best.cost:.1%} of its cost" if best.cost and chosen.cost else ""

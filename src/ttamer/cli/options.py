@@ -142,9 +142,15 @@ def output_option(
     """Return ``-o``."""
     kind = kind or Output()
     return click.option(
-        "-o", "--output", type=kind, metavar=kind.name.upper(), default=default,
-        show_default=default is not None, required=required, help=text,
-    )  # fmt: skip
+        "-o",
+        "--output",
+        type=kind,
+        metavar=kind.name.upper(),
+        default=default,
+        show_default=default is not None,
+        required=required,
+        help=text,
+    )
 
 
 @dataclass(frozen=True)
@@ -269,10 +275,19 @@ def _costs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> An
 def reading_options(function: Function) -> Function:
     """Add the options for reading a log, as ``reading``."""
 
-    @option("--cascade", "FILE", "The cascade.toml that names the nodes and their costs (default: "
-            "the one kept in a Parquet or NPZ file).")  # fmt: skip
-    @option("--cost", "NAME=COST", "What a call of a node costs, for each node, in place of "
-            "--cascade.", multiple=True, callback=_costs)  # fmt: skip
+    @option(
+        "--cascade",
+        "FILE",
+        "The cascade.toml that names the nodes and their costs (default: "
+        "the one kept in a Parquet or NPZ file).",
+    )
+    @option(
+        "--cost",
+        "NAME=COST",
+        "What a call of a node costs, for each node, in place of --cascade.",
+        multiple=True,
+        callback=_costs,
+    )
     @click.option("--prices", is_flag=True, help="Use these costs, not those in the log.")
     @skip_option
     @functools.wraps(function)

@@ -19,13 +19,22 @@ from ttamer.serve.settings import read_settings
 @click.argument("policy", default="")
 @option("--host", "NAME", "The address to listen on.", default="127.0.0.1")
 @option("--port", "N", "The port to listen on; 0 for any.", type=int, default=8080)
-@option("--lame-duck", "SECONDS", "How long connections are accepted after SIGTERM, with /ready "
-        "503.", type=float, default=5.0)  # fmt: skip
+@option(
+    "--lame-duck",
+    "SECONDS",
+    "How long connections are accepted after SIGTERM, with /ready 503.",
+    type=float,
+    default=5.0,
+)
 @option("--drain", "SECONDS", "How long requests may take after that.", type=float, default=30.0)
 @click.option("--check", is_flag=True, help="Check both files and exit.")
 @click.option("--probe", "asks_once", is_flag=True, help="With --check: ask every node once.")
-@click.option("--force", is_flag=True, help="Serve a policy that was fitted for other costs, "
-              "another target, comparison or confidence.")  # fmt: skip
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Serve a policy that was fitted for other costs, "
+    "another target, comparison or confidence.",
+)
 @json_option
 def serve_command(
     cascade: str,

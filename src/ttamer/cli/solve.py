@@ -37,8 +37,7 @@ MAX_STATES = 8
 @click.argument("problem")
 @option("--tradeoff", "L", "0: only cost counts; 1: only loss counts.", type=float)
 @option("--ladder", "N", "Solve N tradeoffs from 0 to 1.", type=int)
-@click.option("--no-recall", is_flag=True,
-              help="The last node asked must answer (a walk or line).")  # fmt: skip
+@click.option("--no-recall", is_flag=True, help="The last node asked must answer (a walk or line).")
 @option("--max-cost", "C", "The most that one input may cost.", type=float)
 @output_option(text="Write the policy as FILE.ttamer.", kind=POLICY)
 @option("--draw", "FILE", "Draw the policy as FILE.svg.", type=Output(suffix=".svg"))
@@ -133,9 +132,11 @@ def _text(policy: Policy, best: Optima) -> str:
         f" + {1 - weight:g} x cost {number(policy.expected_cost)}",
         table(["weighted expected loss and cost", "value", "to the prophet"], rivals),
         f"First ask {policy.session().next}. Then, losses in their own unit:",
-        table(["after", "asked", "state", "its loss", "stop if best loss <=", "else ask"],
-              _rules(policy)),
-    ]  # fmt: skip
+        table(
+            ["after", "asked", "state", "its loss", "stop if best loss <=", "else ask"],
+            _rules(policy),
+        ),
+    ]
     if _has_indices(policy) and not policy.problem.is_line:
         paragraphs += [
             "The node of least index that may be asked is next, while the best loss is above:",
@@ -319,8 +320,9 @@ def contract_command(problem: str, tradeoff: float, as_json: bool) -> None:
     for count, step in enumerate(steps, start=1):
         head = [str(count), " + ".join(step.members)]
         for state, (index, law) in enumerate(zip(step.index.tolist(), step.laws, strict=True)):
-            rows.append([*head, str(state), number(index), number(law.mean_cost),
-                         str(len(law.costs))])  # fmt: skip
+            rows.append(
+                [*head, str(state), number(index), number(law.mean_cost), str(len(law.costs))]
+            )
             head = ["", ""]
     print(f"Alg. 3 on {problem}, tradeoff {tradeoff:g}: one node for each subtree.\n")
     print(table(["step", "one node for", "parent state", "index", "mean cost", "atoms"], rows))

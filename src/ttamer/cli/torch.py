@@ -37,13 +37,19 @@ def torch_command() -> None:
 @click.argument("network", metavar="MODULE:FUNCTION")
 @option("--batch", "N,M", "Batch sizes.", default="1,32", callback=_sizes)
 @option("--device", "NAME", "cpu, cuda, cuda:1 ... (default: a GPU if there is one).")
-@click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32",
-              show_default=True, help="The precision of the network.")  # fmt: skip
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="The precision of the network.",
+)
 @click.option("--graphs", is_flag=True, help="Run parts as CUDA graphs.")
 @option("--threads", "N", "CPU threads (default: PyTorch's).", type=click.IntRange(1))
 @output_option(text="Write the profile as JSON.")
-@option("--cascade", "FILE", "Write a cascade.toml with the costs at the largest batch.",
-        type=Output())  # fmt: skip
+@option(
+    "--cascade", "FILE", "Write a cascade.toml with the costs at the largest batch.", type=Output()
+)
 @json_option
 def profile_command(
     network: str,

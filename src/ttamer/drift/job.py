@@ -118,9 +118,13 @@ class _Job:
     batch_rows = 20  # always the same rows at once, however often the job is run
 
     def __init__(
-        self, rows: AuditedRows, policy: Path, settings: LoopSettings,
-        refit: Callable[[Trace], FittedLadder], decisions: LoggedDecisions,
-    ) -> None:  # fmt: skip
+        self,
+        rows: AuditedRows,
+        policy: Path,
+        settings: LoopSettings,
+        refit: Callable[[Trace], FittedLadder],
+        decisions: LoggedDecisions,
+    ) -> None:
         self._rows, self._policy, self._settings, self._fit = rows, policy, settings, refit
         self._decisions, self._spec = decisions, decisions.trace.spec
         self._first, self._version = _opened(rows.kept("first"))
@@ -164,10 +168,15 @@ class _Job:
             self._install(loop.serving, wanted)
         self._rows.keep("events", str(len(loop.events)).encode())
         return WatchResult(
-            loop.audited, 0, tuple(loop.events[reported:]), loop.state,
+            loop.audited,
+            0,
+            tuple(loop.events[reported:]),
+            loop.state,
             {test.test: test.progress for test in loop.monitor.evidence()},
-            str(loop.serving), replaced, is_current or replaced,
-        )  # fmt: skip
+            str(loop.serving),
+            replaced,
+            is_current or replaced,
+        )
 
     def _trace(self, rows: Sequence[AuditedRow]) -> Trace:
         spec = self._spec

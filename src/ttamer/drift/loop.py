@@ -46,7 +46,7 @@ LoopState = Literal[
 ]
 EventKind = Literal[
     "alarm", "fallback", "refit", "certified", "not certified", "swap", "rejected", "give up"
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)
@@ -211,9 +211,12 @@ class Loop:
     refresh_growth = 2.0  # of the rows from a swap to the next attempt
 
     def __init__(
-        self, serving: CertifiedServing, settings: LoopSettings, *,
+        self,
+        serving: CertifiedServing,
+        settings: LoopSettings,
+        *,
         refit: Callable[[Trace], FittedLadder] = fit,
-    ) -> None:  # fmt: skip
+    ) -> None:
         require_kind(
             serving, CertifiedServing, "a loop needs a CertifiedServing", "give that of serving_of"
         )
@@ -441,10 +444,12 @@ def joined(parts: Sequence[Trace]) -> Trace:
     lacking: dict[str, Any] = {
         name: None for name in optional if any(getattr(part, name) is None for part in parts)
     }
-    return Trace.concat([
-        replace(part, inputs={name: part.inputs[name] for name in names}, **lacking)
-        for part in parts
-    ])  # fmt: skip
+    return Trace.concat(
+        [
+            replace(part, inputs={name: part.inputs[name] for name in names}, **lacking)
+            for part in parts
+        ]
+    )
 
 
 def _failure_text(error: Exception) -> str:

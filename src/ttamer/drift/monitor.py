@@ -331,9 +331,13 @@ class Monitor:
     max_shown = 1e12  # larger e-values are reported as this
 
     def __init__(
-        self, *, reference: AuditedDecisions | None = None, bound: Bound | None = None,
-        false_alarms: float = 0.05, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        reference: AuditedDecisions | None = None,
+        bound: Bound | None = None,
+        false_alarms: float = 0.05,
+        seed: int = 0,
+    ) -> None:
         if not 0 < false_alarms < 1:
             raise ArgumentError(f"false_alarms is {false_alarms!r}; it must lie between 0 and 1")
         if reference is not None and not len(reference):

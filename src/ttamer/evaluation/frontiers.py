@@ -296,8 +296,10 @@ class Frontier:
         rows = []
         for family in families:
             costs = [self.cost_at(family, more) for more in self.margins.values()]
-            shares = ["-" if cost is None else f"{cost / best.cost:.1%}" if best.cost else "0"
-                      for cost in costs]  # fmt: skip
+            shares = [
+                "-" if cost is None else f"{cost / best.cost:.1%}" if best.cost else "0"
+                for cost in costs
+            ]
             rows.append([family, *shares, shown_error(self.area(family), noun)])
         return [*head, "mean error" if noun == "error" else noun], rows
 

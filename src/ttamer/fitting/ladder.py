@@ -487,10 +487,16 @@ class PolicyList(PartOfFit):
                 spread = shown_error(fitted.unit * float(self.points.standard_error[k]), measure)
             cost, error = policy.cost or 0.0, policy.error or 0.0
             seconds = [] if times is None else [number(t) for t in times[k, :2].tolist()]
-            rows.append([
-                number(cost), f"{cost / fitted.full_cost:.1%}", shown_error(error, measure),
-                spread, *seconds, policy.setting,
-            ])  # fmt: skip
+            rows.append(
+                [
+                    number(cost),
+                    f"{cost / fitted.full_cost:.1%}",
+                    shown_error(error, measure),
+                    spread,
+                    *seconds,
+                    policy.setting,
+                ]
+            )
         return rows
 
     def table(self) -> str:
@@ -783,9 +789,15 @@ class FittedLadder(PolicyList):
         return self._promised("drop", at_most, confidence, on, seed, node, chosen=chosen)
 
     def _promised(
-        self, kind: Kind, at_most: float, confidence: float, on: Trace | None, seed: int,
-        against: int, **more: Any,
-    ) -> Mixture:  # fmt: skip
+        self,
+        kind: Kind,
+        at_most: float,
+        confidence: float,
+        on: Trace | None,
+        seed: int,
+        against: int,
+        **more: Any,
+    ) -> Mixture:
         more |= {"names": self.spec.names, "thresholds": self.fitted.thresholds}
         held = self.held_rows(on)
         promise = make_promise(held, self.points, kind, at_most, confidence, against, **more)

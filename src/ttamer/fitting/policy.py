@@ -374,8 +374,10 @@ class StepBatch:
     ) -> None:
         """Give the answers of ``next`` on some rows; a confidence of ``None`` is a failure."""
         values = np.array([np.nan if c is None else -np.inf if c != c else c for c in confidence])
-        texts = [None if c is None else class_text(p)
-                 for c, p in zip(confidence, prediction, strict=True)]  # fmt: skip
+        texts = [
+            None if c is None else class_text(p)
+            for c, p in zip(confidence, prediction, strict=True)
+        ]
         number = self._code.setdefault
         codes = [-1 if text is None else number(text, len(self._code)) for text in texts]
         self.observe_codes(rows, values, np.array(codes, np.intp))

@@ -167,8 +167,21 @@ class StepSession(FittedSession):
     (None, 'layer1')
     """
 
-    __slots__ = ("_bar", "_came", "_capped", "_codes", "_curve", "_offset", "_owner", "_policy",
-                 "_prior", "_scorer", "_step", "_unknown", "_x")  # fmt: skip
+    __slots__ = (
+        "_bar",
+        "_came",
+        "_capped",
+        "_codes",
+        "_curve",
+        "_offset",
+        "_owner",
+        "_policy",
+        "_prior",
+        "_scorer",
+        "_step",
+        "_unknown",
+        "_x",
+    )
 
     def __init__(
         self,

@@ -27,9 +27,18 @@ from ttamer.llm.settings import EmbeddingSettings, EnvName, NodeSettings
 
 Body = Mapping[str, Any]
 Kind = Literal[
-    "connect", "timeout", "refused", "busy", "error", "cut", "garbage", "too_large", "open",
-    "queue", "ineligible",
-]  # fmt: skip
+    "connect",
+    "timeout",
+    "refused",
+    "busy",
+    "error",
+    "cut",
+    "garbage",
+    "too_large",
+    "open",
+    "queue",
+    "ineligible",
+]
 CHAT = "/chat/completions"
 
 
@@ -87,9 +96,15 @@ class UpstreamFailed(TTamerError):
     )
 
     def __init__(
-        self, node: str, kind: Kind, detail: str, *, status: int = 0, retry_after: float = 0.0,
+        self,
+        node: str,
+        kind: Kind,
+        detail: str,
+        *,
+        status: int = 0,
+        retry_after: float = 0.0,
         text: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(f"node {node!r}: {detail}")
         self.node, self.kind, self.status, self.retry_after = node, kind, status, retry_after
         self.upstream_text = text
@@ -290,9 +305,13 @@ class Client:
         return cls(NodeSettings(name="embeddings", cost=0.0, timeout=5.0, **table), session)
 
     async def complete(
-        self, body: Body, deadline: Deadline = NEVER, *, path: str = CHAT,
+        self,
+        body: Body,
+        deadline: Deadline = NEVER,
+        *,
+        path: str = CHAT,
         headers: Mapping[str, str] | None = None,
-    ) -> Response:  # fmt: skip
+    ) -> Response:
         """Post a request, with the node's model and parameters set in it, and return the response.
 
         Each attempt has a time limit of its own besides the deadline of all.
@@ -389,9 +408,13 @@ class Client:
 
     @asynccontextmanager
     async def _response(
-        self, path: str, content: bytes, deadline: Deadline, headers: Mapping[str, str] | None,
+        self,
+        path: str,
+        content: bytes,
+        deadline: Deadline,
+        headers: Mapping[str, str] | None,
         time_limit: TimeLimit,
-    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:  # fmt: skip
+    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:
         """Make one attempt, with its time limit and the breaker around it."""
         if not self.breaker.allows():
             pause = self.breaker.seconds_left
@@ -408,11 +431,13 @@ class Client:
             async with (
                 asyncio.timeout(min(seconds, deadline.left)) as limit,
                 self._session.post(
-                    self.settings.upstream + path, data=content,
+                    self.settings.upstream + path,
+                    data=content,
                     # A redirect could carry the key to another host.
-                    headers={**(headers or {}), **self._headers}, allow_redirects=False,
+                    headers={**(headers or {}), **self._headers},
+                    allow_redirects=False,
                 ) as response,
-            ):  # fmt: skip
+            ):
                 if response.status != 200:
                     raise await self._refused(response)
                 if response.headers.get("content-encoding", "identity") != "identity":

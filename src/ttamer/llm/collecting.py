@@ -43,7 +43,7 @@ from ttamer.llm.paid import (
     key_of,
     key_of_body,
     patient,
-)  # fmt: skip
+)
 from ttamer.llm.prompts import Answer, AnsweredPrompt, Prompt, check_label, trace_of, write_answers
 from ttamer.llm.settings import CascadeSource, comparison_of, embeddings_of, read_nodes, spec_of
 from ttamer.trace.trace import OnBad, Trace
@@ -157,8 +157,10 @@ class Collection:
         if self.progress is not None:
             asked = [*self.asked.values(), *([self.verdicts.asked] if self.verdicts else ())]
             failed = sum(len(node.failed) for node in asked)
-            done, total = (sum(numbers) for numbers in zip(
-                *((node.done, node.total) for node in asked), strict=True))  # fmt: skip
+            done, total = (
+                sum(numbers)
+                for numbers in zip(*((node.done, node.total) for node in asked), strict=True)
+            )
             self.progress(done, total, failed)
 
     async def _ask(self, name: str, body: Mapping[str, Any]) -> Answer:
@@ -202,10 +204,11 @@ class Collection:
     def _new_rows(self) -> list[AnsweredPrompt]:
         """Return the prompts with the new answers."""
         return [
-            AnsweredPrompt(question, prompt.label,
-                           {name: self._answer(name, key) for name in self.asked})
+            AnsweredPrompt(
+                question, prompt.label, {name: self._answer(name, key) for name in self.asked}
+            )
             for question, prompt, key in zip(self._questions, self.prompts, self.keys, strict=True)
-        ]  # fmt: skip
+        ]
 
     def _answer(self, name: str, key: str) -> Answer | None:
         answer = self.asked[name].answers.get(key)
@@ -288,8 +291,10 @@ class Collection:
         row, key = asked
         keys = [(name, getattr(node, part), key) for name, node in self.asked.items()]
         if self.verdicts is not None:
-            keys += [("the judge", getattr(self.verdicts.asked, part), key_of_body(request))
-                     for request in self.verdicts.requests(row).values()]  # fmt: skip
+            keys += [
+                ("the judge", getattr(self.verdicts.asked, part), key_of_body(request))
+                for request in self.verdicts.requests(row).values()
+            ]
         return [*dict.fromkeys(f"{who} {why[key]}" for who, why, key in keys if key in why)]
 
 
@@ -326,11 +331,14 @@ def _answers_of(log: Trace, *, is_judged: bool) -> list[dict[str, Answer | None]
     columns = [_texts(log, prediction), log.confidence, log.costs, right]
     rows = np.stack([np.asarray(column, object) for column in columns], axis=2).tolist()
     return [
-        {name: None if math.isnan(sure) else
-         Answer(text or "", sure, cost, right=verdict, is_form=True)
-         for name, (text, sure, cost, verdict) in zip(log.names, row, strict=True)}
+        {
+            name: None
+            if math.isnan(sure)
+            else Answer(text or "", sure, cost, right=verdict, is_form=True)
+            for name, (text, sure, cost, verdict) in zip(log.names, row, strict=True)
+        }
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def _with_columns_of(log: Trace, trace: Trace) -> Trace:
@@ -570,8 +578,7 @@ async def _most_of(run: Collection, key: str) -> dict[str, float]:
     with dry.paid:
         await _planned(dry)
     verdicts = 0.0 if dry.verdicts is None else dry.verdicts.asked.spent / len(dry.asked)
-    return {name: max(asked.spent, asked.node.cost) + verdicts
-            for name, asked in dry.asked.items()}  # fmt: skip
+    return {name: max(asked.spent, asked.node.cost) + verdicts for name, asked in dry.asked.items()}
 
 
 def _part(run: Collection, trace: Trace) -> Trace:
@@ -611,8 +618,10 @@ class CollectionPlan:
     """The responses that are there."""
 
     def __str__(self) -> str:
-        parts = [f"{name}: {counted(count, 'call', ',')}, at most {self.cost[name]:g}"
-                 for name, count in self.calls.items()]  # fmt: skip
+        parts = [
+            f"{name}: {counted(count, 'call', ',')}, at most {self.cost[name]:g}"
+            for name, count in self.calls.items()
+        ]
         total = f"in all at most {sum(self.cost.values()):g}; {self.kept} responses are kept"
         return "\n".join([*parts, total])
 

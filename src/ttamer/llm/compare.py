@@ -242,12 +242,21 @@ class Comparer:
             )
 
     async def right(self, pairs: Sequence[tuple[str, str | Sequence[str]]]) -> list[bool]:
-        """Return for each answer and its label, or labels, whether the answer is right."""
+        """Return for each answer and its label, or labels, whether the answer is right.
+
+        Args:
+            pairs: An answer, and the label or several that are right alike.
+
+        Returns:
+            One truth value for each pair.
+        """
         rule = self.rule
         if self.score is None:
             return [rule.is_right(answer, label) for answer, label in pairs]
-        rows = [[(rule.prediction(answer), alias) for alias in rule.aliases(label)]
-                for answer, label in pairs]  # fmt: skip
+        rows = [
+            [(rule.prediction(answer), alias) for alias in rule.aliases(label)]
+            for answer, label in pairs
+        ]
         equal = await self._equality(chain.from_iterable(rows))
         return [any(equal(*pair) for pair in row) for row in rows]
 

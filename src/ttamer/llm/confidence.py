@@ -162,9 +162,12 @@ def question_text(body: Mapping[str, Any]) -> str:
 def verifier_body(question: str, answer: str) -> dict[str, Any]:
     """Return the request that asks a verifier about an answer."""
     messages = delimited(
-        question, answer, rubric="Judge whether a proposed answer to a question is right.",
-        reply="one word, yes or no", ask="Is the answer right? Reply yes or no.",
-    )  # fmt: skip
+        question,
+        answer,
+        rubric="Judge whether a proposed answer to a question is right.",
+        reply="one word, yes or no",
+        ask="Is the answer right? Reply yes or no.",
+    )
     # 20 likely tokens are the most that OpenAI returns; the verdict may come after a space.
     options = {"max_tokens": 4, "temperature": 0, "logprobs": True, "top_logprobs": 20}
     return {"messages": messages, **options}
@@ -282,11 +285,13 @@ def report_request(question: str, answer: str) -> dict[str, Any]:
     """Return the request for a self-report."""
     reply = "a number from 0 to 100"
     messages = delimited(
-        question, answer, reply=reply,
+        question,
+        answer,
+        reply=reply,
         rubric="You gave an answer to a question. State how likely it is that the answer is right: "
         "0 means certainly wrong, 100 certainly right.",
         ask=f"How likely is it that the answer is right? Reply with {reply}.",
-    )  # fmt: skip
+    )
     return {"messages": messages, "temperature": 0, "max_tokens": 16}
 
 

@@ -124,17 +124,22 @@ def import_answers(
     inputs = [name for name in columns if name.startswith(INPUT) and name not in read]
     if dropped := [name for name in columns if name not in {*read, *inputs}]:
         notes.append(f"not read: {shown(dropped)}")
-    silent = dataclasses.replace(spec, nodes=tuple(
-        dataclasses.replace(node, options={**node.options, "confidence": "none"})
-        if node.name in quiet else node for node in spec.nodes
-    ))  # fmt: skip
+    silent = dataclasses.replace(
+        spec,
+        nodes=tuple(
+            dataclasses.replace(node, options={**node.options, "confidence": "none"})
+            if node.name in quiet
+            else node
+            for node in spec.nodes
+        ),
+    )
     answered = [answered for _, answered in used]
     cells = {name: [row.get(name) for row, _ in used] for name in inputs}
     facts = {name.removeprefix(INPUT): _column(values) for name, values in cells.items()}
     try:
-        trace = asyncio.run(trace_of(
-            silent, Comparer(rule), answered, left_out=left_out, notes=notes, inputs=facts
-        ))  # fmt: skip
+        trace = asyncio.run(
+            trace_of(silent, Comparer(rule), answered, left_out=left_out, notes=notes, inputs=facts)
+        )
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
     if answers is not None and all(row.prompt for row in answered):
@@ -189,8 +194,16 @@ class _Columns(NamedTuple):
         cls, node: CascadeNode, columns: Sequence[str], path: str | os.PathLike[str]
     ) -> _Columns:
         """Find the columns of a node in those of a log."""
-        fields = ("answer", "confidence", "cost", "input_tokens", "output_tokens", "correct",
-                  "score", "thumbs")  # fmt: skip
+        fields = (
+            "answer",
+            "confidence",
+            "cost",
+            "input_tokens",
+            "output_tokens",
+            "correct",
+            "score",
+            "thumbs",
+        )
         read = {field: name for field in fields if (name := f"{node.name}.{field}") in columns}
         if "answer" not in read:
             raise TraceError(
@@ -279,8 +292,11 @@ def _rows(file: Path, spec: CascadeSpec) -> tuple[list[tuple[str, Row]], list[st
     names |= {name: name for name in spec.names}
     calls = [(where, _batched(row) if "custom_id" in row else _spent(row)) for where, row in rows]
     # Within one batch ids differ by model: the prompt of the request joins them.
-    prompts = {call.key: json.dumps(call.facts["messages"], sort_keys=True)
-               for _, call in calls if call.facts.get("messages")}  # fmt: skip
+    prompts = {
+        call.key: json.dumps(call.facts["messages"], sort_keys=True)
+        for _, call in calls
+        if call.facts.get("messages")
+    }
     wide: dict[str, tuple[str, dict[str, Any]]] = {}
     unread = Counter[str]()
     for where, call in calls:

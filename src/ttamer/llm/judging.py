@@ -149,20 +149,28 @@ class Verdicts:
 
     def judged(self, row: AnsweredPrompt) -> AnsweredPrompt:
         """Return a row with what is right, as far as that is known; no text is wrong."""
-        verdicts = {text: self.asked.answers.get(key_of_body(request))
-                    for text, request in self.requests(row).items()}  # fmt: skip
+        verdicts = {
+            text: self.asked.answers.get(key_of_body(request))
+            for text, request in self.requests(row).items()
+        }
         right = {text: verdict.right for text, verdict in verdicts.items() if verdict} | {"": 0.0}
-        return dataclasses.replace(row, answers={
-            name: answer and answer._replace(right=right.get(answer.text.strip(), math.nan))
-            for name, answer in row.answers.items()
-        })  # fmt: skip
+        return dataclasses.replace(
+            row,
+            answers={
+                name: answer and answer._replace(right=right.get(answer.text.strip(), math.nan))
+                for name, answer in row.answers.items()
+            },
+        )
 
     async def note(self, rows: Sequence[AnsweredPrompt], comparer: Comparer) -> str:
         """Return what the verdicts on judged rows cost, and how often they agree with labels."""
         # Answers without text are wrong without a verdict, and would flatter the judge.
-        labelled = [(answer, row.reference) for row in rows for answer in row.answers.values()
-                    if row.reference and answer and answer.text.strip()
-                    and not math.isnan(answer.right)]  # fmt: skip
+        labelled = [
+            (answer, row.reference)
+            for row in rows
+            for answer in row.answers.values()
+            if row.reference and answer and answer.text.strip() and not math.isnan(answer.right)
+        ]
         by_label = await comparer.right([(answer.text, label) for answer, label in labelled])
         agreement = LabelAgreement.of([answer.right >= 0.5 for answer, _ in labelled], by_label)
         unseen = "" if self._sees_labels or not labelled else ", which it did not see"
@@ -223,8 +231,15 @@ def judge_answers(
     notes = [*trace.notes]
     with store:
         judged = asyncio.run(run())
-    right = np.array([[math.nan if answer is None else answer.right for answer in
-                       map(row.answers.get, trace.names)] for row in judged])  # fmt: skip
+    right = np.array(
+        [
+            [
+                math.nan if answer is None else answer.right
+                for answer in map(row.answers.get, trace.names)
+            ]
+            for row in judged
+        ]
+    )
     facts: dict[str, Any] = {"correct": right, "raw_loss": None}
     spec = dataclasses.replace(trace.spec, target="label")
     if judge.graded:

@@ -189,8 +189,10 @@ class Labelling:
                 key = answer.text if code < 0 else code
                 groups.setdefault(key, (answer.text, []))[1].append(name)
         # An order by hashes: it says nothing about who answered, and stays the same.
-        hashed = {hashlib.sha256(f"{prompt.key}{text}".encode()).digest(): (text, tuple(nodes))
-                  for text, nodes in groups.values()}  # fmt: skip
+        hashed = {
+            hashlib.sha256(f"{prompt.key}{text}".encode()).digest(): (text, tuple(nodes))
+            for text, nodes in groups.values()
+        }
         return [hashed[digest] for digest in sorted(hashed)]
 
     def to_dict(self, row: int | None) -> dict[str, Any]:
@@ -292,12 +294,14 @@ class LabelPage:
         self.token, self.port = secrets.token_urlsafe(24), 0
         self.is_done = asyncio.Event()
         self.app = web.Application(middlewares=[self._guard], client_max_size=64 * 1024)
-        self.app.add_routes([
-            web.get("/{token}/", self._show),
-            web.get(r"/{token}/{row:next|[0-9]{1,9}}", self._row),
-            web.post("/{token}/label", self._label),
-            web.post("/{token}/done", self._done),
-        ])  # fmt: skip
+        self.app.add_routes(
+            [
+                web.get("/{token}/", self._show),
+                web.get(r"/{token}/{row:next|[0-9]{1,9}}", self._row),
+                web.post("/{token}/label", self._label),
+                web.post("/{token}/done", self._done),
+            ]
+        )
 
     async def serve(self, port: int = 0, ready: Callable[[str], object] = print) -> None:
         """Serve the page until the person is done; ``ready`` is called with its address.
@@ -344,8 +348,11 @@ class LabelPage:
             f"{_hash(html, 'style')}; connect-src 'self'; img-src data:; base-uri 'none'; "
             "form-action 'none'; frame-ancestors 'self'"
         )
-        headers = {"content-security-policy": policy, "referrer-policy": "no-referrer",
-                   "x-content-type-options": "nosniff"}  # fmt: skip
+        headers = {
+            "content-security-policy": policy,
+            "referrer-policy": "no-referrer",
+            "x-content-type-options": "nosniff",
+        }
         return web.Response(text=html, content_type="text/html", headers=headers)
 
     async def _row(self, request: web.Request) -> web.Response:

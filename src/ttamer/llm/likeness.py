@@ -200,8 +200,12 @@ async def threshold_of(
     Raises:
         TraceError: If there are too few.
     """
-    labelled = [(number, text, rule.aliases(row.reference)) for number, row in enumerate(rows)
-                if row.reference for text in row.texts]  # fmt: skip
+    labelled = [
+        (number, text, rule.aliases(row.reference))
+        for number, row in enumerate(rows)
+        if row.reference
+        for text in row.texts
+    ]
     pairs = [(text, alias) for _, text, aliases in labelled for alias in aliases]
     between = [pair for row in rows for pair in combinations(row.texts, 2)]
     # One call embeds, a few large batches at a time, what is compared row by row later.

@@ -150,9 +150,14 @@ class ModelNode:
     """A model with a source of confidence; ``verifier`` judges its answers, where it has one."""
 
     def __init__(
-        self, settings: NodeSettings, upstream: Upstream, compare: Comparison | None = None, *,
-        comparer: Comparer | None = None, verifier: ModelNode | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        settings: NodeSettings,
+        upstream: Upstream,
+        compare: Comparison | None = None,
+        *,
+        comparer: Comparer | None = None,
+        verifier: ModelNode | None = None,
+    ) -> None:
         self.settings, self.upstream = settings, upstream
         self.name = settings.name
         self.compare = compare or Comparison()
@@ -227,9 +232,12 @@ class ModelNode:
             verdict = await self.verifier._call(work, verifier_body(question, text))
         except UpstreamFailed as error:
             raise UpstreamFailed(
-                self.name, error.kind, f"its verifier failed: {error}",
-                status=error.status, retry_after=error.retry_after,
-            ) from None  # fmt: skip
+                self.name,
+                error.kind,
+                f"its verifier failed: {error}",
+                status=error.status,
+                retry_after=error.retry_after,
+            ) from None
         return probability_of_yes(verdict.body), self.verifier._cost(verdict, work)
 
     async def _ask_samples(self, work: Work) -> Reply:
@@ -237,8 +245,10 @@ class ModelNode:
         # At a temperature of 0 all answers would be the same.
         body = {**work.body, "temperature": work.body.get("temperature") or 0.7}
         seed = body.get("seed")
-        bodies = [body | ({"seed": seed + k} if isinstance(seed, int) else {})
-                  for k in range(self.settings.samples)]  # fmt: skip
+        bodies = [
+            body | ({"seed": seed + k} if isinstance(seed, int) else {})
+            for k in range(self.settings.samples)
+        ]
         results = await asyncio.gather(*(self._tried(work, body) for body in bodies))
         responses = [result for result in results if isinstance(result, Response)]
         failures = [result for result in results if isinstance(result, UpstreamFailed)]
@@ -396,6 +406,8 @@ def _shown(response: dict[str, Any], request: Body) -> dict[str, Any]:
     """Return the response without log-probabilities that the client did not request."""
     if request.get("logprobs"):
         return response
-    choices = [{**choice, "logprobs": None} if isinstance(choice, dict) else choice
-               for choice in response["choices"]]  # fmt: skip
+    choices = [
+        {**choice, "logprobs": None} if isinstance(choice, dict) else choice
+        for choice in response["choices"]
+    ]
     return {**response, "choices": choices}

@@ -138,8 +138,10 @@ class Pretence:
         prompt, longest = int(len(json.dumps(body)) / BYTES_PER_TOKEN), tokens_of(body)
         self.costs.append(call_cost(self.node, Usage(prompt, longest)) or 0.0)
         text = f"yes 1 {self.node.name} ".ljust(int(BYTES_PER_TOKEN * longest), ".")
-        choice = {"message": {"content": text},
-                  "logprobs": {"content": [{"token": "yes", "logprob": 0.0}]}}  # fmt: skip
+        choice = {
+            "message": {"content": text},
+            "logprobs": {"content": [{"token": "yes", "logprob": 0.0}]},
+        }
         usage = {"prompt_tokens": prompt, "completion_tokens": longest}
         return Response({"choices": [choice], "usage": usage})
 

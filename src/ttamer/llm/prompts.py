@@ -123,9 +123,13 @@ async def trace_of(
         facts["label"] = classes if has_labels else None
         is_any_right = not {*classes}.isdisjoint({*chain.from_iterable(predictions)} - {None})
     else:  # labels are compared one by one
-        unsaid = [(t, node, answer.text) for t, line in enumerate(answers) if labels[t]
-                  for node, answer in enumerate(line)
-                  if answer is not None and math.isnan(right[t, node])]  # fmt: skip
+        unsaid = [
+            (t, node, answer.text)
+            for t, line in enumerate(answers)
+            if labels[t]
+            for node, answer in enumerate(line)
+            if answer is not None and math.isnan(right[t, node])
+        ]
         verdicts = await comparer.right([(text, labels[t]) for t, _, text in unsaid])
         for (t, node, _), verdict in zip(unsaid, verdicts, strict=True):
             right[t, node] = verdict
@@ -163,8 +167,10 @@ def _form(answer: Answer | None, rule: Comparison) -> str | None:
 
 def _numbers(answers: Sequence[Sequence[Answer | None]], field: str) -> NDArray[np.float64]:
     """Return a number of each answer, NaN where there is none."""
-    table = [[math.nan if answer is None else getattr(answer, field) for answer in line]
-             for line in answers]  # fmt: skip
+    table = [
+        [math.nan if answer is None else getattr(answer, field) for answer in line]
+        for line in answers
+    ]
     return np.array(table, np.float64)
 
 
@@ -193,8 +199,11 @@ def _without_content(
 ) -> Iterator[str]:
     """Yield a text for each node with answers that have no content."""
     for node, name in enumerate(names):
-        texts = [(answer.text.strip(), forms[node]) for line, forms in
-                 zip(answers, predictions, strict=True) if (answer := line[node])]  # fmt: skip
+        texts = [
+            (answer.text.strip(), forms[node])
+            for line, forms in zip(answers, predictions, strict=True)
+            if (answer := line[node])
+        ]
         unread = [text for text, form in texts if form is None]
         if not unread:
             continue
@@ -222,10 +231,13 @@ def check_label(label: Label, rule: Comparison) -> None:
 def write_answers(path: str | os.PathLike[str], rows: Iterable[AnsweredPrompt]) -> None:
     """Write prompts and answers as JSON lines (mode 600), for people to read and to label."""
     lines = (
-        {"prompt": row.prompt, "label": row.reference,
-         "answers": {name: answer and answer.text for name, answer in row.answers.items()}}
+        {
+            "prompt": row.prompt,
+            "label": row.reference,
+            "answers": {name: answer and answer.text for name, answer in row.answers.items()},
+        }
         for row in rows
-    )  # fmt: skip
+    )
     try:
         with atomic_write(path, private=True) as part:
             part.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
@@ -410,8 +422,9 @@ def label_of(value: Any) -> Label:
     [None, '4', 'true', '{"a": 1}', ('Paris', 'Paname')]
     """
     if isinstance(value, list):
-        aliases = [None if isinstance(alias, bool | list | dict) else label_of(alias)
-                   for alias in value]  # fmt: skip
+        aliases = [
+            None if isinstance(alias, bool | list | dict) else label_of(alias) for alias in value
+        ]
         if not value or None in aliases:
             raise TraceError(f"{value!r} is not a list of aliases; write texts or numbers")
         return tuple(map(str, aliases))

@@ -34,8 +34,19 @@ THEME = {"ink": "#2b2b2b", "muted": "#67615a", "rule": "#e3ded6"}
 INK, MUTED, RULE = THEME.values()
 # The colours of ttamer, and of other families and nodes: readable on light and on dark.
 OURS = "#1b7f79"
-PALETTE = ("#d9822b", "#3d78b8", "#c8553d", "#8e6bbf", "#5f8f3e", "#b0599b", "#3f8ea8", "#a5721f",
-           "#7d8590", "#d46a8c", "#9aa23c")  # fmt: skip
+PALETTE = (
+    "#d9822b",
+    "#3d78b8",
+    "#c8553d",
+    "#8e6bbf",
+    "#5f8f3e",
+    "#b0599b",
+    "#3f8ea8",
+    "#a5721f",
+    "#7d8590",
+    "#d46a8c",
+    "#9aa23c",
+)
 # The most nodes that are drawn apart.
 MAX_NODES = 8
 
@@ -58,8 +69,17 @@ class Chart:
         axes.set_xlabel(x_label, color=MUTED)
         return cls(figure, axes)
 
-    def line(self, x: Sequence[float], y: Sequence[float], tips: Sequence[str], colour: str,
-             label: str, *, width: float = 1.6, size: float = 4.5) -> None:  # fmt: skip
+    def line(
+        self,
+        x: Sequence[float],
+        y: Sequence[float],
+        tips: Sequence[str],
+        colour: str,
+        label: str,
+        *,
+        width: float = 1.6,
+        size: float = 4.5,
+    ) -> None:
         """Draw a line, and a mark on each of its points."""
         self.axes.plot(x, y, color=colour, lw=width, label=label, zorder=3)
         for across, up, tip in zip(x, y, tips, strict=True):
@@ -77,8 +97,13 @@ class Chart:
         labels = self.axes.get_legend_handles_labels()[1]
         if labels:
             columns = 3 if max(map(len, labels)) < 14 else 2
-            self.figure.legend(loc="outside lower center", ncols=columns, frameon=False,
-                               fontsize=10, labelcolor=INK)  # fmt: skip
+            self.figure.legend(
+                loc="outside lower center",
+                ncols=columns,
+                frameon=False,
+                fontsize=10,
+                labelcolor=INK,
+            )
         return self
 
     @property
@@ -197,8 +222,18 @@ def frontier_chart(frontier: Frontier) -> Chart:
         chart.line(x, y, tips, colour, family, width=width)
         costs += x
         errors += y
-    [ring] = axes.plot([best.cost / unit], [best.error], "o", ms=10, mfc="none", mec=INK, mew=1.8,
-                       zorder=7, ls="none", label=printable(frontier.alone, 34))  # fmt: skip
+    [ring] = axes.plot(
+        [best.cost / unit],
+        [best.error],
+        "o",
+        ms=10,
+        mfc="none",
+        mec=INK,
+        mew=1.8,
+        zorder=7,
+        ls="none",
+        label=printable(frontier.alone, 34),
+    )
     chart.mark(ring, f"{frontier.alone}: {measure} {shown_error(best.error, measure)}")
     top = best.error + 1.5 * max(best.error - min(errors), 0.25 * best.error)
     shown = [cost for cost, error in zip(costs, errors, strict=True) if error <= top]
@@ -244,8 +279,14 @@ def answered_chart(points: Sequence[Point], trace: Trace) -> Chart:
         shares = np.array([point.result.answered[name] for point in points])
         if not shares.any():
             continue
-        bars = chart.axes.bar(places, shares, bottom=below, width=0.86, label=printable(name),
-                                color=_node_colour(node))  # fmt: skip
+        bars = chart.axes.bar(
+            places,
+            shares,
+            bottom=below,
+            width=0.86,
+            label=printable(name),
+            color=_node_colour(node),
+        )
         for bar, share, point in zip(bars, shares, points, strict=True):
             chart.mark(
                 bar,

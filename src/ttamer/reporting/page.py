@@ -322,14 +322,16 @@ def _policies(frontier: Frontier, advice: Recommendation) -> list[dict[str, Any]
     rows = []
     for point in (points[k] for k in lower_envelope(*frontier.curve("ttamer"))):
         result = point.result
-        rows.append({
-            "cost": frontier.priced(result.cost),
-            "error": shown_error(result.error, measure),
-            "interval": " to ".join(shown_error(end, measure) for end in result.error_interval),
-            "asked": percent(result.asked[frontier.reference.node]),
-            "budget": budget_of(ladder, Share(point, 1.0)),
-            "use": point in used,
-        })  # fmt: skip
+        rows.append(
+            {
+                "cost": frontier.priced(result.cost),
+                "error": shown_error(result.error, measure),
+                "interval": " to ".join(shown_error(end, measure) for end in result.error_interval),
+                "asked": percent(result.asked[frontier.reference.node]),
+                "budget": budget_of(ladder, Share(point, 1.0)),
+                "use": point in used,
+            }
+        )
     return rows
 
 

@@ -296,9 +296,11 @@ class _Words:
             return f"{start}, nothing that can be served costs less: use {alone}."
         level = ""
         if rival is not None and self.outcome == "loses":
-            ours = f"ttamer {less(self.savings['ttamer'])}" if "ttamer" in self.savings else (
-                f"ttamer does not reach that {quality(frontier)}"
-            )  # fmt: skip
+            ours = (
+                f"ttamer {less(self.savings['ttamer'])}"
+                if "ttamer" in self.savings
+                else (f"ttamer does not reach that {quality(frontier)}")
+            )
             return f"{start}, {rival} costs {less(self.savings[rival])} and {ours}: use {rival}."
         if rival is not None and self.outcome == "ties":
             level = f", level with {rival} ({less(self.savings[rival])})"

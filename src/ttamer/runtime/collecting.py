@@ -262,8 +262,9 @@ def _trace_of(
         cost[~answered] = math.nan
         means = np.nanmean(cost, axis=0)
         if is_measured and priced.any() and not (priced | ~answered).all():
-            names = [name for name, column in zip(spec.names, priced.T, strict=True)
-                     if column.any()]  # fmt: skip
+            names = [
+                name for name, column in zip(spec.names, priced.T, strict=True) if column.any()
+            ]
             notes.append(
                 f"costs of {', '.join(map(repr, names))} are from its replies, and the others are "
                 "seconds: give costs in one unit"

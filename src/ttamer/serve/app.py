@@ -144,9 +144,13 @@ class Service:
     """
 
     def __init__(
-        self, settings: Settings, policy: str = "", *, force: bool = False,
+        self,
+        settings: Settings,
+        policy: str = "",
+        *,
+        force: bool = False,
         connect: Callable[[NodeSettings, ClientSession], Upstream] = Client,
-    ) -> None:  # fmt: skip
+    ) -> None:
         serve = settings.serve
         self.settings, self._connect = settings, connect
         self.token = EnvName(serve.token_env).read().encode() if serve.token_env else b""
@@ -162,9 +166,14 @@ class Service:
         self.audits = Audits(settings, self.policies, self.nodes, self.metrics, self.decisions)
         self.inputs = Inputs()
         self.chat = Chat(
-            settings, self.policies, self.nodes, self.inputs, self.metrics, self.decisions,
+            settings,
+            self.policies,
+            self.nodes,
+            self.inputs,
+            self.metrics,
+            self.decisions,
             self.audits.consider,
-        )  # fmt: skip
+        )
         gauge, gate = self.metrics.gauge, self.gate
         gauge("ttamer_running", "Requests being answered", lambda: gate.running)
         gauge("ttamer_waiting", "Requests waiting", lambda: gate.inside - gate.running)
@@ -201,9 +210,12 @@ class Service:
                     likeness = cosines(self.inputs.embeddings.embed)
                     self.audits.comparer = Comparer(settings.compare, likeness)
             self.nodes |= open_nodes(
-                settings.source, settings.nodes, lambda node: self._clients[node.name],
-                settings.compare, self.audits.comparer,
-            )  # fmt: skip
+                settings.source,
+                settings.nodes,
+                lambda node: self._clients[node.name],
+                settings.compare,
+                self.audits.comparer,
+            )
             # Audits write to the log, which is open first and closed last.
             self.decisions.start()
             self.audits.start()
@@ -402,9 +414,12 @@ async def _unless_gone(request: Received, work: Coroutine[Any, Any, Response]) -
 
 
 def make_app(
-    settings: Settings, policy: str = "", *, force: bool = False,
+    settings: Settings,
+    policy: str = "",
+    *,
+    force: bool = False,
     connect: Callable[[NodeSettings, ClientSession], Upstream] = Client,
-) -> Starlette:  # fmt: skip
+) -> Starlette:
     """Return the application of a cascade and a policy file, for any ASGI server.
 
     ::

@@ -48,9 +48,13 @@ class Audits:
     max_waiting, max_bytes = 200, 64 * 2**20  # audits that wait, and the bytes of their requests
 
     def __init__(
-        self, settings: Settings, policies: PolicyStore,
-        nodes: Mapping[str, ModelNode | Verification], metrics: Metrics, decisions: DecisionLog,
-    ) -> None:  # fmt: skip
+        self,
+        settings: Settings,
+        policies: PolicyStore,
+        nodes: Mapping[str, ModelNode | Verification],
+        metrics: Metrics,
+        decisions: DecisionLog,
+    ) -> None:
         self._settings, self._policies, self._nodes = settings, policies, nodes
         self._metrics, self._decisions = metrics, decisions
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -131,20 +135,35 @@ class Audits:
         self._metrics.audits.labels("failed" if missing else "taken").inc()
         ineligible = {call.node for call in calls if is_ineligible(call)}
         self._write(
-            job, outcome, calls, chance if missing <= ineligible else None,
-            scores=scores, judging=judging, drawn=None if missing else chance,
-        )  # fmt: skip
+            job,
+            outcome,
+            calls,
+            chance if missing <= ineligible else None,
+            scores=scores,
+            judging=judging,
+            drawn=None if missing else chance,
+        )
         if label is not None:
             await self.say(job.id, label, None)
 
     def _write(
-        self, job: Job, outcome: Outcome, calls: Sequence[NodeCall], chance: float | None,
+        self,
+        job: Job,
+        outcome: Outcome,
+        calls: Sequence[NodeCall],
+        chance: float | None,
         **facts: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._decisions.write(
-            job, calls, by=outcome.by, cost=outcome.cost, chance=chance,
-            asked={call.node for call in outcome.asked}, capped=outcome.capped, **facts,
-        )  # fmt: skip
+            job,
+            calls,
+            by=outcome.by,
+            cost=outcome.cost,
+            chance=chance,
+            asked={call.node for call in outcome.asked},
+            capped=outcome.capped,
+            **facts,
+        )
 
     async def _judged(self, job: Job, calls: Iterable[NodeCall]) -> tuple[dict[str, float], float]:
         """Return the judge's verdict on each different answer, and what they cost."""
@@ -180,9 +199,12 @@ class Audits:
                 scores, label = dict(zip(answers, map(float, right), strict=True)), None
         if not (label is None and score is None and scores is None):
             self._decisions.feedback(
-                request, label=label, score=score, scores=scores,
+                request,
+                label=label,
+                score=score,
+                scores=scores,
                 classes=self._policies.active.classes,
-            )  # fmt: skip
+            )
         return is_known
 
 
@@ -243,9 +265,21 @@ class DriftJob:
             )
         self._command = [
             # -P: a module in the working directory must not take the place of ours.
-            sys.executable, "-P", "-m", "ttamer", "drift", self._log, "--policy", policies.path,
-            "--error", repr(settings.serve.error), "--reference", reference, "--replace", "--json",
-        ]  # fmt: skip
+            sys.executable,
+            "-P",
+            "-m",
+            "ttamer",
+            "drift",
+            self._log,
+            "--policy",
+            policies.path,
+            "--error",
+            repr(settings.serve.error),
+            "--reference",
+            reference,
+            "--replace",
+            "--json",
+        ]
 
     async def run(self) -> None:
         """Run the job again and again."""

@@ -59,9 +59,14 @@ class Chat:
         return (CASCADE,) if name in (None, CASCADE) else (CASCADE, str(name))
 
     async def job(
-        self, body: Any, request_id: str, headers: Mapping[str, str], deadline: Deadline,
-        *, size: int = 0,
-    ) -> Job:  # fmt: skip
+        self,
+        body: Any,
+        request_id: str,
+        headers: Mapping[str, str],
+        deadline: Deadline,
+        *,
+        size: int = 0,
+    ) -> Job:
         """Return the work for a request: its decoded body, its id, and the headers to pass on.
 
         Raises:
@@ -75,9 +80,11 @@ class Chat:
             raise Refused(400, "unsupported", "n must be 1: there is one answer", param="n")
         if chat.model not in self.models:
             raise Refused(
-                404, "model_not_found", f"there is no model of that name; use {CASCADE!r}",
+                404,
+                "model_not_found",
+                f"there is no model of that name; use {CASCADE!r}",
                 param="model",
-            )  # fmt: skip
+            )
         choice = chat.ttamer or Choice()
         # Models refuse fields that they do not know.
         body.pop("ttamer", None)
@@ -175,8 +182,8 @@ class Chat:
 async def _run(job: Job, relay: Relay | None) -> Outcome:
     """Ask nodes until the policy stops; without an answer where the last call was relayed."""
     start, left = time.monotonic(), max(job.work.deadline.left, 1e-3)
-    steps = job.cascade.steps(job.work, job.id, left, job.inputs)
     try:
+        steps = job.cascade.steps(job.work, job.id, left, job.inputs)
         call = next(steps)
         while True:
             relayed = None if relay is None else await relay(call)
@@ -235,9 +242,11 @@ def decide(content: bytes, active: Active, allowed: Sequence[str]) -> dict[str, 
             if turn.next != observation.node:
                 step = "stops" if turn.next is None else f"asks {turn.next!r}"
                 raise Refused(
-                    409, "other_order", f"the policy {step} here, not {observation.node!r}",
+                    409,
+                    "other_order",
+                    f"the policy {step} here, not {observation.node!r}",
                     param="asked",
-                )  # fmt: skip
+                )
             if observation.confidence is None:
                 turn.fail()
             else:

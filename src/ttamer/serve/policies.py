@@ -106,9 +106,11 @@ def policy_at(artefact: FittedLadder | FittedPolicy, point: Point | None) -> Dec
         return artefact.default()
     name, value = point
     choose: dict[OperatingPoint, Callable[[float], Decider]] = {
-        "tradeoff": artefact.at, "mistake_cost": artefact.for_mistake_cost,
-        "budget": artefact.for_budget, "error": artefact.for_error,
-    }  # fmt: skip
+        "tradeoff": artefact.at,
+        "mistake_cost": artefact.for_mistake_cost,
+        "budget": artefact.for_budget,
+        "error": artefact.for_error,
+    }
     return choose[name](value)
 
 
@@ -171,9 +173,13 @@ class PolicyStore:
     interval = 2.0  # seconds between two looks at the file
 
     def __init__(
-        self, path: str | os.PathLike[str], settings: Settings, nodes: Mapping[str, Ask],
-        *, force: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        path: str | os.PathLike[str],
+        settings: Settings,
+        nodes: Mapping[str, Ask],
+        *,
+        force: bool = False,
+    ) -> None:
         self.path, self._settings, self._nodes = os.fspath(path), settings, nodes
         self._force = force
         self.refused = 0

@@ -122,10 +122,17 @@ class DecisionLog:
             self._thread.join(10)
 
     def write(
-        self, job: Job, calls: Sequence[NodeCall], *, by: str | None, cost: float,
-        chance: float | None = 0.0, asked: Collection[str] = (),
-        scores: Mapping[str, float] | None = None, **facts: Any,
-    ) -> None:  # fmt: skip
+        self,
+        job: Job,
+        calls: Sequence[NodeCall],
+        *,
+        by: str | None,
+        cost: float,
+        chance: float | None = 0.0,
+        asked: Collection[str] = (),
+        scores: Mapping[str, float] | None = None,
+        **facts: Any,
+    ) -> None:
         """Take a row; never waits, never raises.
 
         Args:
@@ -161,10 +168,19 @@ class DecisionLog:
                 row["prediction"] = self.digest(call.prediction, job.active.classes)
                 if scores and answers[call.node] in scores:
                     row["score"] = scores[answers[call.node]]
-        self._rows.append({
-            **_head(), "request": job.id, "policy": job.active.version, "by": by, "cost": cost,
-            "nodes": nodes, "prompt": text, "inputs": stated_numbers(job.inputs), **facts,
-        })  # fmt: skip
+        self._rows.append(
+            {
+                **_head(),
+                "request": job.id,
+                "policy": job.active.version,
+                "by": by,
+                "cost": cost,
+                "nodes": nodes,
+                "prompt": text,
+                "inputs": stated_numbers(job.inputs),
+                **facts,
+            }
+        )
 
     def _remember(self, request: str, answers: dict[str, str]) -> None:
         """Keep answers as they are for a while, so that a label can be compared with them."""
@@ -185,9 +201,14 @@ class DecisionLog:
         return True
 
     def feedback(
-        self, request: str, *, label: str | None, score: float | None,
-        scores: Mapping[str, float] | None, classes: Collection[str],
-    ) -> None:  # fmt: skip
+        self,
+        request: str,
+        *,
+        label: str | None,
+        score: float | None,
+        scores: Mapping[str, float] | None,
+        classes: Collection[str],
+    ) -> None:
         """Take the right answer to an earlier request, a score of the one returned, or of all."""
         if self.path and self._has_room(len(label or "")):
             kept = self.digest(label, classes)

@@ -32,9 +32,14 @@ class Refused(Exception):
     """
 
     def __init__(
-        self, status: int, code: str, message: str, *, param: str | None = None,
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
         retry_after: float = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(message)
         self.status, self.code, self.param, self.retry_after = status, code, param, retry_after
 
@@ -117,9 +122,11 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if stated and stated[0][0] not in allowed:
             names = ", ".join(allowed) or "none"
             raise Refused(
-                400, "not_allowed", f"{stated[0][0]} is not allowed in requests; allowed: {names}",
+                400,
+                "not_allowed",
+                f"{stated[0][0]} is not allowed in requests; allowed: {names}",
                 param=f"ttamer.{stated[0][0]}",
-            )  # fmt: skip
+            )
         return stated[0] if stated else None
 
 

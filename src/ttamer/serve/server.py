@@ -157,10 +157,20 @@ def serve(
     # 128 descriptors are for logs; of the others half are for connections to nodes.
     BoundedH11.max_connections = max(16, (files - 128) // 2)
     config = uvicorn.Config(
-        app, host=host, port=port, http=BoundedH11, ws="none", lifespan="on", access_log=False,
-        server_header=False, proxy_headers=False, log_level="warning", backlog=512,
-        timeout_keep_alive=75, timeout_graceful_shutdown=round(drain),
-    )  # fmt: skip
+        app,
+        host=host,
+        port=port,
+        http=BoundedH11,
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        log_level="warning",
+        backlog=512,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=round(drain),
+    )
     server = LameDuck(config)
     server.seconds = lame_duck
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -205,9 +215,11 @@ async def probe(settings: Settings) -> list[Probe]:
     probes, question = [], "Reply with the letter A and nothing else."
     async with open_session() as session:
         nodes = open_nodes(
-            settings.source, settings.nodes,
-            lambda node: Client(node, session, read_errors=True), settings.compare,
-        )  # fmt: skip
+            settings.source,
+            settings.nodes,
+            lambda node: Client(node, session, read_errors=True),
+            settings.compare,
+        )
         body = {"messages": [{"role": "user", "content": question}], "max_tokens": 8}
         work = Work({**body, "temperature": 0}, Deadline.after(settings.serve.timeout))
         for name, node in nodes.items():

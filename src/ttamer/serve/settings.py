@@ -48,18 +48,21 @@ class AuditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """A node that decides whether the answers of audited requests are right."""
     reference: str = ""
     """A trace of rows that the policy was not fitted to; with it the job of drift runs."""
-    removed: ClassVar = _by_key({
-        "budget_in_all": "write budget, the most that audits may cost in an hour",
-        "at_once": "four audits run at once",
-        "max_client_share": _PROXY,
-        "log": "write log in [serve]: audited rows are in the decision log",
-        "log_answers": "write log_texts in [serve]",
-        "keep_rows keep_bytes keep_days": _FILES,
-        "error": "write error in [serve]: it is the operating point that the loop guarantees",
-        "drop": "write error in [serve]; ttamer drift can guarantee a drop",
-        "confidence false_alarms refit_rows shadow_rows attempts window seed":
-            "the loop uses its default; ttamer drift has the others",
-    })  # fmt: skip
+    removed: ClassVar = _by_key(
+        {
+            "budget_in_all": "write budget, the most that audits may cost in an hour",
+            "at_once": "four audits run at once",
+            "max_client_share": _PROXY,
+            "log": "write log in [serve]: audited rows are in the decision log",
+            "log_answers": "write log_texts in [serve]",
+            "keep_rows keep_bytes keep_days": _FILES,
+            "error": "write error in [serve]: it is the operating point that the loop guarantees",
+            "drop": "write error in [serve]; ttamer drift can guarantee a drop",
+            "confidence false_alarms refit_rows shadow_rows attempts window seed": (
+                "the loop uses its default; ttamer drift has the others"
+            ),
+        }
+    )
 
 
 class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -100,32 +103,37 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The node that answers in shadow mode; by default the last."""
     embeddings: Any = None
     audit: Any = None
-    removed: ClassVar = _by_key({
-        "keys_env keys_file": f"write token_env for the one token of the server; {_PROXY}",
-        "key": _PROXY,
-        "admin_keys_env": "SIGHUP and a changed file reload the policy; there is no /admin",
-        "hosts": "without a token only requests to this machine are answered",
-        "cors max_connections max_connections_per_address":
-            "it belongs to the proxy in front, such as nginx or Envoy",
-        "queue": "as many requests wait as max_concurrent are answered",
-        "retry_after": "it is one second, or what a model's server asked for",
-        "max_depth": "the parser has its own limit",
-        "hedge": "hedging belongs to the proxy in front of a model's servers",
-        "direct": "ask a model at its own server",
-        "tradeoff_range budget_range error_range":
-            'write allow = ["tradeoff"], "budget" or "error": any value may then be asked for',
-        "trace_log": "write log: it is a trace",
-        "trace_log_bytes trace_log_files": _FILES,
-        "log_predictions": "write log_texts",
-        "otel": "set OpenTelemetry's own ASGI instrumentation up around the app",
-        "speculate speculate_chance speculate_budget":
-            "a stream is relayed where its node's answer is returned in any case",
-        "signals": "what the policy reads of a prompt is computed",
-        "keep_alive": "a stream without an answer has a comment every 10 seconds",
-        "watch": "the policy's file is looked at every 2 seconds",
-        "lame_duck": "write ttamer serve --lame-duck SECONDS",
-        "drain": "write ttamer serve --drain SECONDS",
-    })  # fmt: skip
+    removed: ClassVar = _by_key(
+        {
+            "keys_env keys_file": f"write token_env for the one token of the server; {_PROXY}",
+            "key": _PROXY,
+            "admin_keys_env": "SIGHUP and a changed file reload the policy; there is no /admin",
+            "hosts": "without a token only requests to this machine are answered",
+            "cors max_connections max_connections_per_address": (
+                "it belongs to the proxy in front, such as nginx or Envoy"
+            ),
+            "queue": "as many requests wait as max_concurrent are answered",
+            "retry_after": "it is one second, or what a model's server asked for",
+            "max_depth": "the parser has its own limit",
+            "hedge": "hedging belongs to the proxy in front of a model's servers",
+            "direct": "ask a model at its own server",
+            "tradeoff_range budget_range error_range": (
+                'write allow = ["tradeoff"], "budget" or "error": any value may then be asked for'
+            ),
+            "trace_log": "write log: it is a trace",
+            "trace_log_bytes trace_log_files": _FILES,
+            "log_predictions": "write log_texts",
+            "otel": "set OpenTelemetry's own ASGI instrumentation up around the app",
+            "speculate speculate_chance speculate_budget": (
+                "a stream is relayed where its node's answer is returned in any case"
+            ),
+            "signals": "what the policy reads of a prompt is computed",
+            "keep_alive": "a stream without an answer has a comment every 10 seconds",
+            "watch": "the policy's file is looked at every 2 seconds",
+            "lame_duck": "write ttamer serve --lame-duck SECONDS",
+            "drain": "write ttamer serve --drain SECONDS",
+        }
+    )
 
 
 def stated_points(table: msgspec.Struct) -> list[Point]:
@@ -178,9 +186,14 @@ class Settings:
         if serve.audit is not None:
             audit = checked(AuditSettings, serve.audit, "[serve.audit]")
         settings = cls(
-            split_nodes(spec)[0], spec, serve, read_nodes(spec), comparison_of(spec),
-            embeddings_of(spec), audit,
-        )  # fmt: skip
+            split_nodes(spec)[0],
+            spec,
+            serve,
+            read_nodes(spec),
+            comparison_of(spec),
+            embeddings_of(spec),
+            audit,
+        )
         for mistake in settings._mistakes():
             raise CascadeError(mistake)
         return settings

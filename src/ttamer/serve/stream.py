@@ -69,8 +69,10 @@ class _Stream(StreamingResponse):
         self._first: Any = None
         self._outcome: Outcome | None = None
         self._head = {
-            "id": f"chatcmpl-{job.id}", "object": "chat.completion.chunk", "created": job.created,
-        }  # fmt: skip
+            "id": f"chatcmpl-{job.id}",
+            "object": "chat.completion.chunk",
+            "created": job.created,
+        }
 
     async def begin(self, held: AsyncExitStack) -> None:
         """Start the task, and wait for its first event, which decides the status."""

@@ -69,8 +69,12 @@ def draw_curves(
 
         figure, axes = plt.subplots(layout="constrained")
         for name, points in curves.items():
-            axes.plot(*zip(*sorted(zip(*points, strict=True)), strict=True), label=printable(name),
-                      marker="o", markersize=3)  # fmt: skip
+            axes.plot(
+                *zip(*sorted(zip(*points, strict=True)), strict=True),
+                label=printable(name),
+                marker="o",
+                markersize=3,
+            )
         for (name, at), marker in zip((marks or {}).items(), "D^svP*X<>ph" * 99, strict=False):
             axes.plot(*at, marker, label=printable(name, 34), color="black", markersize=7)
         points_x = [points[0] for points in curves.values()]

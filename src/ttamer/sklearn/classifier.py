@@ -174,9 +174,11 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
             "prediction": np.stack([reply.code for reply in replies], axis=1).astype(np.int32),
             "label": np.searchsorted(self.classes_, target).astype(np.int32),
             "classes": tuple(map(_text, self.classes_)),
-            "mistakes": {_text(label): {_text(answer): cost for answer, cost in costs.items()}
-                         for label, costs in self._class_costs.items()},
-        }  # fmt: skip
+            "mistakes": {
+                _text(label): {_text(answer): cost for answer, cost in costs.items()}
+                for label, costs in self._class_costs.items()
+            },
+        }
 
     def _returned(self, replies: Replies) -> NDArray[Any]:
         return np.asarray(self.classes_[replies.code])

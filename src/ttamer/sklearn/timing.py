@@ -66,8 +66,10 @@ def timed(
     """Return the timing of each work, and what was measured, by the size of batches."""
     times = {size: clock([*works.values()], batches) for size, batches in samples.items()}
     columns = zip(*times.values(), strict=True)
-    lines = {name: CallTiming.through([*times], column)
-             for name, column in zip(works, columns, strict=True)}  # fmt: skip
+    lines = {
+        name: CallTiming.through([*times], column)
+        for name, column in zip(works, columns, strict=True)
+    }
     return lines, times
 
 

@@ -86,8 +86,10 @@ class Costs:
         Returns:
             The cascade of the exits. Ramps that are not worth their cost may be passed.
         """
-        asking = [(segment + ramp) / self.full
-                  for segment, ramp in zip(self.segments, self.ramps, strict=True)]  # fmt: skip
+        asking = [
+            (segment + ramp) / self.full
+            for segment, ramp in zip(self.segments, self.ramps, strict=True)
+        ]
         costs = dict(zip(self.names, asking, strict=True))
         inner = zip(self.names[:-1], self.segments, strict=False)
         reach = {name: segment / self.full for name, segment in inner}
@@ -305,8 +307,9 @@ def profile(
     regroup, as_run = 0.0, _as_graphs() if graphs else lambda work: work
     moved = to_device(example, device, network.input_names)
     with autocast(device, precision):
-        batches = [take(moved, torch.arange(size, device=device) % rows_of(moved))
-                   for size in groups]  # fmt: skip
+        batches = [
+            take(moved, torch.arange(size, device=device) % rows_of(moved)) for size in groups
+        ]
         if not graphs:
             reach = dict(zip(groups, segment_times(network, batches, device), strict=True))
         # The largest first: the others find its memory free.
@@ -404,9 +407,13 @@ class _Parts:
             limits = np.full(len(self._network.exits), np.nan)
             limits[asked] = np.inf  # no row stops, so that all groups are of the full size
             runner = runner_for(
-                self._network, threshold_tables(limits), inputs, precision=precision,
-                graphs=self._graphs, sizes=[self._size],
-            )  # fmt: skip
+                self._network,
+                threshold_tables(limits),
+                inputs,
+                precision=precision,
+                graphs=self._graphs,
+                sizes=[self._size],
+            )
             calls.append(waited(runner))
         # Not network.full, which may take a shorter way: these parts run in calls with exits, too.
         *segments, head = self._network.backbone()

@@ -188,11 +188,16 @@ def recommend(
     )
     runners = [
         runner_for(
-            network, candidate.policy, batches[0], classes=classes, precision=precision,
-            regrouping=measured.regrouping(), graphs=graphs,
+            network,
+            candidate.policy,
+            batches[0],
+            classes=classes,
+            precision=precision,
+            regrouping=measured.regrouping(),
+            graphs=graphs,
         )
         for candidate in candidates
-    ]  # fmt: skip
+    ]
     report(f"timing {counted(len(runners), 'policy')} beside the network")
     full = full_run(network, batches[0], precision=precision, graphs=graphs)
     alone, *seconds = time_each_batch([full, *runners], batches)
@@ -203,9 +208,15 @@ def recommend(
         return Tuning(full, None, None, full_error, full_error, usual, usual, tried)
     runner, candidate = runners[best], candidates[best]
     return Tuning(
-        lambda value: runner(value).logits, runner, candidate.policy, candidate.error, full_error,
-        timings[best], usual, tried,
-    )  # fmt: skip
+        lambda value: runner(value).logits,
+        runner,
+        candidate.policy,
+        candidate.error,
+        full_error,
+        timings[best],
+        usual,
+        tried,
+    )
 
 
 def search(

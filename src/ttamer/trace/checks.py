@@ -208,9 +208,11 @@ def _scale_warnings(trace: Trace) -> tuple[str, ...]:
         shares = values <= 1
         # 0 and 1 are on both scales; whole numbers beside shares are percentages or none.
         inside = shares & (values > 0) & (values < 1)
-        if inside.mean() > 0.05 and (values > 10).mean() > 0.05 and not (
-            (values > 1) & (values <= 10)
-        ).any():  # fmt: skip
+        if (
+            inside.mean() > 0.05
+            and (values > 10).mean() > 0.05
+            and not ((values > 1) & (values <= 10)).any()
+        ):
             return (
                 f"confidences of {name!r} are on two scales: {int(shares.sum()):,} from 0 to 1, "
                 f"and {int((~shares).sum()):,} above 10, up to {number(float(values.max()))}; "

@@ -116,9 +116,10 @@ def read_decisions(
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
     trace = dataclasses.replace(
-        decisions.trace, notes=(f"a decision log of {counted(len(rows), 'request', ',')}",),
+        decisions.trace,
+        notes=(f"a decision log of {counted(len(rows), 'request', ',')}",),
         left_out={"lines that are not JSON": broken} if broken else {},
-    )  # fmt: skip
+    )
     return dataclasses.replace(decisions, trace=trace)
 
 
@@ -209,10 +210,15 @@ def decisions_of(
     # A fit reads the latency of every node, or of none.
     latency = np.where(np.isnan(confidence), np.nan, column("seconds"))
     trace = Trace.from_arrays(
-        spec, confidence, prediction=prediction, cost=cost, chance=column("chance"),
+        spec,
+        confidence,
+        prediction=prediction,
+        cost=cost,
+        chance=column("chance"),
         latency=None if np.isnan(latency).all(axis=0).any() else latency,
-        inputs=inputs, **facts,
-    )  # fmt: skip
+        inputs=inputs,
+        **facts,
+    )
     return LoggedDecisions(
         trace,
         tuple(str(row.get("request")) for row in rows),
@@ -229,8 +235,11 @@ def _scores(
 ) -> NDArray[np.float64]:
     """Return the score of each answer, NaN where it is not known; all NaN where none was given."""
     scores = np.full((len(rows), len(names)), np.nan)
-    if not any("score" in answer for row, line in zip(rows, answers, strict=True)
-               for answer in (row, *line)):  # fmt: skip
+    if not any(
+        "score" in answer
+        for row, line in zip(rows, answers, strict=True)
+        for answer in (row, *line)
+    ):
         return scores  # labels alone say what is right
     for number, (row, line) in enumerate(zip(rows, answers, strict=True)):
         verdicts: dict[Any, float] = {}  # by answer: the same answer has the same score

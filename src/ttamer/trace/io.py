@@ -463,9 +463,14 @@ def _assembled(
         if SCORE in arrays:
             priced, fields[SCORE.field] = graded(spec, arrays[SCORE])
         return Trace(
-            priced, **fields, inputs=inputs, classes=codes["classes"].classes,
-            groups=codes["groups"].classes, left_out=left_out, notes=layout.notes,
-        )  # fmt: skip
+            priced,
+            **fields,
+            inputs=inputs,
+            classes=codes["classes"].classes,
+            groups=codes["groups"].classes,
+            left_out=left_out,
+            notes=layout.notes,
+        )
 
     try:
         return trace({})  # checks all of it; what follows says where in the file
@@ -560,9 +565,12 @@ class _Parquet(Source):
     def _open(self, as_dictionary: Sequence[str]) -> Any:
         # Read in pieces: otherwise whole row groups are held, however large they are.
         return arrow("pyarrow.parquet").ParquetFile(
-            self._path, read_dictionary=list(as_dictionary), pre_buffer=False,
-            buffer_size=1 << 20, page_checksum_verification=True,
-        )  # fmt: skip
+            self._path,
+            read_dictionary=list(as_dictionary),
+            pre_buffer=False,
+            buffer_size=1 << 20,
+            page_checksum_verification=True,
+        )
 
     def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
         text = [n for n in kinds if kinds[n] == "class" and _is_text(self._schema.field(n).type)]
@@ -639,10 +647,13 @@ class _Csv(Source):
                     invalid_row_handler=refuse,
                 ),
                 convert_options=module.ConvertOptions(
-                    include_columns=list(types), column_types=types, null_values=[""],
-                    strings_can_be_null=True, quoted_strings_can_be_null=False,
+                    include_columns=list(types),
+                    column_types=types,
+                    null_values=[""],
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
                 ),
-            ) as reader:  # fmt: skip
+            ) as reader:
                 yield from reader
         except arrow().ArrowInvalid as error:
             for row in odd:
@@ -882,12 +893,16 @@ def _write_parquet(trace: Trace, path: Path) -> None:
     """Write a trace, one row group to 131,072 rows, the cascade in the file's metadata."""
     types, table = arrow().types, _table(trace, coded=True)
     arrow("pyarrow.parquet").write_table(
-        table, path, row_group_size=1 << 17, compression="zstd", write_page_checksum=True,
+        table,
+        path,
+        row_group_size=1 << 17,
+        compression="zstd",
+        write_page_checksum=True,
         # Numbers seldom repeat: looking for a dictionary of them takes most of the time. Byte by
         # byte, those that were single precision once end in zeros, which take next to no room.
         use_dictionary=[f.name for f in table.schema if types.is_dictionary(f.type)] or False,
         use_byte_stream_split=[f.name for f in table.schema if types.is_floating(f.type)],
-    )  # fmt: skip
+    )
 
 
 def _write_csv(trace: Trace, path: Path, compression: str | None) -> None:

@@ -76,29 +76,85 @@ class Column:
 
 # In the order in which files are written.
 SCHEMA = (
-    Column("confidence", "node", "number", "any number that grows with the node's certainty",
-           "confidence", of_answer=True, each_answer=True),
-    Column("prediction", "node", "class", "the answer, as a class",
-           "prediction", texts="classes", of_answer=True),
+    Column(
+        "confidence",
+        "node",
+        "number",
+        "any number that grows with the node's certainty",
+        "confidence",
+        of_answer=True,
+        each_answer=True,
+    ),
+    Column(
+        "prediction",
+        "node",
+        "class",
+        "the answer, as a class",
+        "prediction",
+        texts="classes",
+        of_answer=True,
+    ),
     Column("correct", "node", "flag", "whether the answer is right", "correct", of_answer=True),
-    Column("loss", "node", "number", "what the answer loses, in any unit",
-           "raw_loss", low=0, of_answer=True),
+    Column(
+        "loss",
+        "node",
+        "number",
+        "what the answer loses, in any unit",
+        "raw_loss",
+        low=0,
+        of_answer=True,
+    ),
     Column("cost", "node", "number", "what the call cost", "cost", low=0, each_answer=True),
-    Column("chance", "node", "number", "the chance with which the node was asked",
-           "chance", low=0, high=1),
-    Column("entropy", "node", "number", "the entropy of the answer's distribution",
-           "entropy", of_answer=True, each_answer=True),
+    Column(
+        "chance",
+        "node",
+        "number",
+        "the chance with which the node was asked",
+        "chance",
+        low=0,
+        high=1,
+    ),
+    Column(
+        "entropy",
+        "node",
+        "number",
+        "the entropy of the answer's distribution",
+        "entropy",
+        of_answer=True,
+        each_answer=True,
+    ),
     Column("latency", "node", "number", "how long the call took", "latency", each_answer=True),
-    Column("margin", "node", "number", "by how much the first class leads the second",
-           "margin", of_answer=True, each_answer=True),
+    Column(
+        "margin",
+        "node",
+        "number",
+        "by how much the first class leads the second",
+        "margin",
+        of_answer=True,
+        each_answer=True,
+    ),
     Column("label", "row", "class", "the right class", "label", texts="classes"),
-    Column("group", "row", "class", "rows of one group are never split: a user, a document",
-           "group", texts="groups"),
+    Column(
+        "group",
+        "row",
+        "class",
+        "rows of one group are never split: a user, a document",
+        "group",
+        texts="groups",
+    ),
     Column("prompt", "row", "text", "the text of the input", "prompt"),
-)  # fmt: skip
+)
 # A column of files alone: its loss is kept.
-SCORE = Column("score", "node", "number", "a grade from 0 to 1; its loss is 1 minus the grade",
-               "raw_loss", low=0, high=1, of_answer=True)  # fmt: skip
+SCORE = Column(
+    "score",
+    "node",
+    "number",
+    "a grade from 0 to 1; its loss is 1 minus the grade",
+    "raw_loss",
+    low=0,
+    high=1,
+    of_answer=True,
+)
 BY_NAME = {column.name: column for column in (*SCHEMA, SCORE)}
 CONFIDENCE, COST = BY_NAME["confidence"], BY_NAME["cost"]
 

@@ -306,8 +306,12 @@ class Columns:
         for texts in ("classes", "groups"):
             codes = [array for column, array in self.columns() if column.texts == texts]
             ranks[texts], used[texts] = _ranks(codes, getattr(self, texts))
-        head = {"rows": len(self), "nodes": self.names, "classes": used["classes"],
-                "cost": self.cost.ndim}  # fmt: skip
+        head = {
+            "rows": len(self),
+            "nodes": self.names,
+            "classes": used["classes"],
+            "cost": self.cost.ndim,
+        }
         if used["groups"]:
             head["groups"] = used["groups"]
         # Names and order are those of 0.2: policy files hold digests.
@@ -391,8 +395,11 @@ class Trace(Columns):
         if not isinstance(spec, CascadeSpec):
             spec = CascadeSpec.of(spec)
         codes, groups = ClassCodes(), ClassCodes()
-        for name, values, coder in (("label", label, codes), ("prediction", prediction, codes),
-                                    ("group", group, groups)):  # fmt: skip
+        for name, values, coder in (
+            ("label", label, codes),
+            ("prediction", prediction, codes),
+            ("group", group, groups),
+        ):
             fields[name] = None if values is None else coder.encode(values)
         if loss is not None:
             if score is not None:
@@ -400,8 +407,13 @@ class Trace(Columns):
             fields["raw_loss"] = loss
         if score is not None:
             spec, fields["raw_loss"] = graded(spec, _floats(score, "score"))
-        trace = cls(spec, _floats(confidence, "confidence"), classes=codes.classes,
-                    groups=groups.classes, **fields)  # fmt: skip
+        trace = cls(
+            spec,
+            _floats(confidence, "confidence"),
+            classes=codes.classes,
+            groups=groups.classes,
+            **fields,
+        )
         checks.check_classes(trace, "the arrays")
         return trace
 

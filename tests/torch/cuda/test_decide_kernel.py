@@ -93,10 +93,15 @@ def assert_same(tables, logits, *, padding=0):
 @pytest.mark.parametrize(
     ("belief", "size"),
     [
-        ("answers", 1), ("answers", 3), ("answers", BLOCK), ("answers", BLOCK + 9),
-        ("markov", BLOCK), ("markov", BLOCK + 9), ("threshold", BLOCK + 9),
+        ("answers", 1),
+        ("answers", 3),
+        ("answers", BLOCK),
+        ("answers", BLOCK + 9),
+        ("markov", BLOCK),
+        ("markov", BLOCK + 9),
+        ("threshold", BLOCK + 9),
     ],
-)  # fmt: skip
+)
 def test_kernels_decide_as_operations_do(belief, size):
     asked = set()
     for policy in policies(belief):

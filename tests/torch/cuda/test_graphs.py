@@ -186,9 +186,10 @@ def test_what_graphs_read_lives_as_long_as_the_runner(monkeypatch):
     monkeypatch.setattr(graphs, "like", remembered(graphs.like))
     monkeypatch.setattr(graphs, "capture", forgotten)
     monkeypatch.setattr(
-        GraphRunner, "_computed",
+        GraphRunner,
+        "_computed",
         lambda _, segments, value: (graph_of(int), run_in_order(segments, value)),
-    )  # fmt: skip
+    )
     inputs = evidence(3, seed=9)[0]
     runner = GraphRunner(adding_network(), fitted().at(0.97), inputs)
     runner(inputs)
@@ -229,9 +230,13 @@ def test_memsets_become_kernels_between_the_same_nodes(replayed, element, height
     ran = []
     _, first = graph.add([], lambda: ran.append(("first", memory.tolist())))
     memset = SimpleNamespace(
-        dst=memory.data_ptr(), value=0x0403_0201, elementSize=element, width=8 // element,
-        height=height, pitch=12,
-    )  # fmt: skip
+        dst=memory.data_ptr(),
+        value=0x0403_0201,
+        elementSize=element,
+        width=8 // element,
+        height=height,
+        pitch=12,
+    )
     _, node = graph.add([first], lambda: ran.append("memset"), memset=memset)
     graph.add([node], lambda: ran.append(("last", memory.tolist())))
     branching.replace_memsets(SimpleNamespace(raw_cuda_graph=lambda: graph))

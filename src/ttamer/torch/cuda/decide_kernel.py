@@ -144,15 +144,38 @@ class KernelDecider:
         listed = 0 if size <= BLOCK else block_for(size, 128)
         self._host_word[0] = PENDING
         _decide[(-(-size // BLOCK), 1, 1)](
-            logits, logits.stride(0), logits.stride(1), rows, size, exit_, int(first),
-            self.tables.first, carry.stage, carry.owner, carry.best, carry.confidence,
-            carry.prediction, carry.odds, carry.offset, carry.asked, carry.logits, carry.answer,
-            len(carry.owner), *self._fixed,
+            logits,
+            logits.stride(0),
+            logits.stride(1),
+            rows,
+            size,
+            exit_,
+            int(first),
+            self.tables.first,
+            carry.stage,
+            carry.owner,
+            carry.best,
+            carry.confidence,
+            carry.prediction,
+            carry.odds,
+            carry.offset,
+            carry.asked,
+            carry.logits,
+            carry.answer,
+            len(carry.owner),
+            *self._fixed,
             # A result that is not awaited must not arrive while the next one is.
             self._word if awaited else self.result,
-            positions, following, self._arrived,
-            classes, block_for(classes), *self._blocks, listed, STEP, BLOCK,
-        )  # fmt: skip
+            positions,
+            following,
+            self._arrived,
+            classes,
+            block_for(classes),
+            *self._blocks,
+            listed,
+            STEP,
+            BLOCK,
+        )
 
     def _arguments(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return what the kernel reads of the tables, and the constants it is compiled with."""
@@ -171,9 +194,13 @@ class KernelDecider:
             names = ("levels", "offsets", "context", "peers", "pair_of", "pairs", "edges")
             sizes = (bounds.shape[1], t["levels"].shape[1], onward.shape[1], edges.shape[1])
             return (exits, bounds, t["weights"], onward, *(t[name] for name in names), *sizes), (
-                *blocks, block_for(edges.shape[1], 64), width, block_for(width), True,
+                *blocks,
+                block_for(edges.shape[1], 64),
+                width,
+                block_for(width),
+                True,
                 len(tables.pairs) > 1,
-            )  # fmt: skip
+            )
         loss = t["loss"]  # also stands in for what is not read
         sizes = (bounds.shape[1], loss.shape[1], onward.shape[2], 1)
         return (exits, bounds, loss, onward, *[loss] * 7, *sizes), (*blocks, 1, 1, 1, False, False)
@@ -223,9 +250,17 @@ class KernelDecider:
 
 @triton.jit
 def _counted(
-    stage, valid, row, at, exit_of, word, positions, following, EXITS: tl.constexpr,
+    stage,
+    valid,
+    row,
+    at,
+    exit_of,
+    word,
+    positions,
+    following,
+    EXITS: tl.constexpr,
     STEP: tl.constexpr,
-):  # fmt: skip
+):
     """Write how many rows continue and the exit they ask next; list them, then the others as -1."""
     alive = valid & (stage >= 0)
     due = tl.load(exit_of + stage, mask=alive, other=EXITS)
@@ -239,20 +274,72 @@ def _counted(
     tl.store(following + target, tl.where(alive, row, -1), mask=valid)
 
 
-@triton.jit(do_not_specialize=[
-    "row_stride", "size", "exit_", "is_first", "first", "capacity",
-    "BOUNDS", "BINS", "STATES", "EDGES",
-])  # fmt: skip
+@triton.jit(
+    do_not_specialize=[
+        "row_stride",
+        "size",
+        "exit_",
+        "is_first",
+        "first",
+        "capacity",
+        "BOUNDS",
+        "BINS",
+        "STATES",
+        "EDGES",
+    ]
+)
 def _decide(
-    logits, row_stride, class_stride, rows, size, exit_, is_first, first,
-    stage_, owner_, best_, confidence_, prediction_, odds_, offset_, asked_, logits_, answer_,
-    capacity, exit_of, bounds, weights_, onward, levels, offsets, context, peers, pair_of, pairs,
-    edges, BOUNDS, BINS, STATES, EDGES, word, positions, following, arrived,
-    CLASSES: tl.constexpr, CLASS_BLOCK: tl.constexpr, EXITS: tl.constexpr,
-    BOUND_BLOCK: tl.constexpr, EDGE_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr, BELIEF: tl.constexpr, PAIRS: tl.constexpr,
-    LIST_BLOCK: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    logits,
+    row_stride,
+    class_stride,
+    rows,
+    size,
+    exit_,
+    is_first,
+    first,
+    stage_,
+    owner_,
+    best_,
+    confidence_,
+    prediction_,
+    odds_,
+    offset_,
+    asked_,
+    logits_,
+    answer_,
+    capacity,
+    exit_of,
+    bounds,
+    weights_,
+    onward,
+    levels,
+    offsets,
+    context,
+    peers,
+    pair_of,
+    pairs,
+    edges,
+    BOUNDS,
+    BINS,
+    STATES,
+    EDGES,
+    word,
+    positions,
+    following,
+    arrived,
+    CLASSES: tl.constexpr,
+    CLASS_BLOCK: tl.constexpr,
+    EXITS: tl.constexpr,
+    BOUND_BLOCK: tl.constexpr,
+    EDGE_BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr,
+    BELIEF: tl.constexpr,
+    PAIRS: tl.constexpr,
+    LIST_BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = at < size
     row = tl.load(rows + at, mask=valid, other=-1)
@@ -397,6 +484,14 @@ def _decide(
             # Read where all multiprocessors see the same: in the second cache.
             stages = tl.load(stage_ + rows_, mask=rows_ >= 0, other=-1, cache_modifier=".cg")
             _counted(
-                stages, at_ < size, rows_, at_, exit_of, word, positions, following, EXITS,
+                stages,
+                at_ < size,
+                rows_,
+                at_,
+                exit_of,
+                word,
+                positions,
+                following,
+                EXITS,
                 STEP,
-            )  # fmt: skip
+            )

@@ -107,10 +107,19 @@ class _Copy:
         blocks = min(-(-longest // THREADS), MAX_BLOCKS)
         done(
             driver().cuLaunchKernel(
-                kernels(index)["copy"], blocks, 1, 1, THREADS, 1, 1, 0,
-                current_stream(index), ctypes.addressof(self._addresses), 0,
+                kernels(index)["copy"],
+                blocks,
+                1,
+                1,
+                THREADS,
+                1,
+                1,
+                0,
+                current_stream(index),
+                ctypes.addressof(self._addresses),
+                0,
             )
-        )  # fmt: skip
+        )
         return True
 
     def _counted(self, source: Tensor, target: Tensor) -> int:
@@ -118,8 +127,11 @@ class _Copy:
         first = target[: source.shape[0]]
         size = source.numel() * source.element_size()
         alike = (source.shape, source.stride(), source.dtype, source.device) == (
-            first.shape, first.stride(), first.dtype, self._device,
-        )  # fmt: skip
+            first.shape,
+            first.stride(),
+            first.dtype,
+            self._device,
+        )
         return 0 if not alike or size % WORD or target.data_ptr() % WORD else size // WORD
 
 
@@ -189,8 +201,10 @@ def _launch(
 ) -> None:
     """Launch the kernel for a few tensors."""
     arguments: list[Any] = [
-        rows, rows if positions is None else positions, rows if listed is None else listed,
-    ]  # fmt: skip
+        rows,
+        rows if positions is None else positions,
+        rows if listed is None else listed,
+    ]
     for source, target in pairs:
         arguments += [source, target, source.stride(0), target.shape[1]]
     arguments += [rows, rows, 0, 0] * (MAX_TENSORS - len(pairs))
@@ -227,11 +241,30 @@ def _copy(source, target, stride, width, at, position, BLOCK: tl.constexpr):
 
 @triton.jit
 def _copy_rows(
-    rows, positions, listed,
-    source0, target0, stride0, width0, source1, target1, stride1, width1,
-    source2, target2, stride2, width2, source3, target3, stride3, width3,
-    COUNT: tl.constexpr, GATHERS: tl.constexpr, LISTS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    rows,
+    positions,
+    listed,
+    source0,
+    target0,
+    stride0,
+    width0,
+    source1,
+    target1,
+    stride1,
+    width1,
+    source2,
+    target2,
+    stride2,
+    width2,
+    source3,
+    target3,
+    stride3,
+    width3,
+    COUNT: tl.constexpr,
+    GATHERS: tl.constexpr,
+    LISTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     at = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + at)
     if LISTS:

@@ -52,9 +52,16 @@ def pool_tokens(hidden: Tensor, mask: Tensor | None, pool: Pool) -> Tensor:
     hidden, readable = hidden.contiguous(), _readable(mask, hidden)
     out = torch.empty((rows, width), dtype=hidden.dtype, device=hidden.device)
     _pool[rows, -(-width // WIDTH_BLOCK), 1](
-        hidden, readable, out, tokens,
-        width, pool == "mean", mask is not None, WIDTH_BLOCK, _token_block(tokens),
-    )  # fmt: skip
+        hidden,
+        readable,
+        out,
+        tokens,
+        width,
+        pool == "mean",
+        mask is not None,
+        WIDTH_BLOCK,
+        _token_block(tokens),
+    )
     return out
 
 
@@ -84,13 +91,26 @@ def classify(
     shift: Tensor | None = getattr(norm, "bias", None)
     # Where there is no shift or bias, what stands in its place is not read.
     arguments = (
-        hidden, _readable(mask, hidden), scale, scale if shift is None else shift, weight,
-        weight if bias is None else bias, out, tokens,
-    )  # fmt: skip
+        hidden,
+        _readable(mask, hidden),
+        scale,
+        scale if shift is None else shift,
+        weight,
+        weight if bias is None else bias,
+        out,
+        tokens,
+    )
     constants = (
-        width, _norm_kind(norm), _eps(norm), shift is not None, bias is not None,
-        last.out_features, block_for(width), mask is not None, _token_block(tokens),
-    )  # fmt: skip
+        width,
+        _norm_kind(norm),
+        _eps(norm),
+        shift is not None,
+        bias is not None,
+        last.out_features,
+        block_for(width),
+        mask is not None,
+        _token_block(tokens),
+    )
     if arrived is not None:
         vectors = torch.empty((rows, width), dtype=hidden.dtype, device=device)
         _classify_mean[rows, -(-width // WIDTH_BLOCK), 1](
@@ -132,9 +152,16 @@ def _eps(norm: nn.Module | None) -> float:
 
 @triton.jit
 def _mean_of(
-    start, mask, column, inside, tokens, width,
-    MASKED: tl.constexpr, WIDTH_BLOCK: tl.constexpr, TOKEN_BLOCK: tl.constexpr,
-):  # fmt: skip
+    start,
+    mask,
+    column,
+    inside,
+    tokens,
+    width,
+    MASKED: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr,
+    TOKEN_BLOCK: tl.constexpr,
+):
     """Return the mean over the tokens of some columns of one row."""
     total = tl.zeros((WIDTH_BLOCK,), tl.float32)
     count = tl.zeros((TOKEN_BLOCK,), tl.int32)
@@ -166,10 +193,22 @@ def _last_of(mask, tokens, MASKED: tl.constexpr, TOKEN_BLOCK: tl.constexpr):
 
 @triton.jit
 def _logits_of(
-    vector, column, inside, row, scale, shift, weight, bias, out, width,
-    NORM: tl.constexpr, EPS: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
+    vector,
+    column,
+    inside,
+    row,
+    scale,
+    shift,
+    weight,
+    bias,
+    out,
+    width,
+    NORM: tl.constexpr,
+    EPS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BIAS: tl.constexpr,
     CLASSES: tl.constexpr,
-):  # fmt: skip
+):
     """Write the logits of one row."""
     kind = out.dtype.element_ty
     if NORM != NO_NORM:
@@ -190,16 +229,32 @@ def _logits_of(
 
 @triton.jit(do_not_specialize=["tokens"])
 def _pool(
-    hidden, mask, out, tokens, width: tl.constexpr, IS_MEAN: tl.constexpr, MASKED: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr, TOKEN_BLOCK: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    mask,
+    out,
+    tokens,
+    width: tl.constexpr,
+    IS_MEAN: tl.constexpr,
+    MASKED: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr,
+    TOKEN_BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH_BLOCK + tl.arange(0, WIDTH_BLOCK)
     inside = column < width
     start = hidden + row * tokens * width
     if IS_MEAN:
-        answer = _mean_of(start, mask + row * tokens, column, inside, tokens, width,
-                          MASKED, WIDTH_BLOCK, TOKEN_BLOCK)  # fmt: skip
+        answer = _mean_of(
+            start,
+            mask + row * tokens,
+            column,
+            inside,
+            tokens,
+            width,
+            MASKED,
+            WIDTH_BLOCK,
+            TOKEN_BLOCK,
+        )
     else:
         last = _last_of(mask + row * tokens, tokens, MASKED, TOKEN_BLOCK)
         answer = tl.load(start + last * width + column, mask=inside, other=0.0)
@@ -208,11 +263,25 @@ def _pool(
 
 @triton.jit(do_not_specialize=["tokens"])
 def _classify_token(
-    hidden, mask, scale, shift, weight, bias, out, tokens, width: tl.constexpr,
-    NORM: tl.constexpr, EPS: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
-    CLASSES: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
-    TOKEN_BLOCK: tl.constexpr, IS_LAST: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    mask,
+    scale,
+    shift,
+    weight,
+    bias,
+    out,
+    tokens,
+    width: tl.constexpr,
+    NORM: tl.constexpr,
+    EPS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BIAS: tl.constexpr,
+    CLASSES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
+    TOKEN_BLOCK: tl.constexpr,
+    IS_LAST: tl.constexpr,
+):
     """Classify a row by its first or last token."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -221,24 +290,56 @@ def _classify_token(
     if IS_LAST:
         start += _last_of(mask + row * tokens, tokens, MASKED, TOKEN_BLOCK) * width
     vector = tl.load(start + column, mask=inside, other=0.0).to(tl.float32)
-    _logits_of(vector, column, inside, row, scale, shift, weight, bias, out, width,
-               NORM, EPS, SHIFT, BIAS, CLASSES)  # fmt: skip
+    _logits_of(
+        vector,
+        column,
+        inside,
+        row,
+        scale,
+        shift,
+        weight,
+        bias,
+        out,
+        width,
+        NORM,
+        EPS,
+        SHIFT,
+        BIAS,
+        CLASSES,
+    )
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _classify_mean(
-    hidden, mask, scale, shift, weight, bias, out, tokens, vectors, arrived, width: tl.constexpr,
-    NORM: tl.constexpr, EPS: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
-    CLASSES: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
-    TOKEN_BLOCK: tl.constexpr, WIDTH_BLOCK: tl.constexpr,
-):  # fmt: skip
+    hidden,
+    mask,
+    scale,
+    shift,
+    weight,
+    bias,
+    out,
+    tokens,
+    vectors,
+    arrived,
+    width: tl.constexpr,
+    NORM: tl.constexpr,
+    EPS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BIAS: tl.constexpr,
+    CLASSES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
+    TOKEN_BLOCK: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr,
+):
     """Pool a part of a row; the last program of the row to arrive classifies it."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH_BLOCK + tl.arange(0, WIDTH_BLOCK)
     inside = column < width
     start = hidden + row * tokens * width
-    part = _mean_of(start, mask + row * tokens, column, inside, tokens, width,
-                    MASKED, WIDTH_BLOCK, TOKEN_BLOCK)  # fmt: skip
+    part = _mean_of(
+        start, mask + row * tokens, column, inside, tokens, width, MASKED, WIDTH_BLOCK, TOKEN_BLOCK
+    )
     tl.store(vectors + row * width + column, part.to(vectors.dtype.element_ty), mask=inside)
     tl.debug_barrier()  # all threads of this program have stored their part
     before = tl.atomic_add(arrived + row, 1, sem="acq_rel")
@@ -249,5 +350,20 @@ def _classify_mean(
         vector = tl.load(
             vectors + row * width + full, mask=full < width, other=0.0, cache_modifier=".cg"
         ).to(tl.float32)
-        _logits_of(vector, full, full < width, row, scale, shift, weight, bias, out, width,
-                   NORM, EPS, SHIFT, BIAS, CLASSES)  # fmt: skip
+        _logits_of(
+            vector,
+            full,
+            full < width,
+            row,
+            scale,
+            shift,
+            weight,
+            bias,
+            out,
+            width,
+            NORM,
+            EPS,
+            SHIFT,
+            BIAS,
+            CLASSES,
+        )
