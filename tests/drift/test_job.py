@@ -15,7 +15,7 @@ from support.shifting import rows_of, stream_of
 from ttamer.drift.audits import AuditedRows, forget_rows
 from ttamer.drift.job import watch
 from ttamer.drift.loop import LoopSettings
-from ttamer.errors import ArgumentError, TraceError
+from ttamer.errors import ArgumentError, ArtefactError, TraceError
 
 SETTINGS = LoopSettings(0.08, refit_rows=300, shadow_rows=30)
 WRITER = """
@@ -116,6 +116,10 @@ def test_another_policy_of_the_operator_begins_anew_and_a_single_one_is_refused(
         watch(log, policy, SETTINGS)
     with AuditedRows(f"{policy}.drift") as rows:
         assert len(list(rows)) == 360  # a mistake of the operator deletes nothing
+    policy.write_bytes(b"half a file")
+    with pytest.raises(ArtefactError, match=r"policy\.ttamer: ") as error:
+        watch(log, policy, SETTINGS)
+    assert str(error.value).count("policy.ttamer") == 1
     tt.save(tt.fit(rows_of(600, seed=5)), policy)
     assert watch(log, policy, SETTINGS).waiting == 300
 

@@ -80,10 +80,10 @@ def test_each_test_finds_what_it_is_for_soon_after_it_happens(change, test):
 def test_all_three_are_watched_and_share_the_rate():
     rng = np.random.default_rng(11)
     found = watch(rng, false_alarms=0.06)
-    assert found.tests == ("calibration", "promise", "states")
-    assert [test.threshold for test in found.evidence()] == pytest.approx([100, 50, 50])
+    assert list(found.progress) == ["calibration", "promise", "states"]
+    assert [test.threshold for test in found._tests] == pytest.approx([100, 50, 50])
     assert found.update(decided(rng, 200), range(200)) is None
-    assert all(0 <= test.progress < 1 for test in found.evidence())
+    assert all(0 <= progress < 1 for progress in found.progress.values())
 
 
 def test_a_drop_is_measured_from_the_node_it_is_promised_against():
@@ -123,7 +123,7 @@ def test_rows_may_come_in_any_parts():
             if field.name != "unit"
         }
         many.update(dataclasses.replace(rows, **part), [k])
-    assert one.evidence() == many.evidence()
+    assert one.progress == many.progress
 
 
 def test_there_must_be_something_to_test():
@@ -131,6 +131,10 @@ def test_there_must_be_something_to_test():
         Monitor()
     with pytest.raises(ArgumentError, match=r"false_alarms is 1\.5"):
         Monitor(bound=Bound("error", 0.1), false_alarms=1.5)
+    rows = decided(np.random.default_rng(1), 50)
+    for lacking in ("believed", "states"):
+        with pytest.raises(ArgumentError, match=f"needs {lacking}, which these decisions lack"):
+            Monitor(reference=rows).update(dataclasses.replace(rows, **{lacking: None}), range(50))
 
 
 def graded(rows: int, seed: int, *, worse: float = 1.0):

@@ -50,5 +50,5 @@ def decided(
     lost = np.stack([wrong, rng.random(rows) < 0.02], axis=1)
     found = np.floor(8 * rng.random((rows, steps)) ** (1 - states))
     return AuditedDecisions(
-        np.zeros(rows, np.intp), wrong, lost, np.ones(rows), np.full(rows, believed), found
+        np.zeros(rows, np.intp), lost, np.ones(rows), np.full(rows, believed), found
     )

@@ -14,14 +14,8 @@ from ttamer.drift.job import WatchResult as WatchResult, watch as watch
 from ttamer.drift.loop import (
     CertifiedServing as CertifiedServing,
     Event as Event,
-    FallbackServing as FallbackServing,
     Loop as Loop,
     LoopSettings as LoopSettings,
     serving_of as serving_of,
 )
-from ttamer.drift.monitor import (
-    Alarm as Alarm,
-    Bound as Bound,
-    Evidence as Evidence,
-    Monitor as Monitor,
-)
+from ttamer.drift.monitor import Alarm as Alarm, Bound as Bound, Monitor as Monitor

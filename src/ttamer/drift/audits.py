@@ -38,16 +38,12 @@ class AuditSampler:
         seed: The seed of the draws.
 
     Raises:
-        ArgumentError: Where an argument is out of range, or the budget does not allow one audit.
+        ArgumentError: Where the budget does not allow one audit.
     """
 
     def __init__(
         self, share: float, *, cost: float = 0.0, budget: float = math.inf, seed: int = 0
     ) -> None:
-        if not 0 < share <= 1:
-            raise ArgumentError(f"share is {share!r}; it must be above 0 and at most 1")
-        if not 0 <= cost < math.inf:
-            raise ArgumentError(f"cost is {cost!r}; it must be finite and not negative")
         if not budget > cost:
             raise ArgumentError(
                 f"the budget is {budget:g} per hour and one audit may cost {cost:g}; allow more"

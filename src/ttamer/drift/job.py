@@ -12,18 +12,20 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from ttamer._checks import counted
 from ttamer._files import atomic_write
-from ttamer.artefact.file import open_artefact, pack
+from ttamer.artefact.file import open_artefact, pack, unpack
+from ttamer.artefact.records import restore_fitted
+from ttamer.cascade import CascadeSpec
 from ttamer.drift.audits import AuditedRow, AuditedRows
-from ttamer.drift.loop import CertifiedServing, Event, Loop, LoopSettings, Serving, serving_of
+from ttamer.drift.loop import Event, Loop, LoopSettings, serving_of
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FittedLadder
@@ -101,112 +103,98 @@ def watch(
         content = policy.read_bytes()
     except OSError as error:
         raise ArgumentError(f"{policy}: cannot be read: {error.strerror}") from None
-    with AuditedRows(f"{policy}.drift") as rows:
-        if _digest(content) not in (rows.kept("installed"), rows.kept("next")):
-            _opened(content)  # refused before what is kept of the former one is deleted
-            rows.clear()  # the first run, or an operator's policy
-            rows.keep("first", content)
-            rows.keep("installed", _digest(content))
-        job = _Job(rows, policy, settings, refit, decisions)
-        job.add_new()
-        return job.run(reference, replace=replace)
-
-
-class _Job:
-    """One run."""
-
-    batch_rows = 20  # always the same rows at once, however often the job is run
-
-    def __init__(
-        self,
-        rows: AuditedRows,
-        policy: Path,
-        settings: LoopSettings,
-        refit: Callable[[Trace], FittedLadder],
-        decisions: LoggedDecisions,
-    ) -> None:
-        self._rows, self._policy, self._settings, self._fit = rows, policy, settings, refit
-        self._decisions, self._spec = decisions, decisions.trace.spec
-        self._first, self._version = _opened(rows.kept("first"))
-
-    def add_new(self) -> None:
-        """Keep the audited rows that are complete, and known to be right or wrong."""
-        decisions, trace = self._decisions, self._decisions.trace
-        is_complete = ~np.isnan(decisions.drawn) & trace.answered.all(axis=1)
-        is_complete &= ~np.isnan(trace.loss).any(axis=1)
-        earliest = min((row.time for row in self._rows), default=None)
-        if earliest is None:  # later the log may have been rotated
-            decided = np.array(decisions.versions) == self._version
-            earliest = decisions.times[decided].min(initial=np.inf)
-        for row in np.flatnonzero(is_complete & (decisions.times >= earliest)).tolist():
-            self._rows.add(decisions.lines[row])
-
-    def run(self, reference: Trace | None, *, replace: bool) -> WatchResult:
-        """Run the loop over all rows that are kept."""
-        rows, settings = list(self._rows), self._settings
+    with AuditedRows(f"{policy}.drift") as kept:
+        if _digest(content) not in (kept.kept("installed"), kept.kept("next")):
+            open_artefact(policy)  # refused before what is kept of the former one is deleted
+            _opened(content)
+            kept.clear()  # the first run, or an operator's policy
+            kept.keep("first", content)
+            kept.keep("installed", _digest(content))
+        ladder, version = _opened(kept.kept("first"))
+        _add_new(kept, decisions, version)
+        rows, spec = list(kept), decisions.trace.spec
         if reference is None:
-            count = settings.refit_rows
-            if len(rows) < count:
-                missing, first = count - len(rows), str(self._first)
-                return WatchResult(0, missing, (), "watching", {}, first, False, True)
-            reference, rows = self._trace(rows[:count]), rows[count:]
-        loop = Loop(serving_of(self._first, reference, settings), settings, refit=self._refit)
-        times = {row.number: row.time for row in rows}
-        for begin in range(0, len(rows) - self.batch_rows + 1, self.batch_rows):
-            batch = rows[begin : begin + self.batch_rows]
-            if loop.change is not None:  # labels of rows from before a change may come late
-                batch = [row for row in batch if row.time >= times[loop.change]]
-            if batch:
-                numbers, keys = [row.number for row in batch], [row.request for row in batch]
-                loop.update(self._trace(batch), numbers, keys)
-        reported = int(self._rows.kept("events") or b"0")
+            missing = settings.refit_rows - len(rows)
+            if missing > 0:
+                return WatchResult(0, missing, (), "watching", {}, str(ladder), False, True)
+            reference = _trace_of(rows[: settings.refit_rows], spec)
+            del rows[: settings.refit_rows]
+        loop = Loop(
+            serving_of(ladder, reference, settings), settings, refit=partial(_refit, kept, refit)
+        )
+        _feed(loop, rows, spec)
+        reported = int(kept.kept("events") or b"0")
         changes = [n for n, event in enumerate(loop.events) if event.kind in ("fallback", "swap")]
-        wanted = f"{changes[-1]}" if changes else ""
-        is_current = self._rows.kept("serving").decode() == wanted
+        wanted = str(changes[-1]).encode() if changes else b""
+        is_current = kept.kept("serving") == wanted
         replaced = replace and not is_current
         if replaced:
-            self._install(loop.serving, wanted)
-        self._rows.keep("events", str(len(loop.events)).encode())
-        return WatchResult(
-            loop.audited,
-            0,
-            tuple(loop.events[reported:]),
-            loop.state,
-            {test.test: test.progress for test in loop.monitor.evidence()},
-            str(loop.serving),
-            replaced,
-            is_current or replaced,
-        )
+            _install(kept, policy, loop)
+            kept.keep("serving", wanted)
+        kept.keep("events", str(len(loop.events)).encode())
+    return WatchResult(
+        loop.audited,
+        0,
+        tuple(loop.events[reported:]),
+        loop.state,
+        loop.monitor.progress,
+        loop.described,
+        replaced,
+        is_current or replaced,
+    )
 
-    def _trace(self, rows: Sequence[AuditedRow]) -> Trace:
-        spec = self._spec
-        is_graded = spec.loss_bound is not None and not spec.mistakes
-        trace = decisions_of([row.line for row in rows], spec, is_graded=is_graded).trace
-        # Every node answered on each of them: no row stands for others.
-        return dataclasses.replace(trace, chance=None)
 
-    def _install(self, serving: Serving, name: str) -> None:
-        """Put a policy into the file."""
-        if isinstance(serving, CertifiedServing):
-            policy: Any = serving.ladder.with_holdout(serving.reference)
-        else:
-            policy = serving.policy
-        content = pack(policy, {})
-        # The digest first: where the run is killed next, the file is not taken for an operator's.
-        self._rows.keep("next", _digest(content))
-        with atomic_write(self._policy, durable=True) as part:
-            part.write_bytes(content)
-        self._rows.keep("installed", _digest(content))
-        self._rows.keep("serving", name.encode())
+def _add_new(kept: AuditedRows, decisions: LoggedDecisions, version: str) -> None:
+    """Keep the audited rows that are complete, and known to be right or wrong."""
+    trace = decisions.trace
+    is_complete = ~np.isnan(decisions.drawn) & trace.answered.all(axis=1)
+    is_complete &= ~np.isnan(trace.loss).any(axis=1)
+    earliest = min((row.time for row in kept), default=None)
+    if earliest is None:  # later the log may have been rotated
+        decided = np.array(decisions.versions) == version
+        earliest = decisions.times[decided].min(initial=np.inf)
+    for row in np.flatnonzero(is_complete & (decisions.times >= earliest)).tolist():
+        kept.add(decisions.lines[row])
 
-    def _refit(self, rows: Trace) -> FittedLadder:
-        """Fit, or return the fit of a former run to the same rows."""
-        name = f"fit {rows.digest}"
-        content = self._rows.kept(name)
-        if not content:
-            content = pack(self._fit(rows), {})
-            self._rows.keep(name, content)
-        return _opened(content)[0]
+
+def _feed(loop: Loop, rows: Sequence[AuditedRow], spec: CascadeSpec) -> None:
+    """Give rows to a loop, always the same ones at once, however often the job is run."""
+    size = 20
+    times = {row.number: row.time for row in rows}
+    for begin in range(0, len(rows) - size + 1, size):
+        batch = rows[begin : begin + size]
+        if loop.change is not None:  # labels of rows from before a change may come late
+            batch = [row for row in batch if row.time >= times[loop.change]]
+        if batch:
+            numbers, keys = [row.number for row in batch], [row.request for row in batch]
+            loop.update(_trace_of(batch, spec), numbers, keys)
+
+
+def _trace_of(rows: Sequence[AuditedRow], spec: CascadeSpec) -> Trace:
+    is_graded = spec.loss_bound is not None and not spec.mistakes
+    trace = decisions_of([row.line for row in rows], spec, is_graded=is_graded).trace
+    # Every node answered on each of them: no row stands for others.
+    return dataclasses.replace(trace, chance=None)
+
+
+def _install(kept: AuditedRows, policy: Path, loop: Loop) -> None:
+    """Put the policy that serves into the file."""
+    serving = loop.serving
+    ladder = None if serving is None else serving.ladder.with_holdout(serving.reference)
+    content = pack(ladder or loop.policy, {})
+    # The digest first: where the run is killed next, the file is not taken for an operator's.
+    kept.keep("next", _digest(content))
+    with atomic_write(policy, durable=True) as part:
+        part.write_bytes(content)
+    kept.keep("installed", _digest(content))
+
+
+def _refit(kept: AuditedRows, refit: Callable[[Trace], FittedLadder], rows: Trace) -> FittedLadder:
+    """Fit, or return the fit of a former run to the same rows."""
+    name = f"fit {rows.digest}"
+    if not kept.kept(name):
+        kept.keep(name, pack(refit(rows), {}))
+    return _opened(kept.kept(name))[0]
 
 
 def _digest(content: bytes) -> bytes:
@@ -215,12 +203,11 @@ def _digest(content: bytes) -> bytes:
 
 def _opened(content: bytes) -> tuple[FittedLadder, str]:
     """Return a ladder, and the version that the server calls it."""
-    with TemporaryDirectory() as folder:
-        Path(folder, "policy.ttamer").write_bytes(content)
-        artefact = open_artefact(Path(folder, "policy.ttamer"))
-    if not isinstance(artefact.policy, FittedLadder):
+    record, arrays = unpack(content)
+    if record.kind != "ladder" or record.fitted is None:
         raise ArgumentError(
             "the file holds one policy, and the loop chooses among those of a ladder: put the "
             "ladder that ttamer fit wrote there"
         )
-    return artefact.policy, str(artefact.facts["sha256"])[:16]
+    ladder: Any = restore_fitted(record.kind, record.fitted, arrays)
+    return ladder, record.sha256[:16]

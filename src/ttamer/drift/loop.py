@@ -63,10 +63,7 @@ class LoopSettings:
         confidence: The confidence of every promise.
         false_alarms: The chance that there is ever an alarm without a change, for each policy.
         refit_rows: The audited rows after the change that a re-fit waits for.
-        hold_out: The share of these rows that is held out to certify the policy.
         shadow_rows: The audited rows that a new policy decides in the shadow before it serves.
-        attempts: The failed attempts after which the fallback policy stays.
-        window: The audited rows kept in memory.
         seed: The seed of all random draws.
 
     Raises:
@@ -79,25 +76,14 @@ class LoopSettings:
     confidence: float = 0.95
     false_alarms: float = 0.05
     refit_rows: int = 400
-    hold_out: float = 0.5
     shadow_rows: int = 50
-    attempts: int = 4
-    window: int = 10_000
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in ("error", "drop"):
             raise ArgumentError(f'kind is {self.kind!r}; it must be "error" or "drop"')
-        if not 0 < self.hold_out < 1:
-            raise ArgumentError(f"hold_out is {self.hold_out!r}; it must lie between 0 and 1")
         require_whole(self.refit_rows, "refit_rows", least=50)  # fewer certify next to nothing
         require_whole(self.shadow_rows, "shadow_rows", least=1)
-        require_whole(self.attempts, "attempts", least=1)
-        if self.window < self.refit_rows:
-            raise ArgumentError(
-                f"window is {self.window} and refit_rows is {self.refit_rows}; window must be at "
-                "least refit_rows"
-            )
 
 
 @dataclass(frozen=True)
@@ -134,24 +120,10 @@ class CertifiedServing:
     promise: Promise
     reference: Trace
 
-    def __str__(self) -> str:
-        return str(self.policy)
 
-
-@dataclass(frozen=True, eq=False)
-class FallbackServing:
-    """The fallback policy: the last node answers everything, so no change of traffic affects it."""
-
-    policy: FittedPolicy
-
-    def __str__(self) -> str:
-        return f"the fallback policy ({self.policy.spec.names[-1]} answers)"
-
-
-Serving = CertifiedServing | FallbackServing
-
-
-def serving_of(ladder: FittedLadder, reference: Trace, settings: LoopSettings) -> CertifiedServing:
+def serving_of(
+    ladder: FittedLadder, reference: Trace, settings: LoopSettings, confidence: float | None = None
+) -> CertifiedServing:
     """Return the cheapest policy of a ladder that keeps the promise in the settings.
 
     >>> import ttamer as tt
@@ -164,6 +136,7 @@ def serving_of(ladder: FittedLadder, reference: Trace, settings: LoopSettings) -
         ladder: The policies to choose from.
         reference: Rows that the ladder was not fitted to; the policy is certified on them.
         settings: The promise.
+        confidence: The confidence of the promise, instead of that in the settings.
 
     Returns:
         The policy with its promise; where none can be certified, the node that it is compared with.
@@ -173,21 +146,15 @@ def serving_of(ladder: FittedLadder, reference: Trace, settings: LoopSettings) -
     """
     require_kind(ladder, FittedLadder, "serving_of needs a ladder", "give the result of ttamer.fit")
     require_trace(reference, "serving_of")
-    return _certified(ladder, reference, settings, settings.confidence)
-
-
-def _certified(
-    ladder: FittedLadder, rows: Trace, settings: LoopSettings, confidence: float
-) -> CertifiedServing:
-    """Return the cheapest mixture that keeps the promise of the settings, tested on rows."""
-    options: dict[str, Any] = {"confidence": confidence, "on": rows, "seed": settings.seed}
+    confidence = settings.confidence if confidence is None else confidence
+    options: dict[str, Any] = {"confidence": confidence, "on": reference, "seed": settings.seed}
     if settings.kind == "error":
         policy = ladder.for_error(settings.at_most, **options)
     else:
-        against = settings.against or rows.names[-1]
+        against = settings.against or reference.names[-1]
         policy = ladder.for_drop(settings.at_most, against=against, **options)
     assert policy.promise is not None  # noqa: S101 - made with it
-    return CertifiedServing(policy, ladder.with_promise(policy), policy.promise, rows)
+    return CertifiedServing(policy, ladder.with_promise(policy), policy.promise, reference)
 
 
 class Loop:
@@ -207,8 +174,11 @@ class Loop:
         ArgumentError: Where the reference rows cannot be used.
     """
 
+    hold_out = 0.5  # of the rows that a re-fit has: they certify its policy
     growth = 1.5  # of the rows from a failed attempt to the next
     refresh_growth = 2.0  # of the rows from a swap to the next attempt
+    attempts = 4  # that fail before an operator must act
+    window = 10_000  # audited rows kept in memory
 
     def __init__(
         self,
@@ -221,8 +191,10 @@ class Loop:
             serving, CertifiedServing, "a loop needs a CertifiedServing", "give that of serving_of"
         )
         self.settings = settings
+        self.window = max(self.window, settings.refit_rows)
         self.state: LoopState = "watching"
-        self.serving: Serving = serving
+        self.serving: CertifiedServing | None = serving
+        """The policy that serves; ``None`` while the last node answers everything."""
         self.candidate: CertifiedServing | None = None
         """The policy in the shadow."""
         self.change: int | None = None
@@ -234,7 +206,8 @@ class Loop:
         self._refit = refit
         names = serving.reference.names
         self._against = settings.against or names[-1]
-        self._fallback = FallbackServing(serving.ladder.alone(names[-1]))
+        # No change of the traffic affects it: the last node answers everything.
+        self._fallback = serving.ladder.alone(names[-1])
         self._rows: deque[Trace] = deque()
         self._numbers: list[int] = []
         self.monitor = self._monitor_of(serving)
@@ -246,7 +219,14 @@ class Loop:
     @property
     def policy(self) -> FittedPolicy | Mixture:
         """The policy that serves."""
-        return self.serving.policy
+        return self._fallback if self.serving is None else self.serving.policy
+
+    @property
+    def described(self) -> str:
+        """The policy that serves, in words."""
+        if self.serving is None:
+            return f"the fallback policy ({self._fallback.spec.names[-1]} answers)"
+        return str(self.serving.policy)
 
     def update(
         self, rows: Trace, numbers: Sequence[int], keys: Sequence[str | int] | None = None
@@ -263,7 +243,7 @@ class Loop:
                 numbers or keys are not as many as the rows.
         """
         require_trace(rows, "Loop.update")
-        nodes = self._fallback.policy.spec.names
+        nodes = self._fallback.spec.names
         if rows.names != nodes:
             raise ArgumentError(
                 f"the loop is for the nodes {', '.join(nodes)}, and the rows have "
@@ -284,20 +264,20 @@ class Loop:
         self.number = numbers[-1]
         self.audited += len(rows)
         self._keep(rows, numbers)
-        if self.state in ("watching", "shadowing") and isinstance(self.serving, CertifiedServing):
+        if self.serving is not None:
             alarm = self.monitor.update(decide(self.policy, rows, keys), numbers)
             if alarm is not None:
                 self._raise_alarm(alarm)
-        if self.state == "shadowing" and self.candidate is not None:
+        if self.candidate is not None:
             self._shadow.append(rows)
             self._shadow_keys += keys
             if len(self._shadow_keys) >= self.settings.shadow_rows:
                 self._judge(self.candidate)
         elif (
-            self.state in ("suspected", "watching")
-            and self.change is not None
-            and self._needed <= min(self._count_from(self.change), self.settings.window)
-            and self._count_from(self._alarm_at) >= round(self.settings.hold_out * self._needed)
+            self.change is not None
+            and self.state != "fallback"
+            and self._needed <= min(self._count_from(self.change), self.window)
+            and self._count_from(self._alarm_at) >= round(self.hold_out * self._needed)
         ):
             self._attempt_refit(self.change)
 
@@ -308,9 +288,10 @@ class Loop:
         self.candidate, self.state = None, "suspected"
         text = f"{alarm.text}; estimated change at row {alarm.change}"
         self._record("alarm", text, asdict(alarm))
-        self.serving = self._fallback
-        text = f"{self.serving} serves until a policy for this traffic is found"
-        self._record("fallback", text)
+        self.serving = None
+        self._record(
+            "fallback", f"{self.described} serves until a policy for this traffic is found"
+        )
 
     def _attempt_refit(self, change: int) -> None:
         settings = self.settings
@@ -320,7 +301,7 @@ class Loop:
         self.state = "refitting"
         # Held out are rows from after the alarm: the estimated time of the change may be too early.
         later = np.flatnonzero(numbers >= self._alarm_at)
-        cut = round(settings.hold_out * count)
+        cut = round(self.hold_out * count)
         drawn = np.random.default_rng([settings.seed, self._attempt, count]).permutation(later)
         is_held_out = np.isin(np.arange(count), drawn[:cut])
         held, fitted = window.take(is_held_out), window.take(~is_held_out)
@@ -330,7 +311,7 @@ class Loop:
             self.state = "certifying"
             # Over all attempts 1 / (k (k + 1)) sums to 1: they share the level of one promise.
             level = (1 - settings.confidence) / (self._attempt * (self._attempt + 1))
-            candidate = _certified(ladder, held, settings, 1 - level)
+            candidate = serving_of(ladder, held, settings, 1 - level)
         except Exception as error:  # such as a full disk: the loop must not stay in this state
             text = f"these rows cannot be fitted: {_failure_text(error)}"
             self._attempt_failed(count, text, {})
@@ -352,9 +333,8 @@ class Loop:
         current = decide(self.policy, rows, self._shadow_keys)
         ladder = candidate.ladder
         # Too few rows to certify a policy: only a clear breach refutes it.
-        checked = check_promise(
-            candidate.promise, ladder.held_rows(rows), len(ladder), ladder.spec.names
-        )
+        held = ladder.held_rows(rows)
+        checked = check_promise(candidate.promise, held, len(ladder), ladder.spec.names)
         facts = {
             "rows": len(rows),
             "error": new.mean_loss,
@@ -374,11 +354,9 @@ class Loop:
         self.candidate, self._shadow, self._shadow_keys = None, [], []
         assert self.change is not None  # noqa: S101 - there was an alarm
         count = self._count_from(self.change)
-        if checked.refuted:
-            self._attempt_failed(count, f"{measured}: the promise is broken there", facts)
-            return
-        if facts["cost"] >= facts["serving_cost"]:
-            self._attempt_failed(count, f"{measured}: not cheaper", facts)
+        if checked.refuted or facts["cost"] >= facts["serving_cost"]:
+            reason = "the promise is broken there" if checked.refuted else "not cheaper"
+            self._attempt_failed(count, f"{measured}: {reason}", facts)
             return
         reference = joined([candidate.reference, rows])  # the policy was fitted to neither
         serving = CertifiedServing(candidate.policy, candidate.ladder, candidate.promise, reference)
@@ -393,18 +371,18 @@ class Loop:
     def _attempt_failed(self, rows: int, reason: str, facts: dict[str, Any]) -> None:
         self._failed += 1
         self._needed = int(np.ceil(rows * self.growth))
-        if isinstance(self.serving, CertifiedServing):
+        if self.serving is not None:
             self.state = "watching"
-            self._record("rejected", f"{reason}; {self.serving} continues to serve", facts)
-        elif self._failed < self.settings.attempts and self._needed <= self.settings.window:
+            self._record("rejected", f"{reason}; {self.described} continues to serve", facts)
+        elif self._failed < self.attempts and self._needed <= self.window:
             self.state = "suspected"
             text = f"{reason}; the next attempt is at {self._needed} rows"
             self._record("not certified", text, facts)
         else:
             self.state = "fallback"
             text = (
-                f"{reason}; gave up after {counted(self._failed, 'attempt')}; {self.serving} stays "
-                "active, manual action required"
+                f"{reason}; gave up after {counted(self._failed, 'attempt')}; {self.described} "
+                "stays active, manual action required"
             )
             self._record("give up", text, facts)
 
@@ -422,7 +400,7 @@ class Loop:
     def _keep(self, rows: Trace, numbers: list[int]) -> None:
         self._rows.append(rows)
         self._numbers += numbers
-        while len(self._numbers) - len(self._rows[0]) >= self.settings.window:
+        while len(self._numbers) - len(self._rows[0]) >= self.window:
             del self._numbers[: len(self._rows.popleft())]
 
     def _count_from(self, begin: int) -> int:

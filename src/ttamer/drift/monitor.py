@@ -23,8 +23,9 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -32,6 +33,7 @@ from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import by_pattern, chance
+from ttamer.fitting.fitted import Fitted
 from ttamer.fitting.ladder import FittedPolicy, Mixture
 from ttamer.fitting.markov import StateTables
 from ttamer.fitting.promises import Kind
@@ -50,10 +52,8 @@ class AuditedDecisions:
     """What a rule did on T rows; arrays have shape (T,) unless stated otherwise."""
 
     answer: NDArray[np.intp]
-    wrong: Losses
-    """Whether the answer is wrong, or its loss as a share of ``unit``: from 0 to 1."""
     lost: Losses
-    """Shape (T, n): the same of each node's answer."""
+    """Shape (T, n): whether each node's answer is wrong, or its loss as a share of ``unit``."""
     cost: Floats
     believed: Floats | None = None
     """The policy's chance that the answer it returns is wrong."""
@@ -63,12 +63,17 @@ class AuditedDecisions:
     """The largest loss there can be, where answers have losses."""
 
     @property
+    def wrong(self) -> Losses:
+        """Whether the answer is wrong, or its loss as a share of ``unit``: from 0 to 1."""
+        return np.asarray(self.lost[np.arange(len(self)), self.answer])
+
+    @property
     def mean_loss(self) -> float:
         """The error, or the mean loss in the unit of the losses."""
         return float(self.wrong.mean()) * (1.0 if self.unit is None else self.unit)
 
     def __len__(self) -> int:
-        return len(self.wrong)
+        return len(self.answer)
 
 
 def decide(rule: Rule, trace: Trace, keys: Sequence[str | int] | None = None) -> AuditedDecisions:
@@ -86,44 +91,40 @@ def decide(rule: Rule, trace: Trace, keys: Sequence[str | int] | None = None) ->
             "tests of drift need the largest loss there can be, known beforehand: set max_loss in "
             "[cascade] (for scores it is 1)"
         )
-    lost = complete_losses(trace)
-    if isinstance(rule, Mixture):
-        names = range(len(trace)) if keys is None else keys
-        is_second = np.array([rule.drawn(key) is rule.expensive for key in names], bool)
-        first, second = (_decided(part, trace, lost, unit) for part in (rule.cheap, rule.expensive))
-        believed = None
-        if first.believed is not None and second.believed is not None:
-            believed = np.where(is_second, second.believed, first.believed)
-        answer, wrong, cost = (
-            np.where(is_second, getattr(second, name), getattr(first, name))
-            for name in ("answer", "wrong", "cost")
-        )
-        return AuditedDecisions(answer, wrong, lost, cost, believed, first.states, unit)
-    return _decided(rule, trace, lost, unit)
-
-
-def _decided(rule: Rule, trace: Trace, lost: Losses, unit: float | None) -> AuditedDecisions:
-    """Decide by one rule; the states are those of at most six nodes."""
-    believed, states = None, None
-    if isinstance(rule, FittedPolicy):
-        rows, tables = rule.fitted.read(trace), rule.fitted.tables
-        played = rows.play(rule.rule)
-        count = len(trace.names)
-        nodes = np.linspace(0, count - 1, min(6, count)).round().astype(int).tolist()
-        if isinstance(tables, StateTables):
-            states = tables.states(trace.confidence)[:, nodes].astype(float)
-        elif rule.fitted.record.belief != "threshold":  # thresholds say no chance of an error
-            view = tables.belief.view(rows.answers)
-            alone = [view.best((node,))[0] for node in nodes]
-            states = np.where(np.isnan(alone), 0.0, alone).T
-            believed = np.ones(len(trace))
-            for step, which in by_pattern(played.asked & rows.answers.answered):
-                if step:
-                    believed[which] = chance(view.best(step)[0][which])
+    if isinstance(rule, Mixture) and keys is not None:
+        is_second = np.array([rule.drawn(key) is rule.expensive for key in keys], bool)
+        first, second = rule.cheap.play(trace), rule.expensive.play(trace)
+        answer = np.where(is_second, second.answer, first.answer)
+        asked = np.where(is_second[:, np.newaxis], second.asked, first.asked)
     else:
         played = rule.play(trace)
-    wrong, cost = lost[np.arange(len(trace)), played.answer], paid(played.asked, trace)
-    return AuditedDecisions(played.answer, wrong, lost, cost, believed, states, unit)
+        answer, asked = played.answer, played.asked
+    believed, states = None, None
+    if isinstance(rule, FittedPolicy | Mixture):
+        believed, states = _believed(rule.fitted, trace, asked)
+    return AuditedDecisions(
+        answer, complete_losses(trace), paid(asked, trace), believed, states, unit
+    )
+
+
+def _believed(
+    fitted: Fitted, trace: Trace, asked: NDArray[np.bool_]
+) -> tuple[Floats | None, Floats | None]:
+    """Return the chance of an error by the nodes asked, and the states at six nodes at most."""
+    count, tables = len(trace.names), fitted.tables
+    nodes = np.linspace(0, count - 1, min(6, count)).round().astype(int).tolist()
+    if isinstance(tables, StateTables):
+        return None, tables.states(trace.confidence)[:, nodes].astype(float)
+    if fitted.record.belief == "threshold":  # thresholds say no chance of an error
+        return None, None
+    rows = fitted.read(trace)
+    view = tables.belief.view(rows.answers)
+    alone = [view.best((node,))[0] for node in nodes]
+    believed = np.ones(len(trace))
+    for step, which in by_pattern(asked & rows.answers.answered):
+        if step:
+            believed[which] = chance(view.best(step)[0][which])
+    return believed, np.where(np.isnan(alone), 0.0, alone).T
 
 
 class MixtureEProcess:
@@ -200,11 +201,17 @@ class ConformalPValues:
         self._draws = np.random.default_rng(seed)
 
     def update(self, scores: Floats) -> Floats:
-        """Take the scores of one row, shape (scores,); return its rank by each."""
-        draws = self._draws.random(len(self._values)).tolist()
+        """Take the scores of rows in their order, shape (T, scores); return the rank of each."""
+        return np.array([self._ranks(row) for row in scores.tolist()])
+
+    def _ranks(self, scores: list[float]) -> list[float]:
         ranks = []
         for values, counts, score, draw in zip(
-            self._values, self._counts, scores.tolist(), draws, strict=True
+            self._values,
+            self._counts,
+            scores,
+            self._draws.random(len(scores)).tolist(),
+            strict=True,
         ):
             index = bisect_left(values, score)
             if index == len(values) or values[index] != score:
@@ -213,11 +220,11 @@ class ConformalPValues:
             counts[index] += 1
             ranks.append((sum(counts[:index]) + draw * counts[index]) / (self._rows + 1))
         self._rows += 1
-        return np.array(ranks)
+        return ranks
 
 
 def pvalue_increments(pvalues: Floats) -> Floats:
-    """Return the increments of all bets on p-values, shape (scores, bets).
+    """Return the increments of all bets on p-values, with the bets as a last axis.
 
     They are 1 on average where p-values are uniform.
 
@@ -227,7 +234,7 @@ def pvalue_increments(pvalues: Floats) -> Floats:
     # Cosines of three frequencies: a p-value moves, spreads, or changes its shape.
     waves = np.cos(np.pi * np.multiply.outer(pvalues, (1, 2, 3)))
     increments = 1 + np.multiply.outer(waves, (-0.9, -0.6, -0.3, 0.3, 0.6, 0.9))
-    return np.asarray(increments.reshape(len(pvalues), -1))
+    return np.asarray(increments.reshape(*pvalues.shape, -1))
 
 
 @dataclass(frozen=True)
@@ -271,26 +278,6 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """How far one test is from an alarm.
-
-    >>> Evidence("promise", e_value=10.0, threshold=100.0).progress
-    0.5
-    """
-
-    test: Test
-    e_value: float
-    """At most 1 on average without a change."""
-    threshold: float
-    """The e-value at which the test raises an alarm."""
-
-    @property
-    def progress(self) -> float:
-        """From 0, no evidence, to 1, an alarm; on a logarithmic scale."""
-        return float(np.clip(math.log(max(self.e_value, 1.0)) / math.log(self.threshold), 0, 1))
-
-
-@dataclass(frozen=True)
 class Alarm:
     """A test that found a change."""
 
@@ -314,8 +301,8 @@ class Monitor:
     """Tests audited rows one after another, and raises an alarm once something has changed.
 
     >>> monitor = Monitor(bound=Bound("error", 0.05), false_alarms=0.05)
-    >>> monitor.tests
-    ('promise',)
+    >>> monitor.progress
+    {'promise': 0.0}
 
     Args:
         reference: The policy's decisions on rows drawn as rows should be, to which it was not
@@ -340,32 +327,26 @@ class Monitor:
     ) -> None:
         if not 0 < false_alarms < 1:
             raise ArgumentError(f"false_alarms is {false_alarms!r}; it must lie between 0 and 1")
-        if reference is not None and not len(reference):
-            reference = None
-        states = None if reference is None else reference.states
-        is_calibrated = reference is not None and reference.believed is not None
-        count = is_calibrated + (bound is not None) + (states is not None)
-        if not count:
+        kinds: list[Callable[[float], _SequentialTest]] = []
+        if reference is not None and len(reference) and reference.believed is not None:
+            kinds.append(partial(_Calibration, reference, seed))
+        if bound is not None:
+            kinds.append(partial(_Promise, bound))
+        if reference is not None and len(reference) and reference.states is not None:
+            kinds.append(partial(_States, reference.states, seed))
+        if not kinds:
             raise ArgumentError(
                 "there is nothing to test: give reference rows that the policy was not fitted to, "
                 "or a promise"
             )
-        share = false_alarms / count  # by the union bound
-        self._tests: list[_SequentialTest] = []
-        if reference is not None and is_calibrated:
-            self._tests.append(_Calibration(reference, share, seed))
-        if bound is not None:
-            self._tests.append(_Promise(bound, share))
-        if states is not None:
-            self._tests.append(_States(states, share, seed))
-        self.false_alarms = false_alarms
-        self.rows = 0
+        # By the union bound each has an equal share of the rate.
+        self._tests = [make(false_alarms / len(kinds)) for make in kinds]
         self._numbers: deque[int] = deque(maxlen=MixtureEProcess.memory)
 
     @property
-    def tests(self) -> tuple[Test, ...]:
-        """The names of the tests that are run."""
-        return tuple(test.name for test in self._tests)
+    def progress(self) -> dict[str, float]:
+        """How near each test is to an alarm, from 0 to 1, on a logarithmic scale."""
+        return {test.name: test.progress for test in self._tests}
 
     def update(self, decisions: AuditedDecisions, numbers: Sequence[int]) -> Alarm | None:
         """Take audited rows in their order.
@@ -376,37 +357,34 @@ class Monitor:
 
         Returns:
             The first alarm, after which the remaining rows are not looked at.
+
+        Raises:
+            ArgumentError: Where these are decisions of another kind of policy.
         """
-        scores = [test.scores(decisions) for test in self._tests]
+        for test in self._tests:
+            if getattr(decisions, test.reads) is None:
+                raise ArgumentError(
+                    f"the test of {test.name} needs {test.reads}, which these decisions lack: use "
+                    "those of the same policy"
+                )
+        values = [test.values(decisions) for test in self._tests]
+        increments = [test.bets(part) for test, part in zip(self._tests, values, strict=True)]
         # Row by row: an alarm may come at any of them, and the evidence is that of its row.
         for row, number in enumerate(numbers):
-            self.rows += 1
             self._numbers.append(int(number))
-            for test, score in zip(self._tests, scores, strict=True):
-                test.update(score[row])
-            if (alarm := self._alarm()) is not None:
-                return alarm
+            for test, value, factors in zip(self._tests, values, increments, strict=True):
+                test.recent.append(value[row])
+                test.process.update(factors[row])
+            # The test that is furthest above its threshold, if any is.
+            test = max(self._tests, key=lambda test: test.e_value / test.threshold)
+            if test.e_value >= test.threshold:
+                return self._alarm(test)
         return None
 
-    def evidence(self) -> tuple[Evidence, ...]:
-        """Return how far each test is from an alarm.
-
-        Returns:
-            The evidence of each test, in the order of ``tests``.
-        """
-        return tuple(
-            Evidence(test.name, min(test.e_value, self.max_shown), test.threshold)
-            for test in self._tests
-        )
-
-    def _alarm(self) -> Alarm | None:
-        """Return the alarm of the test that is furthest above its threshold, if any is."""
-        test = max(self._tests, key=lambda test: test.e_value / test.threshold)
-        if test.e_value < test.threshold:
-            return None
+    def _alarm(self, test: _SequentialTest) -> Alarm:
         stream = int(test.process.wealth.argmax())
         since = min(max(test.process.since_change(stream), 1), len(self._numbers))
-        mean = float(np.mean([values[stream] for values in list(test.values)[-since:]]))
+        mean = float(np.mean([values[stream] for values in list(test.recent)[-since:]]))
         observed, expected, text = test.described(mean, f"on the last {since} audited rows")
         last, change = self._numbers[-1], self._numbers[-since]
         e_value = min(test.e_value, self.max_shown)
@@ -416,15 +394,17 @@ class Monitor:
 
 
 class _SequentialTest(ABC):
-    """One test: rows become scores, scores become increments of an e-process."""
+    """One test: rows become values, and values become increments of an e-process."""
 
     name: Test
+    reads: str  # of the decisions
 
-    def __init__(self, level: float, streams: int, bets: int) -> None:
+    def __init__(self, level: float, streams: int, bets: int, unit: float | None = None) -> None:
         self.threshold = 1 / level
         self.process = MixtureEProcess(streams, bets)
-        self.values: deque[Floats] = deque(maxlen=MixtureEProcess.memory)
-        """What was tested of recent rows; shape (streams,) each."""
+        self.recent: deque[Floats] = deque(maxlen=MixtureEProcess.memory)  # values, (streams,) each
+        self.is_graded = unit is not None
+        self.unit, self.form = (1.0, ".2%") if unit is None else (unit, ".4g")
 
     @property
     def e_value(self) -> float:
@@ -433,13 +413,18 @@ class _SequentialTest(ABC):
         wealth = self.process.wealth
         return float(wealth.max()) / len(wealth)
 
+    @property
+    def progress(self) -> float:
+        """How near an alarm is."""
+        return float(np.clip(math.log(max(self.e_value, 1.0)) / math.log(self.threshold), 0, 1))
+
     @abstractmethod
-    def scores(self, decisions: AuditedDecisions) -> Floats:
+    def values(self, decisions: AuditedDecisions) -> Floats:
         """Return what is tested of each row; shape (T, streams)."""
 
     @abstractmethod
-    def update(self, score: Floats) -> None:
-        """Take the scores of one row; shape (streams,)."""
+    def bets(self, values: Floats) -> Floats:
+        """Return the increments of all bets; shape (T, streams, bets)."""
 
     @abstractmethod
     def described(self, mean: float, where: str) -> tuple[float, float, str]:
@@ -449,99 +434,73 @@ class _SequentialTest(ABC):
 class _Calibration(_SequentialTest):
     """Whether the mean of (wrong - believed) is within the interval of the reference."""
 
-    name = "calibration"
+    name, reads = "calibration", "believed"
 
-    def __init__(self, reference: AuditedDecisions, share: float, seed: int) -> None:
+    def __init__(self, reference: AuditedDecisions, seed: int, share: float) -> None:
         # Half of the share is for the interval of the reference; bets are on both sides of it.
-        super().__init__(share / 2, 1, 2 * len(bet_sizes(-1.0)))
-        self._low, self._high = _interval(_gap(reference), share / 2, seed)
-        self._unit = reference.unit
+        super().__init__(share / 2, 1, 2 * len(bet_sizes(-1.0)), reference.unit)
+        self._low, self._high = _interval(self.values(reference)[:, 0], share / 2, seed)
 
-    def scores(self, decisions: AuditedDecisions) -> Floats:
-        return _gap(decisions)[:, np.newaxis]
+    def values(self, decisions: AuditedDecisions) -> Floats:
+        return np.asarray(decisions.wrong - np.asarray(decisions.believed))[:, np.newaxis]
 
-    def update(self, score: Floats) -> None:
-        gap = float(score[0])
+    def bets(self, values: Floats) -> Floats:
+        gap = values[:, :, np.newaxis]
         up = 1 + bet_sizes(-1.0 - self._high) * (gap - self._high)
         down = 1 + bet_sizes(self._low - 1.0) * (self._low - gap)
-        self.process.update(np.concatenate([up, down])[np.newaxis])
-        self.values.append(score)
+        return np.concatenate([up, down], axis=2)
 
     def described(self, mean: float, where: str) -> tuple[float, float, str]:
         expected = self._high if mean > (self._low + self._high) / 2 else self._low
-        how = "more" if mean > 0 else "less"
-        unit, form, what = 1.0, ".2%", f"are wrong {abs(mean):.2%} {how} often"
-        if self._unit is not None:
-            unit, form = self._unit, ".4g"
-            what = f"lose {unit * abs(mean):.4g} {how}"
+        verb, often = ("lose", "") if self.is_graded else ("are wrong", " often")
         text = (
-            f"answers {what} than believed {where}; expected between {unit * self._low:+{form}} "
-            f"and {unit * self._high:+{form}}"
+            f"answers {verb} {self.unit * abs(mean):{self.form}} {'more' if mean > 0 else 'less'}"
+            f"{often} than believed {where}; expected between {self.unit * self._low:+{self.form}} "
+            f"and {self.unit * self._high:+{self.form}}"
         )
-        return unit * mean, unit * expected, text
+        return self.unit * mean, self.unit * expected, text
 
 
 class _Promise(_SequentialTest):
     """Whether the mean loss is at most the promised one."""
 
-    name = "promise"
+    name, reads = "promise", "lost"
 
     def __init__(self, bound: Bound, share: float) -> None:
         self._bound, self._sizes = bound, bet_sizes(bound.lowest)
-        super().__init__(share, 1, len(self._sizes))
+        super().__init__(share, 1, len(self._sizes), bound.unit)
 
-    def scores(self, decisions: AuditedDecisions) -> Floats:
+    def values(self, decisions: AuditedDecisions) -> Floats:
         return self._bound.excess(decisions)[:, np.newaxis]
 
-    def update(self, score: Floats) -> None:
-        self.process.update((1 + self._sizes * float(score[0]))[np.newaxis])
-        self.values.append(score)
+    def bets(self, values: Floats) -> Floats:
+        return np.asarray(1 + self._sizes * values[:, :, np.newaxis])
 
     def described(self, mean: float, where: str) -> tuple[float, float, str]:
-        at_most, kind, unit = self._bound.at_most, self._bound.kind, self._bound.unit
-        name: str = kind
-        form = ".2%"
-        if unit is not None:
-            name, form = "mean loss" if kind == "error" else kind, ".4g"
-        observed = (1.0 if unit is None else unit) * mean + at_most
-        text = f"{name} {observed:{form}} {where}, promised at most {at_most:{form}}"
+        at_most, kind = self._bound.at_most, self._bound.kind
+        name = "mean loss" if kind == "error" and self.is_graded else kind
+        observed = self.unit * mean + at_most
+        text = f"{name} {observed:{self.form}} {where}, promised at most {at_most:{self.form}}"
         return observed, at_most, text
 
 
 class _States(_SequentialTest):
     """Whether the states at some steps are distributed as in the reference."""
 
-    name = "states"
+    name, reads = "states", "states"
 
-    def __init__(self, reference: Floats, share: float, seed: int) -> None:
+    def __init__(self, reference: Floats, seed: int, share: float) -> None:
         super().__init__(share, *pvalue_increments(reference[0]).shape)
         self._pvalues = ConformalPValues(reference, seed)
 
-    def scores(self, decisions: AuditedDecisions) -> Floats:
-        if decisions.states is None:
-            raise ArgumentError(
-                "the reference rows have states and these rows have none: use decisions of the "
-                "same policy"
-            )
-        return decisions.states
+    def values(self, decisions: AuditedDecisions) -> Floats:
+        return self._pvalues.update(np.asarray(decisions.states))
 
-    def update(self, score: Floats) -> None:
-        pvalues = self._pvalues.update(score)
-        self.process.update(pvalue_increments(pvalues))
-        self.values.append(pvalues)
+    def bets(self, values: Floats) -> Floats:
+        return pvalue_increments(values)
 
     def described(self, mean: float, where: str) -> tuple[float, float, str]:
         return mean, 0.5, f"states have changed {where}: mean p-value {mean:.2f}, expected 0.50"
-
-
-def _gap(decisions: AuditedDecisions) -> Floats:
-    """Return, per row, whether the answer was wrong minus the believed probability."""
-    if decisions.believed is None:
-        raise ArgumentError(
-            "this rule gives no probability of being wrong, so its calibration cannot be tested; "
-            "test its promise alone"
-        )
-    return np.asarray(decisions.wrong - decisions.believed)
 
 
 def _interval(gap: Floats, alpha: float, seed: int) -> tuple[float, float]:
