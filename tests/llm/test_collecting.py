@@ -338,9 +338,7 @@ def test_a_plan_says_what_would_be_asked_and_paid(make_served):
     assert plan_collection(served.cascade, limit, paid).calls == {"small": 60, "large": 150}
     served.change('self-report"', 'verifier"\nverifier = "large"')
     assert plan_collection(served.cascade, limit, paid).calls == {"small": 30, "large": 180}
-    served.change('verifier"\nverifier = "large"', 'field"\nfield = "score"')
-    assert plan_collection(served.cascade, limit, paid).calls == plan.calls
-    served.change('confidence = "field"\nfield = "score"', "")
+    served.change('confidence = "verifier"\nverifier = "large"', "")
     assert served.counts == [0, 0]
     spent = collected(served, limit).costs.sum(axis=0)
     assert (plan.cost["large"], plan.cost["small"]) >= tuple(spent[::-1])

@@ -10,7 +10,6 @@ from ttamer.llm.confidence import (
     Unreadable,
     agreement,
     answer_text,
-    field_value,
     is_plain_text,
     probability_of_answer,
     probability_of_choice,
@@ -107,13 +106,6 @@ CALL = {"function": {"name": "f", "arguments": '{"a": 1}'}}
 def test_every_kind_of_answer_is_an_answer(fields, text, plain):
     assert answer_text(message(**fields)) == text
     assert is_plain_text(message(**fields)) is plain
-
-
-@pytest.mark.parametrize("path", ["gone", "label.x", "list.7", "list.-1", "list.x", "flag", "nest"])
-def test_a_path_that_leads_nowhere_is_unreadable(path):
-    response = {"label": "spam", "list": [1], "flag": True, "nest": {}}
-    with pytest.raises(Unreadable, match="field = "):
-        field_value(response, path)
 
 
 def test_confidence_is_the_geometric_mean_of_the_tokens_probabilities():
@@ -213,13 +205,6 @@ def test_agreement_is_the_share_of_the_modal_prediction():
     assert agreement([None, None]) == (0, 0.0)
 
 
-def test_a_field_is_a_number():
-    assert field_value({"choices": [{"score": 1}]}, "choices.0.score") == 1.0
-    for value in ("0.5", True, None, math.nan, math.inf, [0.5]):
-        with pytest.raises(Unreadable, match="field = 'score'"):
-            field_value({"score": value}, "score")
-
-
 ODD = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3) | st.just("yes"),
     lambda inner: (
@@ -254,7 +239,6 @@ def test_whatever_a_server_sends_is_read_or_unreadable(response):
         probability_of_answer,
         probability_of_yes,
         lambda each: probability_of_choice(each, "B"),
-        lambda each: field_value(each, "choices.0.text"),
     )
     for read in readers:
         with contextlib.suppress(Unreadable):

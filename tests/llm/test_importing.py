@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ttamer.cli import main
-from ttamer.errors import CascadeError, TraceError
+from ttamer.errors import TraceError
 from ttamer.llm import Judge, import_answers, judge_answers
 from ttamer.llm.prompts import read_answers
 from ttamer.trace import CascadeSpec, Trace
@@ -162,8 +162,6 @@ def test_files_that_cannot_be_used(tmp_path, written):
         import_answers(tmp_path / "bad.csv", spec())
     with pytest.raises(TraceError, match="all of its rows were left out"):
         import_answers(written(row(**{"large.confidence": "x"})), spec(), on_bad="skip")
-    with pytest.raises(CascadeError, match="takes a server"):
-        import_answers(written(row()), spec("embedding"))
 
 
 def test_the_command_writes_what_a_fit_reads(tmp_path, capsys):

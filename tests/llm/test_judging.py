@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ttamer.llm.confidence import Unreadable
-from ttamer.llm.judging import score_from, verdict_from
-from ttamer.llm.likeness import LabelAgreement
+from ttamer.llm.judging import Judge, LabelAgreement
 
 
 def reply(text):
@@ -25,26 +24,26 @@ def reply(text):
     ],
 )
 def test_the_first_yes_or_no_is_the_verdict(text, verdict):
-    assert verdict_from(reply(text)) is verdict
+    assert Judge("large").read(reply(text)) == verdict
 
 
 @pytest.mark.parametrize("text", ["", "maybe", "nothing", "yesterday"])
 def test_another_reply_is_no_verdict(text):
     with pytest.raises(Unreadable, match="neither yes nor no"):
-        verdict_from(reply(text))
+        Judge("large").read(reply(text))
 
 
 @pytest.mark.parametrize(
     ("text", "score"), [("7", 0.7), ("Score: 10/10.", 1.0), ("0", 0.0), ("8.5 points", 0.85)]
 )
 def test_the_first_number_is_the_score(text, score):
-    assert score_from(reply(text)) == pytest.approx(score)
+    assert Judge("large", graded=True).read(reply(text)) == pytest.approx(score)
 
 
 @pytest.mark.parametrize("text", ["", "good", "11", "A7"])
 def test_another_reply_is_no_score(text):
     with pytest.raises(Unreadable, match="no score"):
-        score_from(reply(text))
+        Judge("large", graded=True).read(reply(text))
 
 
 @given(st.integers(1, 60), st.data())

@@ -55,11 +55,10 @@ def ask(fake, compare=None, body=None, verifier=None, work=None, **options):
         ({}, {"logprobs": True}, math.exp(-0.5)),
         ({"confidence": "product"}, {"logprobs": True}, math.exp(-0.5)),
         ({"confidence": "none"}, {}, 0.0),
-        ({"confidence": "field", "field": "score"}, {}, 0.7),
     ],
 )
 def test_each_source_of_confidence_sends_what_it_needs_and_reads_it(options, sent, confidence):
-    fake = Fake(completion(score=0.7))
+    fake = Fake(completion())
     reply, _ = ask(fake, **options)
     assert {name: fake.bodies[0][name] for name in sent} == sent
     assert ("logprobs" in fake.bodies[0]) == bool(sent)
@@ -263,7 +262,7 @@ def test_nodes_are_read_from_a_cascade():
         ("samples = 3", 'applies to confidence = "agreement" only'),
         ('confidence = "verifier"', "needs verifier"),
         ('confidence = "verifier"\nverifier = "no"', "there is no such node; the nodes are"),
-        ('confidence = "field"', "needs field"),
+        ('confidence = "field"', "confidence is 'field'; it must be 'agreement'"),
         ("params = {logprobs = false}", "params remove logprobs"),
         ("verify_cost = 1", "comes with the answer"),
         ("cost_per_token = {input = 1}", r"cost_per_token is .*; it lacks output"),
@@ -283,7 +282,8 @@ def test_a_setting_that_is_wrong_is_named_with_what_is_allowed(more, message):
 @pytest.mark.parametrize(
     ("compare", "message"),
     [
-        ("'judge'", "for a judge use ttamer collect --judge"),
+        ("'judge'", "with ttamer collect --judge NODE"),
+        ("'embedding'", "with ttamer collect --judge NODE"),
         ("'vibes'", "kind is 'vibes'; it must be 'choice' or"),
         ("3", "is 3; it must be a kind or a table"),
         ("{kind = 'json', feilds = ['x']}", "unknown key 'feilds'; did you mean 'fields'"),

@@ -11,8 +11,7 @@ import ttamer as tt
 from support.faulty_upstream import truth
 from ttamer.cascade import CascadeSpec
 from ttamer.cli import main
-from ttamer.llm import Judge, Prompt, collect_prompts
-from ttamer.llm.collecting import collect_more
+from ttamer.llm import Judge, Prompt, collect_prompts, prompts_of
 
 PROMPTS = [
     Prompt({"messages": [{"role": "user", "content": f"Question {k}?"}]}, truth(f"Question {k}?"))
@@ -78,6 +77,12 @@ def test_after_the_core_it_asks_what_lowers_the_uncertainty_and_says_what_more_i
     assert again.digest == trace.digest
 
 
+def joined(served, log, paid, only=("large",), **options):
+    """The log with the answers of other nodes."""
+    upstream = {"upstream": served.upstream, "log": log, "only": only}
+    return collect_prompts(served.cascade, prompts_of(log), paid, **upstream, **options)
+
+
 @pytest.fixture
 def log(served, tmp_path):
     """A log of the small model alone."""
@@ -89,9 +94,7 @@ def log(served, tmp_path):
 def test_a_new_model_joins_a_log_by_its_prompts(served, log, tmp_path):
     served.upstreams["small"].requests.clear()
     paid = tmp_path / "new.paid"
-    trace = collect_more(
-        served.cascade, log, ["large"], paid, budget=40 * 12.5, upstream=served.upstream
-    )
+    trace = joined(served, log, paid, budget=40 * 12.5)
     assert served.upstreams["small"].requests == []
     assert trace.answered.sum(axis=0).tolist() == [60, 40]
     np.testing.assert_array_equal(trace.confidence[:, 0], log.confidence[:, 0])
@@ -104,16 +107,13 @@ def test_a_new_model_joins_a_log_by_its_prompts(served, log, tmp_path):
         ({"only": []}, "'large' is neither in the log"),
         ({"log": dataclasses.replace(log, prompt=None)}, "no prompts"),
     ):
-        options = {"log": log, "only": ["large"]} | wrong
         with pytest.raises(tt.ArgumentError, match=text):
-            collect_more(served.cascade, options["log"], options["only"], paid)
+            joined(served, **{"log": log, "paid": paid} | wrong)
 
 
 def test_a_log_with_labels_on_some_rows_takes_a_new_model(served, log, tmp_path):
     some = dataclasses.replace(log, label=np.where(np.arange(60) < 20, log.label, -1))
-    trace = collect_more(
-        served.cascade, some, ["large"], tmp_path / "new.paid", upstream=served.upstream
-    )
+    trace = joined(served, some, tmp_path / "new.paid")
     assert (~np.isnan(trace.loss)).sum(axis=0).tolist() == [20, 20]
     assert trace.answered.all()
 
@@ -122,27 +122,18 @@ def test_a_judge_that_is_not_asked_itself_says_whether_new_answers_are_right(ser
     judged = dataclasses.replace(log, label=None, correct=(log.loss == 0))
     served.change('name = "large"', 'name = "large"\nconfidence = "verifier"\nverifier = "small"')
     served.upstreams["small"].yes = lambda prompt: 0.9 if "Question 7?" in prompt else 0.1
-    trace = collect_more(
-        served.cascade,
-        judged,
-        ["large"],
-        tmp_path / "new.paid",
-        judge=Judge("small"),
-        upstream=served.upstream,
-    )
+    trace = joined(served, judged, tmp_path / "new.paid", judge=Judge("small"))
     assert len(served.upstreams["small"].requests) == 60 + 2 * 60  # answers, verifying, verdicts
     right = trace.prompt == "Question 7?"
     np.testing.assert_array_equal(trace.loss[:, 1] == 0, right)
     np.testing.assert_array_equal(trace.loss[:, 0], log.loss[:, 0])
     with pytest.raises(tt.ArgumentError, match=r"scores .graded. where the log has them"):
-        collect_more(served.cascade, judged, ["large"], "x", judge=Judge("small", graded=True))
+        joined(served, judged, "x", judge=Judge("small", graded=True))
 
 
 def test_where_only_verdicts_are_known_equal_answers_have_them(served, log, tmp_path):
     judged = dataclasses.replace(log, label=None, correct=(log.loss == 0))
-    trace = collect_more(
-        served.cascade, judged, ["large"], tmp_path / "new.paid", upstream=served.upstream
-    )
+    trace = joined(served, judged, tmp_path / "new.paid")
     same = trace.prediction[:, 0] == trace.prediction[:, 1]
     np.testing.assert_array_equal(~np.isnan(trace.loss[:, 1]), same)
     np.testing.assert_array_equal(trace.loss[same, 0], trace.loss[same, 1])

@@ -16,7 +16,6 @@ from support.served import COSTS, fitted_ladder
 from ttamer.cascade import CascadeSpec
 from ttamer.cli import main
 from ttamer.fitting.inputs import hashed_prompt
-from ttamer.llm.client import UpstreamFailed
 from ttamer.llm.labelling import Labelling
 from ttamer.runtime.reply import NodeCall
 from ttamer.serve import audits as auditing
@@ -292,21 +291,6 @@ class TestFeedback:
             return [(await client.post("/feedback", json=body)).status_code for body in odd]
 
         assert served.run(scenario) == [400] * 4
-
-    def test_a_label_is_kept_where_it_cannot_be_compared(self, logged):
-        served = logged()
-
-        async def fail(pairs):
-            raise UpstreamFailed("embeddings", "timeout", f"{len(pairs)} texts")
-
-        async def scenario(client):
-            served.service.audits.comparer = SimpleNamespace(right=fail)
-            request = (await client.chat()).headers["x-request-id"]
-            body = {"request": request, "label": "B"}
-            return (await client.post("/feedback", json=body)).json()
-
-        assert served.run(scenario) == {"known": True}
-        assert rows_of(served.log)[-1]["label"] == "B"
 
 
 class TestPeople:

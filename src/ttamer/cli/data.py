@@ -74,7 +74,7 @@ def collect_command(
 
     Models that are Python callables are collected in Python: ttamer.collect.
     """
-    from ttamer.llm.collecting import collect_more, collect_prompts, plan_collection
+    from ttamer.llm.collecting import collect_prompts, plan_collection
 
     suffix_of(output)  # refused before any model is called
     progress = progress_line(quiet=as_json)
@@ -89,15 +89,19 @@ def collect_command(
     def report(done: int, total: int, failed: int) -> None:
         progress(f"{done} of {total} {noun}" + (f", {failed} failed" if failed else ""))
 
-    more: Any = {"progress": report, "judge": judge, "answers": answers}
-    more["budget"] = options["budget"]
     try:
-        if log is not None:
-            more["request"] = _request(**options)
-            trace = collect_more(spec, log, options["only"], paid, **more)
-        else:
-            more["on_error"] = "skip" if skip_bad else "refuse"
-            trace = collect_prompts(spec, prompts, paid, **more)
+        trace = collect_prompts(
+            spec,
+            prompts,
+            paid,
+            log=log,
+            only=options["only"],
+            on_error="skip" if skip_bad else "refuse",
+            answers=answers,
+            judge=judge,
+            budget=options["budget"],
+            progress=report,
+        )
     except KeyboardInterrupt:
         print(
             f"\nstopped: the answers so far are kept in {paid}, and the same command asks only "

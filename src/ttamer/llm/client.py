@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import aiohttp
 import msgspec
@@ -26,19 +26,9 @@ from ttamer.errors import CascadeError, TTamerError
 from ttamer.llm.settings import EmbeddingSettings, EnvName, NodeSettings
 
 Body = Mapping[str, Any]
-Kind = Literal[
-    "connect",
-    "timeout",
-    "refused",
-    "busy",
-    "error",
-    "cut",
-    "garbage",
-    "too_large",
-    "open",
-    "queue",
-    "ineligible",
-]
+# After failures of these kinds no server asks for money.
+Unpaid = Literal["connect", "refused", "busy", "error", "open", "queue", "ineligible"]
+Kind = Unpaid | Literal["timeout", "cut", "garbage", "too_large"]
 CHAT = "/chat/completions"
 
 
@@ -65,8 +55,7 @@ class Response(NamedTuple):
     """The JSON object that a server returned."""
 
     body: dict[str, Any]
-    cost: float | None = None
-    """What the call cost, where the server says so."""
+    cost: float | None = None  # where the server states it
 
 
 class UpstreamFailed(TTamerError):
@@ -77,7 +66,6 @@ class UpstreamFailed(TTamerError):
     """
 
     retry = False  # the client did, as far as it is of use
-    unpaid = frozenset({"connect", "refused", "busy", "error", "open", "queue", "ineligible"})
     known_codes: ClassVar = {  # that clients receive, in words of our own
         "context_length_exceeded": "the prompt and the answer are longer than the model's context",
         "content_policy_violation": "the model's provider refused the content of the request",
@@ -107,13 +95,13 @@ class UpstreamFailed(TTamerError):
     ) -> None:
         super().__init__(f"node {node!r}: {detail}")
         self.node, self.kind, self.status, self.retry_after = node, kind, status, retry_after
+        # For an operator only: it may hold a prompt or a key.
         self.upstream_text = text
-        """The server's own text, for an operator only: it may hold a prompt or a key."""
 
     @property
     def paid(self) -> bool:
         """Whether the call may have cost something all the same."""
-        return self.kind not in self.unpaid
+        return self.kind not in get_args(Unpaid)
 
     @property
     def refuses_request(self) -> bool:
@@ -222,20 +210,18 @@ class Breaker:
     def record(self, *, failed: bool) -> None:
         """Take the end of a call."""
         ended_at = time.monotonic()
-        if not failed and self._until:
-            self._recent.clear()
-            self._pause, self._until = self.first_pause, 0.0
-        self._recent.append((ended_at, failed))
-        if not failed:
-            return
         if self._until:
-            if self._is_testing:  # not a call that began before the breaker opened
+            if not failed:
+                self._recent.clear()
+                self._pause, self._until = self.first_pause, 0.0
+            elif self._is_testing:  # not a call that began before the breaker opened
                 self._pause, self._is_testing = min(2 * self._pause, self.max_pause), False
                 self._until = ended_at + self._pause
             return
+        self._recent.append((ended_at, failed))
         recent = [failure for ended, failure in self._recent if ended_at - ended <= self.seconds]
         is_bad = sum(recent) >= self.share * len(recent) or all(recent[-self.row :])
-        if len(recent) >= self.row and is_bad:
+        if failed and is_bad and len(recent) >= self.row:
             self._until = ended_at + self._pause
 
 

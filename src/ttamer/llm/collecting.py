@@ -1,9 +1,7 @@
 """From prompts to a trace: every node is asked about every prompt, and each call is paid for once.
 
 What came back is kept at once (:mod:`ttamer.llm.paid`), so that the same command continues after an
-interruption of any kind, and asks only what was not asked before. The answer, its confidence and
-its cost are read from the kept response each time: another comparison, other prices, or another
-confidence that reads the same response need no further calls.
+interruption of any kind, and asks only what was not asked before.
 """
 
 from __future__ import annotations
@@ -12,40 +10,28 @@ import asyncio
 import dataclasses
 import math
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ttamer._checks import counted, require_number
 from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.fitting import plan_calls
 from ttamer.fitting.fits import fit
-from ttamer.llm.client import Client, UpstreamFailed, open_session
-from ttamer.llm.compare import Comparer, Comparison, PairScore
+from ttamer.llm.client import UpstreamFailed, open_session
 from ttamer.llm.confidence import Unreadable, question_text
 from ttamer.llm.judging import Judge, Verdicts
-from ttamer.llm.likeness import embedding_score, threshold_of
 from ttamer.llm.node import ModelNode, Upstream, Work
-from ttamer.llm.paid import (
-    Ask,
-    Asked,
-    PaidUpstream,
-    Pretence,
-    Store,
-    key_of,
-    key_of_body,
-    patient,
-)
+from ttamer.llm.paid import Ask, Asked, Missing, PaidUpstream, Pretence, Store, key_of, patient
 from ttamer.llm.prompts import Answer, AnsweredPrompt, Prompt, check_label, trace_of, write_answers
-from ttamer.llm.settings import CascadeSource, comparison_of, embeddings_of, read_nodes, spec_of
+from ttamer.llm.settings import CascadeSource, comparison_of, read_nodes, spec_of
+from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import OnBad, Trace
 
 Progress = Callable[[int, int, int], None]
@@ -73,47 +59,38 @@ class Collection:
         self.spec, self.log, self.progress = spec_of(cascade), log, progress
         self.nodes, self.rule = read_nodes(self.spec), comparison_of(self.spec)
         self.prompts, self.paid = prompts, Store(paid, is_dry=is_dry)
-        self._questions = [question_text(prompt.body) for prompt in prompts]
-        self._logged: Sequence[Mapping[str, Answer | None]] = [{}] * len(prompts)
-        if log is not None:
-            self._logged = _answers_of(log, is_judged=judge is not None)
-        if is_dry:  # no response has the field
-            self.nodes = {
-                name: replace(node, confidence="none") if node.field else node
-                for name, node in self.nodes.items()
-            }
-        else:
-            self._check(has_judge=judge is not None)
+        for name in only:
+            self.spec.index_of(name)
+        names = only or (self.spec.names if log is None else ())
+        self.asked = {name: Asked(self.nodes[name]) for name in names}
+        self.upstreams: dict[str, Upstream] = {}
         self.verdicts = None
         if judge is not None:
             sees_labels = all(prompt.label is not None for prompt in prompts)
             self.verdicts = Verdicts(judge, self.nodes, self.paid, sees_labels=sees_labels)
-        self.keys = [key_of_body(prompt.body) for prompt in prompts]
+        if not is_dry:
+            self._check()
+        # Equal requests are asked once.
+        self.keys = [key_of(prompt.body) for prompt in prompts]
         self.bodies = dict(zip(self.keys, (prompt.body for prompt in prompts), strict=True))
-        self.asked = {name: Asked(self.nodes[name]) for name in only or self.spec.names}
-        self.upstreams: dict[str, Upstream] = {}
-        self.score: PairScore | None = None
 
-    def _check(self, *, has_judge: bool) -> None:
-        """Refuse answers that could not be compared, and labels that no answer can equal."""
+    def _check(self) -> None:
+        """Refuse nodes that nobody asks, and labels that no answer can equal."""
         labels = [prompt.label for prompt in self.prompts]
-        if self.rule.kind == "embedding":
-            fits = self.rule.threshold is None
-            if embeddings_of(self.spec) is None:
+        if self.log is not None:
+            if len(self.log) != len(labels):
+                raise ArgumentError(f"the log has {len(self.log)} rows, for {len(labels)} prompts")
+            if lacking := {*self.spec.names} - {*self.log.names, *self.asked}:
                 raise ArgumentError(
-                    '[serve]: compare = "embedding" needs the table [serve.embeddings]'
+                    f"{min(lacking)!r} is neither in the log nor among those to be asked"
                 )
-            if fits and any(node.confidence == "agreement" for node in self.nodes.values()):
+            if not self.asked:
+                raise ArgumentError("name the nodes to ask", param="only")
+            if self.verdicts and self.verdicts.judge.graded != (self.log.raw_loss is not None):
                 raise ArgumentError(
-                    'confidence = "agreement" compares answers while they are collected, and '
-                    'compare = "embedding" has no threshold yet; write one'
+                    "a judge gives scores (graded) where the log has them, and only there"
                 )
-            if fits and not any(labels):
-                raise ArgumentError(
-                    'compare = "embedding" has no threshold: write {kind = "embedding", threshold '
-                    "= ...}, or let it be fitted to labels"
-                )
-        if not has_judge and not any(labels) and self.log is None and self.spec.target == "label":
+        elif not self.verdicts and not any(labels) and self.spec.target == "label":
             raise TraceError(
                 "the prompts have no reference answers; give each a label, name a judge (--judge "
                 'NODE), or set target = "last" under [cascade]: then the last node is right, until '
@@ -131,24 +108,18 @@ class Collection:
 
     @asynccontextmanager
     async def opened(self, upstream: Ask | None) -> AsyncIterator[None]:
-        """Open the connections to the nodes, and to what embeds texts."""
+        """Open the connections to the nodes."""
         async with open_session() as session:
             client = upstream or patient(session)
             self.upstreams = {name: client(node) for name, node in self.nodes.items()}
-            settings = embeddings_of(self.spec)
-            if self.rule.kind == "embedding" and settings is not None:
-                self.score = embedding_score(self.paid, Client.of_embeddings(settings, session))
             yield
 
     async def ask(self, keys: Iterable[str], names: Iterable[str] | None = None) -> None:
-        """Ask nodes about prompts."""
+        """Ask nodes about prompts, and the judge, if there is one, about their answers."""
         bodies = {key: self.bodies[key] for key in keys}
         names = self.asked if names is None else names
         calls = (self.asked[n].ask(bodies, partial(self._ask, n), self._report) for n in names)
         await asyncio.gather(*calls)
-
-    async def ask_judge(self) -> None:
-        """Ask the judge, if there is one, about each different answer."""
         if self.verdicts is not None:
             judge = self.upstreams[self.verdicts.judge.node]
             await self.verdicts.ask(judge, self._new_rows(), self._report)
@@ -156,44 +127,37 @@ class Collection:
     def _report(self) -> None:
         if self.progress is not None:
             asked = [*self.asked.values(), *([self.verdicts.asked] if self.verdicts else ())]
-            failed = sum(len(node.failed) for node in asked)
-            done, total = (
-                sum(numbers)
-                for numbers in zip(*((node.done, node.total) for node in asked), strict=True)
-            )
-            self.progress(done, total, failed)
+            missing = [one for node in asked for one in node.missing.values()]
+            done = sum(len(node.answers) for node in asked) + len(missing)
+            failed = sum(one.is_failure for one in missing)
+            self.progress(done, sum(node.total for node in asked), failed)
 
     async def _ask(self, name: str, body: Mapping[str, Any]) -> Answer:
-        settings = self.nodes[name]
-        upstreams = {
-            asked: PaidUpstream(self.nodes[asked], self.upstreams[asked], self.paid)
-            for asked in dict.fromkeys((name, settings.verifier or name))
-        }
-        verifier = comparer = None
-        if judge := settings.verifier:
-            verifier = ModelNode(self.nodes[judge], upstreams[judge], self.rule)
-        if self.score is not None and self.rule.threshold is not None:
-            comparer = Comparer(self.rule, self.score)
-        node = ModelNode(settings, upstreams[name], self.rule, comparer=comparer, verifier=verifier)
-        work = Work(dict(body))
+        new: dict[str, bytes] = {}
+
+        def node_of(asked: str, verifier: ModelNode | None = None) -> ModelNode:
+            settings = self.nodes[asked]
+            upstream = PaidUpstream(settings, self.upstreams[asked], self.paid, new)
+            return ModelNode(settings, upstream, self.rule, verifier=verifier)
+
+        judge, work = self.nodes[name].verifier, Work(dict(body))
         try:
-            reply = await node.ask(work)
+            reply = await node_of(name, node_of(judge) if judge else None).ask(work)
         except UpstreamFailed as error:
             if error.kind != "garbage":  # what came before, such as the answer to be verified
-                for upstream in upstreams.values():
-                    upstream.keep()
+                self.paid.add(new)
             raise
         if not work.is_measured:
             raise Unreadable(
                 "returned no usage, and its tokens have a price: give the node a cost in place of "
                 "cost_per_token, or collect into another --cache"
             )
-        for upstream in upstreams.values():
-            upstream.keep()
-        answer = reply.answer
-        return Answer(answer.text, reply.confidence, answer.cost, answer.confidence_cost)
-
-    # The rows
+        self.paid.add(new)
+        answer, verifying = reply.answer, 0.0
+        if self.spec.nodes[self.spec.index_of(name)].verify_cost is not None:
+            # Its confidence is another node, which the fit makes of it, with that cost.
+            verifying = answer.confidence_cost
+        return Answer(answer.text, reply.confidence, answer.cost - verifying, verifying)
 
     @property
     def spent(self) -> float:
@@ -201,49 +165,34 @@ class Collection:
         verdicts = 0.0 if self.verdicts is None else self.verdicts.asked.spent
         return verdicts + sum(asked.spent for asked in self.asked.values())
 
-    def _new_rows(self) -> list[AnsweredPrompt]:
-        """Return the prompts with the new answers."""
-        return [
-            AnsweredPrompt(
-                question, prompt.label, {name: self._answer(name, key) for name in self.asked}
-            )
-            for question, prompt, key in zip(self._questions, self.prompts, self.keys, strict=True)
-        ]
+    # The rows
 
-    def _answer(self, name: str, key: str) -> Answer | None:
-        answer = self.asked[name].answers.get(key)
-        if answer is None or self.spec.nodes[self.spec.index_of(name)].verify_cost is None:
-            return answer
-        # Its confidence is another node, which the fit makes of it, with that cost.
-        return answer._replace(cost=answer.cost - answer.confidence_cost)
+    def _new_rows(self) -> list[AnsweredPrompt]:
+        """Return the prompts with the new answers, right as far as a judge says so."""
+        rows = [
+            AnsweredPrompt(
+                question_text(prompt.body),
+                prompt.label,
+                {name: asked.answers.get(key) for name, asked in self.asked.items()},
+            )
+            for prompt, key in zip(self.prompts, self.keys, strict=True)
+        ]
+        return rows if self.verdicts is None else [self.verdicts.judged(row) for row in rows]
 
     def rows(self) -> list[AnsweredPrompt]:
-        """Return the prompts with all answers, right as far as a judge says so."""
-        rows = self._new_rows() if self.verdicts is None else self._judged()
+        """Return the prompts with any answer, those of the log included."""
+        rows = self._new_rows()
+        if self.log is None:
+            return [row for row in rows if any(row.answers.values())]
+        logged = _answers_of(self.log, is_judged=self.verdicts is not None)
         return [
-            dataclasses.replace(row, answers={**logged, **row.answers})
-            for row, logged in zip(rows, self._logged, strict=True)
-            if any(row.answers.values()) or self.log is not None
+            dataclasses.replace(row, answers={**answers, **row.answers})
+            for row, answers in zip(rows, logged, strict=True)
         ]
 
-    def _judged(self) -> list[AnsweredPrompt]:
-        assert self.verdicts is not None  # noqa: S101 - asked before
-        return [self.verdicts.judged(row) for row in self._new_rows()]
-
-    async def trace(self, **facts: Any) -> Trace:
-        """Return the trace of the answers so far."""
-        rows, spec, rule = self.rows(), self.spec, self.rule
-        notes: list[str] = []
-        if self.score is not None:
-            try:
-                threshold, notes = await threshold_of(rule, rows, self.score)
-            except UpstreamFailed as error:
-                raise TraceError(f"texts cannot be embedded: {error}") from None
-            table = {"kind": "embedding", "threshold": threshold}
-            spec = dataclasses.replace(spec, serve={**spec.serve, "compare": table})
-            rule = Comparison("embedding", threshold=threshold)
-        comparer = Comparer(rule, self.score)
-        notes += facts.pop("notes", ())
+    def trace(self, on_error: OnBad = "skip") -> Trace:
+        """Return the trace of the answers so far; ``on_error`` refuses or skips failures."""
+        left_out, notes = self._gaps(on_error)
         for name, asked in self.asked.items():
             is_report = asked.node.confidence == "self-report"
             if is_report and not any(answer.confidence for answer in asked.answers.values()):
@@ -251,65 +200,51 @@ class Collection:
                     f"no self-report of {name!r} holds a number: its confidence is 0 on every row; "
                     "a model that reasons needs params = {max_tokens = false}"
                 )
+        rows, log = self.rows(), self.log
         if self.verdicts is not None:  # in place of the labels
-            notes.append(await self.verdicts.note(self._judged(), comparer))
+            notes.append(self.verdicts.note(self._new_rows(), self.rule))
             rows = [dataclasses.replace(row, reference=None) for row in rows]
+        unit = 0.0 if log is None or log.raw_loss is None else log.unit
         try:
-            trace = await trace_of(spec, comparer, rows, notes=notes, **facts)
+            trace = trace_of(self.spec, self.rule, rows, unit=unit, notes=notes, left_out=left_out)
         except TraceError as error:
             raise TraceError(
                 f"{error}; the answers are kept, and are not asked for again"
             ) from None
-        return trace if self.log is None else _with_columns_of(self.log, trace)
+        return trace if log is None else _with_columns_of(log, trace)
 
-    def gaps(self, on_error: OnBad) -> dict[str, Any]:
+    def _gaps(self, on_error: OnBad) -> tuple[Counter[str], list[str]]:
         """Return why prompts are left out, and notes on answers that others lack."""
         rows = self._new_rows()
-        failed = [self._reasons(row, "failed") for row in zip(rows, self.keys, strict=True)]
-        reasons = Counter(chain.from_iterable(failed))
+        missing = [self._missing(row, key) for row, key in zip(rows, self.keys, strict=True)]
+        failed = [[one.why for one in gaps if one.is_failure] for gaps in missing]
         has_all = all(asked.answers for asked in self.asked.values())
-        if reasons and (on_error == "refuse" or not has_all):
+        if any(failed) and (on_error == "refuse" or not has_all):
+            reasons = Counter(why for gaps in failed for why in gaps)
             lacked = "an answer" if self.verdicts is None else "an answer or a verdict"
             listed = "; ".join(f"{reason}: {count}" for reason, count in reasons.items())
             raise TraceError(
                 f"{sum(map(bool, failed))} of {len(rows)} prompts lack {lacked} ({listed}); fix "
-                f"the cause{_hint(listed, self.prompts)} and run the same command again, which "
-                "asks only these, or skip them with --skip-bad"
+                "the cause and run the same command again, which asks only these, or skip them "
+                "with --skip-bad"
             )
         left_out, gaps = Counter[str](), Counter[str]()
-        for row, key, why in zip(rows, self.keys, failed, strict=True):
-            why += self._reasons((row, key), "ineligible")
+        for row, lacking in zip(rows, missing, strict=True):
             if any(row.answers.values()) or self.log is not None:
-                gaps.update(why)
+                gaps.update(one.why for one in lacking)
             else:
-                left_out[why[0] if why else "the budget was spent"] += 1
-        notes = [f"{counted(n, 'prompt')} with a gap: {why}" for why, n in gaps.items()]
-        return {"left_out": left_out, "notes": notes}
+                left_out[lacking[0].why if lacking else "the budget was spent"] += 1
+        return left_out, [f"{counted(n, 'prompt')} with a gap: {why}" for why, n in gaps.items()]
 
-    def _reasons(self, asked: tuple[AnsweredPrompt, str], part: str) -> list[str]:
+    def _missing(self, row: AnsweredPrompt, key: str) -> list[Missing]:
         """Return why a prompt lacks answers or verdicts; nothing where it has all."""
-        row, key = asked
-        keys = [(name, getattr(node, part), key) for name, node in self.asked.items()]
+        asked = [(name, asked.missing.get(key)) for name, asked in self.asked.items()]
         if self.verdicts is not None:
-            keys += [
-                ("the judge", getattr(self.verdicts.asked, part), key_of_body(request))
-                for request in self.verdicts.requests(row).values()
-            ]
-        return [*dict.fromkeys(f"{who} {why[key]}" for who, why, key in keys if key in why)]
-
-
-def _hint(reasons: str, prompts: Sequence[Prompt]) -> str:
-    """Return what helps against an upstream that refuses calls: too many, or for their fields."""
-    if "status 429" in reasons:
-        return " (429: a lower max_concurrent, or retries, of the node)"
-    usual = ("messages", "prompt", "temperature", "max_tokens")
-    fields = dict.fromkeys(name for prompt in prompts for name in prompt.body if name not in usual)
-    if fields and ("status 400" in reasons or "status 422" in reasons):
-        return (
-            f" (each prompt's other fields are sent with its request, here {', '.join(fields)}: "
-            "remove those that the upstream does not take)"
-        )
-    return ""
+            verdicts = self.verdicts.asked.missing
+            requests = self.verdicts.requests(row).values()
+            asked += [("the judge", verdicts.get(key_of(request))) for request in requests]
+        gaps = (one._replace(why=f"{name} {one.why}") for name, one in asked if one)
+        return [*dict.fromkeys(gaps)]
 
 
 # What a log has
@@ -328,16 +263,13 @@ def _answers_of(log: Trace, *, is_judged: bool) -> list[dict[str, Answer | None]
         with suppress(TraceError):  # nothing is known
             right = 1 - log.loss
     prediction = np.full(right.shape, -1) if log.prediction is None else log.prediction
-    columns = [_texts(log, prediction), log.confidence, log.costs, right]
-    rows = np.stack([np.asarray(column, object) for column in columns], axis=2).tolist()
+    columns = (_texts(log, prediction), log.confidence, log.costs, right)
     return [
         {
-            name: None
-            if math.isnan(sure)
-            else Answer(text or "", sure, cost, right=verdict, is_form=True)
-            for name, (text, sure, cost, verdict) in zip(log.names, row, strict=True)
+            name: Answer(text or "", sure, cost, right=said, is_form=True) if sure == sure else None
+            for name, text, sure, cost, said in zip(log.names, *cells, strict=True)
         }
-        for row in rows
+        for cells in zip(*(column.tolist() for column in columns), strict=True)
     ]
 
 
@@ -346,20 +278,31 @@ def _with_columns_of(log: Trace, trace: Trace) -> Trace:
     columns: dict[str, Any] = {}
     for field in ("entropy", "latency", "margin"):
         if (values := getattr(log, field)) is not None:
-            known = dict(zip(log.names, values.T, strict=True))
-            unknown = np.full(len(log), math.nan)
-            columns[field] = np.column_stack([known.get(name, unknown) for name in trace.names])
+            columns[field] = np.full(trace.confidence.shape, math.nan)
+            columns[field][:, [trace.spec.index_of(name) for name in log.names]] = values
     return dataclasses.replace(
         trace, prompt=log.prompt, inputs=log.inputs, group=log.group, groups=log.groups, **columns
     )
 
 
 def prompts_of(log: Trace, request: Mapping[str, Any] | None = None) -> list[Prompt]:
-    """Return the prompts of a log, with its labels; ``request`` is sent with each.
+    """Return the prompts of a log, with its labels.
+
+    >>> trace = Trace.from_arrays({"a": 1.0}, [[0.5]], loss=[[0.0]], prompt=["2 + 2?"])
+    >>> prompts_of(trace)[0].body["messages"]
+    [{'role': 'user', 'content': '2 + 2?'}]
+
+    Args:
+        log: A trace with prompts as text.
+        request: Fields sent with every prompt.
+
+    Returns:
+        One prompt for each row.
 
     Raises:
         ArgumentError: If the log has no prompts as text.
     """
+    require_trace(log, "prompts_of")
     texts = [] if log.prompt is None else log.prompt.tolist()
     if not texts or any(text is None or text.startswith("#ttamer-prompt:") for text in texts):
         raise ArgumentError("the log has no prompts: they are its column prompt, as text")
@@ -378,6 +321,8 @@ def collect_prompts(
     prompts: Sequence[Prompt],
     paid: str | os.PathLike[str],
     *,
+    log: Trace | None = None,
+    only: Sequence[str] = (),
     on_error: OnBad = "refuse",
     answers: str | os.PathLike[str] | None = None,
     judge: Judge | None = None,
@@ -392,15 +337,25 @@ def collect_prompts(
         prompts = read_prompts("prompts.jsonl")
         trace = collect_prompts("cascade.toml", prompts, "answers.sqlite", budget=20.0)
 
+    A new model joins a log::
+
+        log = Trace.read("log.parquet")
+        prompts = prompts_of(log)
+        trace = collect_prompts("cascade.toml", prompts, "new.sqlite", log=log, only=["new"])
+
     Args:
         cascade: The cascade with its upstreams, or the path of its ``cascade.toml``.
         prompts: The prompts, such as :func:`read_prompts` returns.
         paid: A file that keeps the responses, so that no call is made twice (SQLite, mode 600).
+        log: Rows whose answers are kept; the prompts are theirs (:func:`prompts_of`). They must
+            have been compared by the same rule. What the log says of an answer holds for new ones
+            that equal it.
+        only: The nodes to ask; by default all. A log has the answers of the others.
         on_error: "refuse" raises an error for prompts that lack an answer, once all others are
             asked; "skip" leaves a gap there, and drops and counts prompts without any answer.
         answers: A file for the prompts and the answers of the trace's rows, as JSON lines (mode
             600).
-        judge: A node that decides how right answers are, instead of the comparison with labels;
+        judge: A node that decides how right new answers are, instead of the comparison with labels;
             where there are labels, ``notes`` has how often both agree. Where only some prompts
             have one, the judge sees none of them, so that its agreement holds for the others too.
             Verdicts are not part of the nodes' costs.
@@ -412,91 +367,26 @@ def collect_prompts(
         progress: Called with the numbers of answers and verdicts done, total and failed.
 
     Returns:
-        The trace, with a cost per row where calls differ in cost. With ``compare = "embedding"``
-        its cascade has the threshold, which is fitted to labels where there is none.
+        The trace, with a cost per row where calls differ in cost; with a log its rows, in their
+        order, with gaps where a new node was not asked.
 
     Raises:
+        ArgumentError: If a node is neither in the cascade nor in the log.
         CascadeError: If a setting of the cascade cannot be used.
         TraceError: If labels are missing, a prompt lacks an answer, or the file of responses cannot
             be used.
     """
-    run = Collection(cascade, prompts, paid, judge=judge, progress=progress)
-    return _collected(run, on_error, answers, budget, upstream)
-
-
-def collect_more(
-    cascade: CascadeSource,
-    log: Trace,
-    only: Sequence[str],
-    paid: str | os.PathLike[str],
-    *,
-    request: Mapping[str, Any] | None = None,
-    answers: str | os.PathLike[str] | None = None,
-    judge: Judge | None = None,
-    budget: float | None = None,
-    upstream: Ask | None = None,
-    progress: Progress | None = None,
-) -> Trace:
-    """Ask some nodes about the prompts of a log, and return the log with their answers.
-
-    ::
-
-        log = Trace.read("log.parquet")
-        trace = collect_more("cascade.toml", log, ["new"], "new.sqlite", budget=5.0)
-
-    Args:
-        cascade: The cascade with the nodes of the log and those that are new.
-        log: Rows with prompts; its answers must have been compared by the same rule. What it says
-            of an answer holds for new ones that equal it.
-        only: The nodes to ask.
-        paid: As for :func:`collect_prompts`.
-        request: Fields sent with every prompt.
-        answers: As there.
-        judge: As there; it decides about the new answers.
-        budget: As there.
-        upstream: As there.
-        progress: As there.
-
-    Returns:
-        The rows of the log in their order; gaps where a new node was not asked.
-
-    Raises:
-        ArgumentError: If a node is in neither, or the log has no prompts.
-        TraceError: As for :func:`collect_prompts`.
-    """
-    spec = spec_of(cascade)
-    for name in only:
-        spec.index_of(name)
-    if judge is not None and judge.graded != (log.raw_loss is not None):
-        raise ArgumentError("a judge gives scores (graded) where the log has them, and only there")
-    if lacking := [name for name in spec.names if name not in (*log.names, *only)]:
-        raise ArgumentError(f"{lacking[0]!r} is neither in the log nor among those to be asked")
-    if not only:
-        raise ArgumentError("name the nodes to ask", param="only")
-    prompts = prompts_of(log, request)
-    run = Collection(spec, prompts, paid, judge=judge, only=only, log=log, progress=progress)
-    return _collected(run, "skip", answers, budget, upstream)
-
-
-def _collected(
-    run: Collection,
-    on_error: OnBad,
-    answers: str | os.PathLike[str] | None,
-    budget: float | None,
-    upstream: Ask | None,
-) -> Trace:
+    run = Collection(cascade, prompts, paid, judge=judge, only=only, log=log, progress=progress)
     if budget is not None:
         require_number(budget, "budget")
 
-    async def collected() -> Trace:
+    async def ask() -> None:
         async with run.opened(upstream):
             await (run.ask(run.keys) if budget is None else _spend(run, budget))
-            await run.ask_judge()
-            unit = 0.0 if run.log is None or run.log.raw_loss is None else run.log.unit
-            return await run.trace(unit=unit, **run.gaps(on_error))
 
     with run.paid:
-        trace = asyncio.run(collected())
+        asyncio.run(ask())
+    trace = run.trace(on_error)
     if budget is not None:
         notes = _worth(run, trace, budget)
         trace = dataclasses.replace(trace, notes=(*trace.notes, *notes))
@@ -516,7 +406,7 @@ async def _spend(run: Collection, budget: float, core: int = 100) -> None:
     """
     order, names = sorted(run.bodies, key=lambda key: key_of("order", key)), [*run.asked]
     spending = _Spending(run, budget, await _most_of(run, order[0]))
-    if (price := spending.price(names)) > budget:
+    if (price := sum(spending.most.values())) > budget:
         raise ArgumentError(
             f"budget is {budget:g}, and one prompt may cost {price:g} by all nodes together",
             param="budget",
@@ -528,7 +418,7 @@ async def _spend(run: Collection, budget: float, core: int = 100) -> None:
     if run.spent >= budget:
         return
     try:
-        trace = _part(run, await run.trace())
+        trace = _part(run, run.trace())
         plan = plan_calls(fit(trace, inputs=False), trace, budget - run.spent)
     except TTamerError:  # too little is known, or what is right: complete rows are worth most
         await spending.ask(order, names)
@@ -547,34 +437,34 @@ class _Spending(NamedTuple):
     budget: float
     most: Mapping[str, float]
 
-    def price(self, names: Iterable[str]) -> float:
-        """Return what asking nodes about a prompt is expected to cost: as so far, or the most."""
-        verdicts, price = self.run.verdicts, 1e-12  # never 0: it divides a budget
-        answers = sum(len(self.run.asked[name].answers) for name in self.run.asked)
-        for name in names:
-            asked = self.run.asked[name]
-            if not asked.answers:
-                price += self.most[name]
-                continue
-            price += asked.spent / len(asked.answers)
-            price += 0.0 if verdicts is None else verdicts.asked.spent / answers
-        return price
+    def price(self, name: str) -> float:
+        """Return what a node's answer is expected to cost: as much as so far, or the most."""
+        asked, verdicts = self.run.asked[name], self.run.verdicts
+        if not asked.answers:
+            return self.most[name]
+        answers = sum(len(asked.answers) for asked in self.run.asked.values())
+        judging = 0.0 if verdicts is None else verdicts.asked.spent / answers
+        return asked.spent / len(asked.answers) + judging
 
     async def ask(self, keys: Sequence[str], names: Sequence[str], share: float = 1.0) -> None:
         """Ask nodes about those of some prompts that a share of the budget pays for."""
-        keys = [key for key in keys if any(self.run.asked[name].is_open(key) for name in names)]
-        left = (share * self.budget - self.run.spent) / self.price(names) * (1 + 1e-9)
-        if affordable := keys[: max(0, int(left))]:
-            await self.run.ask(affordable, names)
-            await self.run.ask_judge()
+        while True:
+            keys = [key for key in keys if any(self.run.asked[name].is_open(key) for name in names)]
+            left = (share * self.budget - self.run.spent) * (1 + 1e-9)
+            price = sum(map(self.price, names)) or 1e-12
+            # Costs differ from prompt to prompt: the last ones are asked at the highest price.
+            if (count := int(0.9 * left / price)) < 10:
+                count = int(left / max(price, sum(self.most[name] for name in names)))
+            if count < 1 or not keys:
+                return
+            await self.run.ask(keys[:count], names)
 
 
 async def _most_of(run: Collection, key: str) -> dict[str, float]:
     """Return what an answer of each node to a prompt may cost, its verdict included."""
     judge = None if run.verdicts is None else run.verdicts.judge
-    dry = Collection(
-        run.spec, [Prompt(run.bodies[key])], ":memory:", judge=judge, only=[*run.asked], is_dry=True
-    )
+    prompts = [Prompt(run.bodies[key])]
+    dry = Collection(run.spec, prompts, ":memory:", judge=judge, only=[*run.asked], is_dry=True)
     with dry.paid:
         await _planned(dry)
     verdicts = 0.0 if dry.verdicts is None else dry.verdicts.asked.spent / len(dry.asked)
@@ -665,14 +555,14 @@ def plan_collection(
 
 async def _planned(run: Collection) -> CollectionPlan:
     """Run a collection dry: with stand-ins that answer as long as they may."""
-    costs: dict[str, list[float]] = {name: [] for name in run.asked}
-    async with run.opened(lambda node: Pretence(node, costs.setdefault(node.name, []))):
+    costs: defaultdict[str, list[float]] = defaultdict(list, {name: [] for name in run.asked})
+    verdicts, run.verdicts = run.verdicts, None
+    async with run.opened(lambda node: Pretence(node, costs[node.name])):
         await run.ask(run.keys)
-        if run.verdicts is not None:
-            node = run.verdicts.asked.node
-            verdicts = costs[f"verdicts of {node.name}"] = []
-            run.upstreams[node.name] = Pretence(node, verdicts)
-            await run.ask_judge()
-    costs = {name: calls for name, calls in costs.items() if calls or name in run.asked}
-    calls = {name: len(parts) for name, parts in costs.items()}
-    return CollectionPlan(calls, {n: sum(parts) for n, parts in costs.items()}, len(run.paid))
+        if verdicts is not None:
+            run.verdicts, node = verdicts, verdicts.asked.node
+            run.upstreams[node.name] = Pretence(node, costs[f"verdicts of {node.name}"])
+            await run.ask([])
+    called = {name: parts for name, parts in costs.items() if parts or name in run.asked}
+    calls = {name: len(parts) for name, parts in called.items()}
+    return CollectionPlan(calls, {n: sum(parts) for n, parts in called.items()}, len(run.paid))

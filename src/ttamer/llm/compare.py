@@ -11,15 +11,10 @@ labels; ``None`` stands for an answer without content, which equals nothing.
 - ``json``: the JSON value in the text, or its listed ``fields``, whatever its spacing and order.
 - ``contains``: an answer is right if it contains the label, or any of several aliases separated by
   ``|``, as whole words; two answers are equal if one contains the other.
-- ``embedding``: two texts are equal if the cosine of their embeddings is at least ``threshold``; an
-  answer is right if it equals the label, or any of several aliases separated by ``|``.
 
-A :class:`Comparison` is the rule. A :class:`Comparer` applies it to many pairs at once, and may
-wait for what a pair needs, such as the embeddings of its texts.
-
-With a tolerance, with ``contains`` and with ``embedding``, equality is not transitive. Within one
-request a prediction is therefore replaced by the first earlier one that it equals
-(:meth:`Comparer.matched_all`), and labels are compared one by one (:meth:`Comparer.right`).
+With a tolerance and with ``contains``, equality is not transitive. Within one request a prediction
+is therefore replaced by the first earlier one that it equals (:meth:`Comparison.matched`), and
+labels are compared one by one (:meth:`Comparison.is_right`).
 """
 
 from __future__ import annotations
@@ -27,25 +22,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Literal, get_args
 
 from ttamer.errors import ArgumentError
 from ttamer.llm.forms import choice_of, has_words, json_form, normalised, number_of, plain_json
 
-ComparisonKind = Literal[
-    "exact", "normalised", "choice", "numeric", "json", "contains", "embedding"
-]
-"""The names of the rules."""
-Pair = tuple[str, str]
-"""Two texts that are compared."""
-PairScore = Callable[[Sequence[Pair]], Awaitable[Sequence[float]]]
-"""From pairs of texts to how alike each is: the cosine of two embeddings, or another number from
--1 to 1 that grows with likeness."""
-ALIAS_SEPARATOR = "|"
-"""What separates the aliases in a label, with ``contains`` and ``embedding``."""
+ComparisonKind = Literal["exact", "normalised", "choice", "numeric", "json", "contains"]
 
 
 @dataclass(frozen=True)
@@ -61,8 +45,6 @@ class Comparison:
         kind: The rule.
         tolerance: The largest difference of two equal numbers, with ``numeric``.
         fields: Dotted paths of the values that are compared, with ``json``; by default all.
-        threshold: The cosine from which two texts are equal, with ``embedding``; ``None`` where it
-            is still to be fitted (:func:`ttamer.llm.fit_threshold`).
 
     Raises:
         ArgumentError: If an option is out of range, or does not belong to the rule.
@@ -71,21 +53,16 @@ class Comparison:
     kind: ComparisonKind = "normalised"
     tolerance: float = 0.0
     fields: tuple[str, ...] = ()
-    threshold: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(ComparisonKind):
             names = ", ".join(f'"{name}"' for name in get_args(ComparisonKind))
             raise ArgumentError(f"compare is {self.kind!r}; it must be one of {names}")
-        kinds = {"tolerance": "numeric", "fields": "json", "threshold": "embedding"}
-        for option in self.options:
-            if kinds[option] != self.kind:
+        for option, kind in (("tolerance", "numeric"), ("fields", "json")):
+            if option in self.options and kind != self.kind:
                 raise ArgumentError(
-                    f'{option} applies to compare = "{kinds[option]}" only, not "{self.kind}"; '
-                    "remove it"
+                    f'{option} applies to compare = "{kind}" only, not "{self.kind}"; remove it'
                 )
-        if self.threshold is not None and not -1 <= self.threshold <= 1:
-            raise ArgumentError(f"threshold is {self.threshold!r}; it is a cosine, from -1 to 1")
         if not 0 <= self.tolerance < math.inf:
             raise ArgumentError(
                 f"tolerance is {self.tolerance!r}; it must be finite and not negative"
@@ -94,23 +71,18 @@ class Comparison:
     @property
     def options(self) -> dict[str, Any]:
         """The options that are set."""
-        fields = dataclasses.fields(self)[1:]
-        values = {field.name: getattr(self, field.name) for field in fields}
-        return {f.name: values[f.name] for f in fields if values[f.name] != f.default}
+        values = dataclasses.asdict(self)
+        del values["kind"]
+        return {name: value for name, value in values.items() if value}
 
     def __str__(self) -> str:
         """The kind, and the options that are set."""
         return self.kind + (f" {json.dumps(self.options)}" if self.options else "")
 
     @property
-    def has_aliases(self) -> bool:
-        """Whether a label may name several right answers."""
-        return self.kind in ("contains", "embedding")
-
-    @property
     def is_transitive(self) -> bool:
         """Whether equal answers always have the same prediction."""
-        return not self.has_aliases and not self.tolerance
+        return self.kind != "contains" and not self.tolerance
 
     def prediction(self, text: str) -> str | None:
         """Return the form of an answer that is compared.
@@ -134,8 +106,6 @@ class Comparison:
             text = text.encode("utf-8", "replace").decode()  # JSON may hold half a character
         if self.kind == "exact":
             return text or None
-        if self.kind == "embedding":
-            return text.strip() or None
         if self.kind == "choice":
             return choice_of(text)
         if self.kind == "numeric":
@@ -158,12 +128,15 @@ class Comparison:
             Its forms; none for a label without content.
         """
         texts = [label] if isinstance(label, str) else label
-        if self.has_aliases:
-            texts = [alias for text in texts for alias in text.split(ALIAS_SEPARATOR)]
+        if self.kind == "contains":
+            texts = [alias for text in texts for alias in text.split("|")]
         return [*filter(None, dict.fromkeys(map(self.prediction, texts)))]
 
     def equal(self, first: str | None, second: str | None) -> bool:
         """Return whether two predictions are equal; ``None`` equals nothing.
+
+        >>> Comparison("numeric", tolerance=0.5).equal("1.2", "1.6")
+        True
 
         Args:
             first: A prediction.
@@ -171,28 +144,18 @@ class Comparison:
 
         Returns:
             Whether they are equal under this rule.
-
-        Raises:
-            ArgumentError: With ``embedding``, for texts that differ; see :class:`Comparer`.
-
-        >>> Comparison("numeric", tolerance=0.5).equal("1.2", "1.6")
-        True
         """
         if first is None or second is None:
             return False
         if first == second:
             return True
-        if self.kind == "embedding":
-            raise ArgumentError(
-                'compare = "embedding" needs the embeddings of the texts: use Comparer, with score'
-            )
-        if self.kind == "numeric" and self.tolerance:
-            # A relative error of a few ulp: 0.1 + 0.2 is within 0.1 of 0.2.
-            gap = abs(float(first) - float(second))
-            return gap <= self.tolerance or math.isclose(gap, self.tolerance, rel_tol=1e-9)
         if self.kind == "contains":
             return has_words(first, second) or has_words(second, first)
-        return False
+        if not self.tolerance:
+            return False
+        # A relative error of a few ulp: 0.1 + 0.2 is within 0.1 of 0.2.
+        gap = abs(float(first) - float(second))
+        return gap <= self.tolerance or math.isclose(gap, self.tolerance, rel_tol=1e-9)
 
     def is_right(self, answer: str, label: str | Sequence[str]) -> bool:
         """Return whether an answer is right.
@@ -212,71 +175,10 @@ class Comparison:
             return any(has_words(form, alias) for alias in self.aliases(label))
         return any(self.equal(form, alias) for alias in self.aliases(label))
 
-
-@dataclass(frozen=True)
-class Comparer:
-    """A rule of comparison that is applied to many pairs at once.
-
-    >>> import asyncio
-    >>> comparer = Comparer(Comparison("numeric", tolerance=0.5))
-    >>> asyncio.run(comparer.right([("1.2", "1.6"), ("1", "3")]))
-    [True, False]
-
-    Args:
-        rule: The rule.
-        score: How alike the texts of pairs are, with ``embedding``;
-            :func:`ttamer.llm.cosines` makes it of a function from texts to vectors.
-
-    Raises:
-        ArgumentError: With ``embedding``, without a threshold or a score.
-    """
-
-    rule: Comparison
-    score: PairScore | None = None
-
-    def __post_init__(self) -> None:
-        if self.rule.kind == "embedding" and (self.score is None or self.rule.threshold is None):
-            raise ArgumentError(
-                'compare = "embedding" needs a score, which embeds texts, and a threshold; fit one '
-                "with fit_threshold"
-            )
-
-    async def right(self, pairs: Sequence[tuple[str, str | Sequence[str]]]) -> list[bool]:
-        """Return for each answer and its label, or labels, whether the answer is right.
-
-        Args:
-            pairs: An answer, and the label or several that are right alike.
-
-        Returns:
-            One truth value for each pair.
-        """
-        rule = self.rule
-        if self.score is None:
-            return [rule.is_right(answer, label) for answer, label in pairs]
-        rows = [
-            [(rule.prediction(answer), alias) for alias in rule.aliases(label)]
-            for answer, label in pairs
-        ]
-        equal = await self._equality(chain.from_iterable(rows))
-        return [any(equal(*pair) for pair in row) for row in rows]
-
-    async def _equality(
-        self, pairs: Iterable[tuple[str | None, str | None]]
-    ) -> Callable[[str | None, str | None], bool]:
-        """Return what compares the texts of these pairs, once their scores are there."""
-        threshold = self.rule.threshold
-        if self.score is None or threshold is None:
-            return self.rule.equal
-        asked = [(a, b) for a, b in dict.fromkeys(pairs) if a and b and a != b]
-        scores = dict(zip(asked, await self.score(asked), strict=True)) if asked else {}
-        return lambda a, b: bool(a and b and (a == b or scores[a, b] >= threshold))
-
-    async def matched_all(self, predictions: Sequence[str | None]) -> list[str | None]:
+    def matched(self, predictions: Sequence[str | None]) -> list[str | None]:
         """Return predictions for one request, each replaced by the first one that it equals.
 
-        >>> import asyncio
-        >>> comparer = Comparer(Comparison("contains"))
-        >>> asyncio.run(comparer.matched_all(["paris", None, "it is paris"]))
+        >>> Comparison("contains").matched(["paris", None, "it is paris"])
         ['paris', None, 'paris']
 
         Args:
@@ -285,11 +187,9 @@ class Comparer:
         Returns:
             A list of the same length.
         """
-        pairs = [(p, earlier) for k, p in enumerate(predictions) for earlier in predictions[:k]]
-        equal = await self._equality(pairs)
         matched: list[str | None] = []
         for prediction in predictions:
-            earlier = (candidate for candidate in matched if equal(prediction, candidate))
+            earlier = (candidate for candidate in matched if self.equal(prediction, candidate))
             matched.append(next(earlier, prediction))
         return matched
 

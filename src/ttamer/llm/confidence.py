@@ -1,8 +1,8 @@
 """What an OpenAI-compatible response says: its answer, and how sure the model is of it.
 
 The sources of a confidence are the log-probabilities of the answer's tokens, agreement among
-several answers, a verifier, a self-report, and any number of the response. A response that lacks
-what is needed is an :class:`Unreadable` that names it. Nothing here calls a model.
+several answers, a verifier and a self-report. A response that lacks what is needed is an
+:class:`Unreadable` that names it. Nothing here calls a model.
 
 A judge, a verifier and a self-report read texts that others wrote. These texts stand between marks
 that none of them contains, so that no text can end its part and give instructions.
@@ -16,10 +16,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
-from ttamer._checks import is_number
+import msgspec
+
 from ttamer.errors import TTamerError
 
 MIN_LOGPROB = -1e9  # its exponential is 0, and sums of many stay finite
@@ -127,12 +127,6 @@ def product_of_tokens(response: Mapping[str, Any]) -> float:
     return math.exp(math.fsum(_logprobs(response) or [MIN_LOGPROB]))
 
 
-def _listed(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the likely tokens at the place of one token."""
-    top = entry.get("top_logprobs")
-    return [token for token in top if isinstance(token, dict)] if isinstance(top, list) else []
-
-
 def probability_of_choice(response: Mapping[str, Any], letter: str) -> float:
     """Return the probability of the token that names the choice.
 
@@ -141,13 +135,13 @@ def probability_of_choice(response: Mapping[str, Any], letter: str) -> float:
     """
     # Tokens of chat models come with spaces, quotes and brackets around the letter.
     tokens = _tokens(response)
-    texts = [str(entry.get("token")) for entry in tokens]
+    texts = [str(token.token) for token in tokens]
     naming = [i for i, text in enumerate(texts) if text.strip(_AROUND).upper() == letter]
     if not naming:
         return probability_of_answer(response)
     before = "".join(texts[: naming[0]])
     chosen = naming[0] if not before.strip(_AROUND) else naming[-1]
-    return math.exp(_log(tokens[chosen].get("logprob")))
+    return math.exp(tokens[chosen].log)
 
 
 def question_text(body: Mapping[str, Any]) -> str:
@@ -181,12 +175,12 @@ def probability_of_yes(response: Mapping[str, Any]) -> float:
     >>> probability_of_yes({"choices": [{"logprobs": {"content": [token]}}]})
     0.5
     """
-    for entry in _entries(response):
+    for entry in _tokens(response):
         verdict = {"yes": 0.0, "no": 0.0}
-        for token in _listed(entry) or [entry]:
-            word = str(token.get("token", "")).strip(_AROUND).casefold()
+        for token in entry.top_logprobs or [entry]:
+            word = str(token.token).strip(_AROUND).casefold()
             if word in verdict:
-                verdict[word] += math.exp(_log(token.get("logprob")))
+                verdict[word] += math.exp(token.log)
         if total := verdict["yes"] + verdict["no"]:
             return verdict["yes"] / total
     raise Unreadable("the verifier returned neither yes nor no")
@@ -207,25 +201,6 @@ def agreement(predictions: Sequence[str | None]) -> tuple[int, float]:
     return list(predictions).index(modal), count / len(predictions)
 
 
-def field_value(response: Mapping[str, Any], path: str) -> float:
-    """Return the number at a dotted path.
-
-    >>> field_value({"choices": [{"score": 0.7}]}, "choices.0.score")
-    0.7
-    """
-    value: Any = response
-    for step in path.split("."):
-        if isinstance(value, dict):
-            value = value.get(step)
-        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
-            value = value[int(step)]
-        else:
-            value = None
-    if not math.isfinite(number := _number(value)):
-        raise Unreadable(f"returned no number at field = {path!r}")
-    return number
-
-
 def _choice_of(response: Mapping[str, Any]) -> dict[str, Any]:
     choices = response.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
@@ -233,42 +208,35 @@ def _choice_of(response: Mapping[str, Any]) -> dict[str, Any]:
     return choices[0]
 
 
-def _entries(response: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tokens of the first choice."""
+class _Token(msgspec.Struct):
+    logprob: float
+    token: str | None = None
+    top_logprobs: list[_Token] | None = None
+
+    @property
+    def log(self) -> float:
+        """The log-probability: rounding may put it above 0, and no chance at all is ``-inf``."""
+        if math.isnan(self.logprob):
+            raise Unreadable("a log-probability is not a number")
+        return max(min(self.logprob, 0.0), MIN_LOGPROB)
+
+
+def _tokens(response: Mapping[str, Any]) -> list[_Token]:
+    """Return the tokens of the answer that have text: llama.cpp adds one for the end."""
     logprobs = _choice_of(response).get("logprobs")
-    content = logprobs.get("content") if isinstance(logprobs, dict) else None
-    if isinstance(content, list) and all(isinstance(entry, dict) for entry in content):
-        return content
-    raise Unreadable(
-        "returned no log-probabilities: the upstream must support logprobs, or the node needs "
-        'another confidence ("agreement", "verifier", "self-report", "none")'
-    )
-
-
-def _tokens(response: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tokens that have text: llama.cpp adds one for the end of the answer."""
-    return [entry for entry in _entries(response) if entry.get("token") != ""]
+    try:
+        content = logprobs.get("content") if isinstance(logprobs, dict) else None
+        tokens = msgspec.convert(content, list[_Token])
+    except (msgspec.ValidationError, RecursionError):
+        raise Unreadable(
+            "returned no log-probabilities: the upstream must support logprobs, or the node needs "
+            'another confidence ("agreement", "verifier", "self-report", "none")'
+        ) from None
+    return [token for token in tokens if token.token != ""]
 
 
 def _logprobs(response: Mapping[str, Any]) -> list[float]:
-    logs = [entry.get("logprob") for entry in _tokens(response)]
-    # Most are floats in range: checked here, as answers may have thousands of tokens.
-    return [log if type(log) is float and MIN_LOGPROB <= log <= 0 else _log(log) for log in logs]
-
-
-def _log(value: Any) -> float:
-    """Return a log-probability between :data:`MIN_LOGPROB` and 0."""
-    number = _number(value)
-    if math.isnan(number):
-        raise Unreadable("a log-probability is not a number")
-    return max(min(number, 0.0), MIN_LOGPROB)
-
-
-def _number(value: Any) -> float:
-    """Return a JSON number as a float; NaN for anything else."""
-    with suppress(OverflowError):
-        return float(value) if is_number(value) else math.nan
-    return math.nan
+    return [token.log for token in _tokens(response)]
 
 
 def message_text(content: Any) -> str:

@@ -8,7 +8,6 @@ spend logs of a LiteLLM proxy, and the request and output files of OpenAI's batc
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import math
@@ -17,7 +16,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +24,8 @@ from numpy.typing import NDArray
 
 from ttamer._checks import counted, require_path, shown
 from ttamer.cascade import CascadeNode, CascadeSpec
-from ttamer.errors import CascadeError, TraceError
-from ttamer.llm.compare import Comparer, Comparison
+from ttamer.errors import TraceError
+from ttamer.llm.compare import Comparison
 from ttamer.llm.confidence import (
     Unreadable,
     answer_text,
@@ -49,6 +47,9 @@ from ttamer.trace.schema import INPUT
 from ttamer.trace.trace import OnBad, Trace
 
 Row = Mapping[str, Any]
+# Some of the columns of a node.
+TOKENS = ("input_tokens", "output_tokens")
+VERDICTS = ("thumbs", "score", "correct")  # of several, the last one counts
 
 
 def import_answers(
@@ -85,7 +86,6 @@ def import_answers(
         The trace.
 
     Raises:
-        CascadeError: If the cascade compares by embeddings, which takes a server.
         TraceError: If the file or a row cannot be used, or no answer equals any label.
 
     >>> import tempfile
@@ -101,50 +101,66 @@ def import_answers(
     require_path(path, "import_answers")
     spec = spec_of(cascade)
     rule = comparison_of(spec)
-    if rule.kind == "embedding":
-        raise CascadeError(
-            '[serve]: compare = "embedding" takes a server, which only ttamer collect asks; choose '
-            "another compare for the log"
-        )
     rows, notes = _rows(Path(path), spec)
     if not rows:
         raise TraceError(f"{path}: holds no rows")
-    columns = [*dict.fromkeys(chain.from_iterable(row for _, row in rows))]
-    nodes = [_Columns.of(node, columns, path) for node in spec.nodes]
-    used, left_out = _read(rows, nodes, rule, on_bad)
+    columns = dict.fromkeys(name for _, row in rows for name in row)
+    prices = {node.name: _price(node, [*columns], path) for node in spec.nodes}
+    rows = [(where, {**columns, **row}) for where, row in rows]  # all have all columns
+    used, left_out = _read(rows, spec, prices, rule, on_bad)
     if not used:
         raise TraceError(f"{path}: all of its rows were left out")
-    quiet = [node.node.name for node in nodes if "confidence" not in node.columns]
+    quiet = [name for name in spec.names if f"{name}.confidence" not in columns]
     if quiet:
         notes.append(
             f"no confidence of {shown(quiet)} (a column <node>.confidence): write confidence = "
             '"none" in the cascade.toml that serves them'
         )
-    read = {"label", "prompt", "messages", *(c for node in nodes for c in node.columns.values())}
-    inputs = [name for name in columns if name.startswith(INPUT) and name not in read]
-    if dropped := [name for name in columns if name not in {*read, *inputs}]:
-        notes.append(f"not read: {shown(dropped)}")
-    silent = dataclasses.replace(
-        spec,
-        nodes=tuple(
+        nodes = (
             dataclasses.replace(node, options={**node.options, "confidence": "none"})
             if node.name in quiet
             else node
             for node in spec.nodes
-        ),
-    )
-    answered = [answered for _, answered in used]
-    cells = {name: [row.get(name) for row, _ in used] for name in inputs}
-    facts = {name.removeprefix(INPUT): _column(values) for name, values in cells.items()}
-    try:
-        trace = asyncio.run(
-            trace_of(silent, Comparer(rule), answered, left_out=left_out, notes=notes, inputs=facts)
         )
+        spec = dataclasses.replace(spec, nodes=tuple(nodes))
+    fields = ("answer", "confidence", "cost", *TOKENS, *VERDICTS)
+    read = {f"{name}.{field}" for name in spec.names for field in fields}
+    unread = [name for name in columns if name not in {*read, "label", "prompt", "messages"}]
+    facts = {
+        name.removeprefix(INPUT): _column([row.get(name) for row, _ in used])
+        for name in unread
+        if name.startswith(INPUT)
+    }
+    if dropped := [name for name in unread if not name.startswith(INPUT)]:
+        notes.append(f"not read: {shown(dropped)}")
+    answered = [row for _, row in used]
+    try:
+        trace = trace_of(spec, rule, answered, left_out=left_out, notes=notes, inputs=facts)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
     if answers is not None and all(row.prompt for row in answered):
         write_answers(answers, answered)
     return trace
+
+
+def _price(
+    node: CascadeNode, columns: Sequence[str], path: str | os.PathLike[str]
+) -> TokenCost | None:
+    """Return the price of a node's tokens; refuse a log without its answers, or their tokens."""
+    answer, cost, *tokens = (f"{node.name}.{field}" for field in ("answer", "cost", *TOKENS))
+    if answer not in columns:
+        raise TraceError(
+            f"{path}: the column {answer!r} is missing; there are {', '.join(sorted(columns))}"
+        )
+    price = node.options.get("cost_per_token")
+    if price is None or cost in columns:
+        return None
+    if not {*tokens} <= {*columns}:
+        raise TraceError(
+            f"{path}: the cascade prices the tokens of {node.name!r}, and the log has no "
+            f"columns {tokens[0]!r} and {tokens[1]!r}, nor {cost!r}"
+        )
+    return checked(TokenCost, price, f"[[node]] {node.name!r}: cost_per_token")
 
 
 def _column(cells: Sequence[Any]) -> NDArray[Any]:
@@ -155,7 +171,11 @@ def _column(cells: Sequence[Any]) -> NDArray[Any]:
 
 
 def _read(
-    rows: Sequence[tuple[str, Row]], nodes: Sequence[_Columns], rule: Comparison, on_bad: OnBad
+    rows: Sequence[tuple[str, Row]],
+    spec: CascadeSpec,
+    prices: Mapping[str, TokenCost | None],
+    rule: Comparison,
+    on_bad: OnBad,
 ) -> tuple[list[tuple[Row, AnsweredPrompt]], Counter[str]]:
     """Read the rows, and count those that cannot be used where they may be left out."""
     used, left_out = [], Counter[str]()
@@ -163,7 +183,7 @@ def _read(
         try:
             label = label_of(row.get("label"))
             check_label(label, rule)
-            answers = {node.node.name: node.read(row, rule) for node in nodes}
+            answers = {n.name: _answer(row, n, prices[n.name], rule) for n in spec.nodes}
             if not any(answers.values()):
                 raise TraceError(  # noqa: TRY301 - reported with its place below
                     "has no answer of any node, as after failed calls; an answer without content "
@@ -181,90 +201,48 @@ def _read(
     return used, left_out
 
 
-class _Columns(NamedTuple):
-    """Where a row has the reply of one node."""
+def _answer(
+    row: Row, node: CascadeNode, price: TokenCost | None, rule: Comparison
+) -> Answer | None:
+    """Return the answer of a node on a row; ``None`` where there is none."""
+    at = f"{node.name}.".__add__
+    text, right = row[at("answer")], math.nan
+    if text is None:
+        return None
+    if isinstance(text, list | dict):
+        if rule.kind != "json":
+            kind = "a list" if isinstance(text, list) else "an object"
+            raise TraceError(f"{node.name}.answer is {kind}; it must be text")
+        text = json.dumps(text, ensure_ascii=False)
+    confidence = _number(row, at("confidence"), -math.inf) if at("confidence") in row else 0.0
+    cost = _number(row, at("cost")) if at("cost") in row else node.cost
+    if price is not None:
+        cost += price.input * _number(row, at("input_tokens"))
+        cost += price.output * _number(row, at("output_tokens"))
+    for field in VERDICTS:
+        if row.get(at(field)) is not None:
+            right = _right(row, at(field))
+    return Answer(without_reasoning(str(text)), confidence, cost, right=right)
 
-    node: CascadeNode
-    price: TokenCost | None
-    columns: Mapping[str, str]
-    """By field, as far as the log has them."""
 
-    @classmethod
-    def of(
-        cls, node: CascadeNode, columns: Sequence[str], path: str | os.PathLike[str]
-    ) -> _Columns:
-        """Find the columns of a node in those of a log."""
-        fields = (
-            "answer",
-            "confidence",
-            "cost",
-            "input_tokens",
-            "output_tokens",
-            "correct",
-            "score",
-            "thumbs",
+def _right(row: Row, name: str) -> float:
+    """Return how right an answer is said to be."""
+    words = {"up": "1", "true": "1", "down": "0", "false": "0", "-1": "0"}
+    text = str(row[name]).strip().casefold()
+    right = _float(words.get(text, text))
+    if not 0 <= right <= 1:
+        raise TraceError(
+            f"{name} is {row[name]!r}; write true or false, up or down, or a score from 0 to 1"
         )
-        read = {field: name for field in fields if (name := f"{node.name}.{field}") in columns}
-        if "answer" not in read:
-            raise TraceError(
-                f"{path}: the column '{node.name}.answer' is missing; there are "
-                f"{', '.join(sorted(columns))}"
-            )
-        price = node.options.get("cost_per_token")
-        if price is not None:
-            price = checked(TokenCost, price, f"[[node]] {node.name!r}: cost_per_token")
-            if "cost" not in read and not {"input_tokens", "output_tokens"} <= {*read}:
-                raise TraceError(
-                    f"{path}: the cascade prices the tokens of {node.name!r}, and the log has no "
-                    f"columns '{node.name}.input_tokens' and '{node.name}.output_tokens', nor "
-                    f"'{node.name}.cost'"
-                )
-        return cls(node, price, read)
+    return right
 
-    def read(self, row: Row, rule: Comparison) -> Answer | None:
-        """Return the answer on a row; ``None`` where there is none."""
-        text = row.get(self.columns["answer"])
-        if text is None:
-            return None
-        if isinstance(text, list | dict):
-            if rule.kind != "json":
-                kind = "a list" if isinstance(text, list) else "an object"
-                raise TraceError(f"{self.node.name}.answer is {kind}; it must be text")
-            text = json.dumps(text, ensure_ascii=False)
-        confidence, cost = 0.0, self.node.cost
-        if "confidence" in self.columns:
-            confidence = self._number(row, "confidence", -math.inf)
-        if "cost" in self.columns:
-            cost = self._number(row, "cost")
-        elif self.price is not None:
-            cost += self.price.input * self._number(row, "input_tokens")
-            cost += self.price.output * self._number(row, "output_tokens")
-        return Answer(without_reasoning(str(text)), confidence, cost, right=self._right(row))
 
-    def _right(self, row: Row) -> float:
-        """Return how right the answer is said to be; NaN where nothing is said."""
-        words = {"up": "1", "true": "1", "down": "0", "false": "0", "-1": "0"}
-        for field in ("correct", "score", "thumbs"):
-            value = row.get(self.columns.get(field, ""))
-            if value is None:
-                continue
-            text = str(value).strip().casefold()
-            right = _float(words.get(text, text))
-            if not 0 <= right <= 1:
-                raise TraceError(
-                    f"{self.columns[field]} is {value!r}; write true or false, up or down, or a "
-                    "score from 0 to 1"
-                )
-            return right
-        return math.nan
-
-    def _number(self, row: Row, field: str, minimum: float = 0.0) -> float:
-        value = row.get(self.columns[field])
-        number = math.nan if isinstance(value, bool) else _float(value)
-        if not (math.isfinite(number) and number >= minimum):
-            allowed = "a number from 0" if minimum == 0 else "a finite number"
-            raise TraceError(f"{self.columns[field]} is {value!r}; it must be {allowed}")
-        return number
+def _number(row: Row, name: str, minimum: float = 0.0) -> float:
+    number = math.nan if isinstance(row[name], bool) else _float(row[name])
+    if not (math.isfinite(number) and number >= minimum):
+        allowed = "a number from 0" if minimum == 0 else "a finite number"
+        raise TraceError(f"{name} is {row[name]!r}; it must be {allowed}")
+    return number
 
 
 def _float(value: Any) -> float:
@@ -329,12 +307,9 @@ def _rows(file: Path, spec: CascadeSpec) -> tuple[list[tuple[str, Row]], list[st
 class _Call(NamedTuple):
     """A line of a log with one line per call."""
 
-    key: str
-    """Of the prompt; empty where the log does not have it."""
-    models: Sequence[str]
-    """The names that its model may have."""
-    facts: Mapping[str, Any]
-    """What is known of the prompt."""
+    key: str  # of the prompt; empty where the log does not have it
+    models: Sequence[str]  # the names that its model may have
+    facts: Mapping[str, Any]  # what is known of the prompt
     response: Any
     costs: Mapping[str, Any] = {}
 

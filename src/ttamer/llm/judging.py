@@ -15,20 +15,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from ttamer._checks import counted
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm.client import open_session
-from ttamer.llm.compare import Comparer
+from ttamer.llm.compare import Comparison
 from ttamer.llm.confidence import Unreadable, answer_text, delimited
-from ttamer.llm.likeness import LabelAgreement
 from ttamer.llm.node import Upstream, Usage, call_cost
-from ttamer.llm.paid import Ask, Asked, PaidUpstream, Store, key_of_body, patient
+from ttamer.llm.paid import Ask, Asked, PaidUpstream, Store, key_of, patient
 from ttamer.llm.prompts import Answer, AnsweredPrompt
 from ttamer.llm.settings import CascadeSource, NodeSettings, comparison_of, read_nodes, spec_of
+from ttamer.stats.bounds import binomial_upper
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Trace
 
@@ -77,14 +77,15 @@ class Judge:
         if self.graded:
             reply = "a number from 0 to 10"
             ask = f"How good is the answer? Reply with {reply}."
-        return {
-            "messages": delimited(question, answer, reference, rubric=rubric, reply=reply, ask=ask),
-            "temperature": 0,
-            "max_tokens": self.max_tokens,
-        }
+        messages = delimited(question, answer, reference, rubric=rubric, reply=reply, ask=ask)
+        return {"messages": messages, "temperature": 0, "max_tokens": self.max_tokens}
 
     def read(self, response: Mapping[str, Any]) -> float:
-        """Return how right a response says the answer is.
+        """Return how right a response says the answer is: the first verdict in it.
+
+        >>> response = {"choices": [{"message": {"content": "**Yes**."}}]}
+        >>> Judge("large").read(response)
+        1.0
 
         Args:
             response: The judge's response.
@@ -95,7 +96,57 @@ class Judge:
         Raises:
             Unreadable: If it says nothing of the kind.
         """
-        return score_from(response) if self.graded else float(verdict_from(response))
+        # Judges tend to explain after their verdict, not before.
+        text, wanted = answer_text(response), "neither yes nor no"
+        if self.graded:
+            wanted = "no score from 0 to 10"
+            match = re.search(r"(?<![\w.])(\d{1,2}(?:\.\d+)?)(?![\d.]*\d)", text[:1000])
+            if match and (score := float(match[1])) <= 10:
+                return score / 10
+        elif match := re.search(r"\b(yes|no)\b", text, re.IGNORECASE):
+            return float(match[1].casefold() == "yes")
+        if not text.strip():
+            wanted += (
+                f", but an empty text; {self.max_tokens} tokens are too few for a model that "
+                "reasons: for such a judge write params = {max_tokens = false}"
+            )
+        raise Unreadable(f"returned {wanted}")
+
+
+class LabelAgreement(NamedTuple):
+    """How often the verdicts of a judge agree with labels.
+
+    >>> print(LabelAgreement.of([True, True, False, True], [True, True, False, False]))
+    agrees with the labels on 3 of 4 answers (75%, 95% interval 19% to 99%)
+    """
+
+    answers: int  # that have a label
+    agree: int
+    constant: int = 0  # of the answers: on how many the more frequent verdict alone agrees
+
+    @classmethod
+    def of(cls, judged: Sequence[bool], by_label: Sequence[bool]) -> LabelAgreement:
+        """Count the answers on which both verdicts are equal."""
+        agree = sum(a == b for a, b in zip(judged, by_label, strict=True))
+        return cls(len(judged), agree, max(sum(by_label), len(judged) - sum(by_label)))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The exact 95% interval for the share (Clopper and Pearson, 1934)."""
+        wrong = self.answers - self.agree
+        low = 1 - binomial_upper(wrong, self.answers, 0.025) if self.agree else 0.0
+        high = binomial_upper(self.agree, self.answers, 0.025) if wrong else 1.0
+        return low, high
+
+    def __str__(self) -> str:
+        if not self.answers:
+            return "cannot be compared with labels: there are none"
+        low, high = self.interval
+        text = f"agrees with the labels on {self.agree} of {self.answers} answers "
+        text += f"({self.agree / self.answers:.0%}, 95% interval {low:.0%} to {high:.0%})"
+        if self.agree > self.constant:
+            return text
+        return f"{text}, no more than the same verdict for all ({self.constant / self.answers:.0%})"
 
 
 class Verdicts:
@@ -133,15 +184,14 @@ class Verdicts:
         report: Callable[[], None] = lambda: None,
     ) -> None:
         """Ask about the answers to prompts."""
-        waiting = {key_of_body(r): r for row in rows for r in self.requests(row).values()}
+        waiting = {key_of(r): r for row in rows for r in self.requests(row).values()}
         await self.asked.ask(waiting, partial(self._verdict, upstream), report)
 
     async def _verdict(self, upstream: Upstream, request: Mapping[str, Any]) -> Answer:
-        node = self.asked.node
-        paid = PaidUpstream(node, upstream, self._paid)
-        response = await paid.complete(request)
+        node, new = self.asked.node, dict[str, bytes]()
+        response = await PaidUpstream(node, upstream, self._paid, new).complete(request)
         right = self.judge.read(response.body)
-        paid.keep()
+        self._paid.add(new)
         cost = response.cost
         if cost is None:
             cost = call_cost(node, Usage.of(response.body))
@@ -149,30 +199,27 @@ class Verdicts:
 
     def judged(self, row: AnsweredPrompt) -> AnsweredPrompt:
         """Return a row with what is right, as far as that is known; no text is wrong."""
-        verdicts = {
-            text: self.asked.answers.get(key_of_body(request))
-            for text, request in self.requests(row).items()
+        right = {"": 0.0}
+        for text, request in self.requests(row).items():
+            if verdict := self.asked.answers.get(key_of(request)):
+                right[text] = verdict.right
+        answers = {
+            name: answer and answer._replace(right=right.get(answer.text.strip(), math.nan))
+            for name, answer in row.answers.items()
         }
-        right = {text: verdict.right for text, verdict in verdicts.items() if verdict} | {"": 0.0}
-        return dataclasses.replace(
-            row,
-            answers={
-                name: answer and answer._replace(right=right.get(answer.text.strip(), math.nan))
-                for name, answer in row.answers.items()
-            },
-        )
+        return dataclasses.replace(row, answers=answers)
 
-    async def note(self, rows: Sequence[AnsweredPrompt], comparer: Comparer) -> str:
+    def note(self, rows: Sequence[AnsweredPrompt], rule: Comparison) -> str:
         """Return what the verdicts on judged rows cost, and how often they agree with labels."""
         # Answers without text are wrong without a verdict, and would flatter the judge.
         labelled = [
-            (answer, row.reference)
+            (answer.right >= 0.5, rule.is_right(answer.text, row.reference))
             for row in rows
             for answer in row.answers.values()
             if row.reference and answer and answer.text.strip() and not math.isnan(answer.right)
         ]
-        by_label = await comparer.right([(answer.text, label) for answer, label in labelled])
-        agreement = LabelAgreement.of([answer.right >= 0.5 for answer, _ in labelled], by_label)
+        judged, by_label = [said for said, _ in labelled], [is_so for _, is_so in labelled]
+        agreement = LabelAgreement.of(judged, by_label)
         unseen = "" if self._sees_labels or not labelled else ", which it did not see"
         return (
             f"judged by {self.judge.node!r} in {counted(len(self.asked.answers), 'call')} that "
@@ -218,73 +265,22 @@ def judge_answers(
     sees_labels = all(row.reference is not None for row in rows)
     verdicts = Verdicts(judge, read_nodes(spec), store, sees_labels=sees_labels)
 
-    async def run() -> list[AnsweredPrompt]:
+    async def ask() -> None:
         async with open_session() as session:
             await verdicts.ask((upstream or patient(session))(verdicts.asked.node), rows)
-        if failed := Counter(verdicts.asked.failed.values()):
-            reason, count = failed.most_common(1)[0]
-            raise TraceError(f"{counted(count, 'verdict')} missing: the judge {reason}")
-        judged = [verdicts.judged(row) for row in rows]
-        notes.append(await verdicts.note(judged, Comparer(comparison_of(spec))))
-        return judged
 
-    notes = [*trace.notes]
     with store:
-        judged = asyncio.run(run())
-    right = np.array(
-        [
-            [
-                math.nan if answer is None else answer.right
-                for answer in map(row.answers.get, trace.names)
-            ]
-            for row in judged
-        ]
-    )
+        asyncio.run(ask())
+    if failed := Counter(missing.why for missing in verdicts.asked.missing.values()):
+        reason, count = failed.most_common(1)[0]
+        raise TraceError(f"{counted(count, 'verdict')} missing: the judge {reason}")
+    judged = [verdicts.judged(row) for row in rows]
+    answers = [[row.answers.get(name) for name in trace.names] for row in judged]
+    right = np.array([[a.right if a else math.nan for a in line] for line in answers])
+    note = verdicts.note(judged, comparison_of(spec))
     facts: dict[str, Any] = {"correct": right, "raw_loss": None}
     spec = dataclasses.replace(trace.spec, target="label")
     if judge.graded:
         facts = {"correct": None, "raw_loss": 1 - right}
         spec = dataclasses.replace(spec, max_loss=1.0)
-    return dataclasses.replace(trace, spec=spec, label=None, notes=tuple(notes), **facts)
-
-
-def verdict_from(response: Mapping[str, Any]) -> bool:
-    """Return a judge's verdict: the first "yes" or "no" of its reply.
-
-    >>> verdict_from({"choices": [{"message": {"content": "**Yes**."}}]})
-    True
-
-    Raises:
-        Unreadable: If the reply is neither.
-    """
-    # Judges tend to explain after their verdict, not before.
-    match = re.search(r"\b(yes|no)\b", answer_text(response), re.IGNORECASE)
-    if match is None:
-        raise Unreadable(f"returned neither yes nor no{_cut(response)}")
-    return match[1].casefold() == "yes"
-
-
-def score_from(response: Mapping[str, Any]) -> float:
-    """Return the score of a judge that grades, as a share of the highest.
-
-    >>> score_from({"choices": [{"message": {"content": "Score: 7/10"}}]})
-    0.7
-
-    Raises:
-        Unreadable: If the reply holds no number from 0 to 10.
-    """
-    match = re.search(r"(?<![\w.])(\d{1,2}(?:\.\d+)?)(?![\d.]*\d)", answer_text(response)[:1000])
-    score = float(match[1]) if match else math.inf
-    if score > 10:
-        raise Unreadable(f"returned no score from 0 to 10{_cut(response)}")
-    return score / 10
-
-
-def _cut(response: Mapping[str, Any]) -> str:
-    """Return what helps where a model reasons, and its verdict is cut off before it begins."""
-    if answer_text(response).strip():
-        return ""
-    return (
-        f", but an empty text; {Judge.max_tokens} tokens are too few for a model that reasons: "
-        "for such a judge write params = {max_tokens = false}"
-    )
+    return dataclasses.replace(trace, spec=spec, label=None, notes=(*trace.notes, note), **facts)

@@ -10,19 +10,19 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from ttamer.cascade import SUFFIX, CascadeSpec
 from ttamer.llm.client import NEVER, Body, Deadline, Response, UpstreamFailed
-from ttamer.llm.compare import Comparer, Comparison
+from ttamer.llm.compare import Comparison
 from ttamer.llm.confidence import (
     Unreadable,
     agreement,
     answer_text,
-    field_value,
     is_plain_text,
     message_text,
     probability_of_answer,
@@ -59,10 +59,8 @@ class Usage(NamedTuple):
 
     prompt: int = 0
     completion: int = 0
-    cached: int = 0
-    """The part of the prompt that the server had kept."""
-    reasoning: int = 0
-    """The part of the completion that is reasoning."""
+    cached: int = 0  # of the prompt: what the server had kept
+    reasoning: int = 0  # of the completion
 
     @classmethod
     def of(cls, response: Body) -> Usage | None:
@@ -71,29 +69,32 @@ class Usage(NamedTuple):
         >>> Usage.of({"usage": {"prompt_tokens": 9, "completion_tokens": 1}})
         Usage(prompt=9, completion=1, cached=0, reasoning=0)
         """
-        usage = response.get("usage")
-        if not isinstance(usage, dict):
+        try:
+            usage = msgspec.convert(response.get("usage"), _Usage)
+        except msgspec.ValidationError:
             return None
-        prompt = _count(usage.get("prompt_tokens"))
-        completion = _count(usage.get("completion_tokens", 0))  # embeddings have none
-        if prompt is None or completion is None:
-            return None
-        cached = _detail(usage, "prompt_tokens_details", "cached_tokens")
-        reasoning = _detail(usage, "completion_tokens_details", "reasoning_tokens")
+        cached = (usage.prompt_tokens_details or _Details()).cached_tokens or 0
+        reasoning = (usage.completion_tokens_details or _Details()).reasoning_tokens or 0
+        prompt, completion = usage.prompt_tokens, usage.completion_tokens
         return cls(prompt, completion, min(cached, prompt), min(reasoning, completion))
 
     def __add__(self, more: tuple[Any, ...]) -> Usage:
         return Usage(*map(sum, zip(self, more, strict=True)))
 
 
-def _count(value: object) -> int | None:
-    # A larger number is no number of tokens.
-    return value if isinstance(value, int) and 0 <= value <= 2**40 else None
+Tokens = Annotated[int, Meta(ge=0, le=2**40)]  # a larger number is no number of tokens
 
 
-def _detail(usage: Mapping[str, Any], table: str, name: str) -> int:
-    details = usage.get(table)
-    return (_count(details.get(name)) if isinstance(details, dict) else None) or 0
+class _Details(msgspec.Struct):
+    cached_tokens: Tokens | None = None
+    reasoning_tokens: Tokens | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: Tokens
+    completion_tokens: Tokens = 0  # embeddings have none
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
 
 
 def call_cost(settings: NodeSettings, usage: Usage | None) -> float | None:
@@ -123,14 +124,11 @@ class Work:
 
     body: dict[str, Any]
     deadline: Deadline = NEVER
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """Sent with each call."""
+    headers: Mapping[str, str] = field(default_factory=dict)  # sent with each call
     answers: dict[str, ModelAnswer] = field(default_factory=dict)
-    """The nodes' answers so far."""
     failures: dict[str, UpstreamFailed] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
-    is_measured: bool = True
-    """Whether all costs so far are measured, not estimated."""
+    is_measured: bool = True  # not where a cost is estimated
 
 
 @dataclass(slots=True)
@@ -138,12 +136,10 @@ class ModelAnswer:
     """A node's answer: the ``answer`` of its reply."""
 
     text: str
-    response: dict[str, Any]
-    """The server's response, without log-probabilities that the request does not ask for."""
+    response: dict[str, Any]  # without log-probabilities that the request does not ask for
     prediction: str | None
     cost: float
-    confidence_cost: float = 0.0
-    """The part of the cost that is for the confidence alone."""
+    confidence_cost: float = 0.0  # the part of the cost that is for the confidence alone
 
 
 class ModelNode:
@@ -155,16 +151,12 @@ class ModelNode:
         upstream: Upstream,
         compare: Comparison | None = None,
         *,
-        comparer: Comparer | None = None,
         verifier: ModelNode | None = None,
     ) -> None:
         self.settings, self.upstream = settings, upstream
         self.name = settings.name
         self.compare = compare or Comparison()
         self.verifier = verifier
-        if comparer is None and not self.compare.is_transitive and self.compare.kind != "embedding":
-            comparer = Comparer(self.compare)
-        self._comparer = comparer
 
     async def ask(self, work: Work) -> Reply:
         """Return the reply to a request; its ``answer`` is a :class:`ModelAnswer`.
@@ -191,22 +183,18 @@ class ModelNode:
         """Return the reply in a response, with its confidence; ``cost`` is that of the call."""
         source, text = self.settings.confidence, answer_text(response)
         prediction, confidence, extra = self.compare.prediction(text), 0.0, 0.0
-        if source == "field":
-            confidence = field_value(response, self.settings.field)
-        elif source in ("verifier", "self-report"):
+        if source in ("verifier", "self-report"):
             confidence, extra = await self.judged(text, work)
         elif source != "none":
             confidence = self._of_tokens(response, prediction)
         shown = _shown(response, work.body) if self.settings.needs_logprobs else response
-        return await self._reply(
-            ModelAnswer(text, shown, prediction, cost + extra, extra), confidence, work
-        )
+        answer = ModelAnswer(text, shown, prediction, cost + extra, extra)
+        return self._reply(answer, confidence, work)
 
-    async def _reply(self, answer: ModelAnswer, confidence: float, work: Work) -> Reply:
-        if self._comparer is not None:
+    def _reply(self, answer: ModelAnswer, confidence: float, work: Work) -> Reply:
+        if not self.compare.is_transitive:
             forms = [*(earlier.prediction for earlier in work.answers.values()), answer.prediction]
-            with suppress(UpstreamFailed):  # without embeddings, texts that differ are not equal
-                answer.prediction = (await self._comparer.matched_all(forms))[-1]
+            answer.prediction = self.compare.matched(forms)[-1]
         work.answers[self.name] = answer
         return Reply(answer.prediction, confidence, answer, answer.cost)
 
@@ -255,16 +243,13 @@ class ModelNode:
         if not responses:
             raise failures[0]
         texts = [answer_text(response.body) for response in responses]
-        predictions = [self.compare.prediction(text) for text in texts]
-        if self._comparer is not None:
-            with suppress(UpstreamFailed):
-                predictions = await self._comparer.matched_all(predictions)
+        predictions = self.compare.matched([self.compare.prediction(text) for text in texts])
         chosen, confidence = agreement([*predictions, *[None] * len(failures)])
         cost = sum(self._cost(response, work) for response in responses)
         cost += self.settings.cost * sum(error.paid for error in failures)
         response = responses[chosen].body  # the first of those that agree most
         answer = ModelAnswer(texts[chosen], response, predictions[chosen], cost)
-        return await self._reply(answer, confidence, work)
+        return self._reply(answer, confidence, work)
 
     async def _tried(self, work: Work, body: Body) -> Response | UpstreamFailed:
         try:
@@ -333,7 +318,6 @@ def open_nodes(
     settings: Mapping[str, NodeSettings],
     upstream: Callable[[NodeSettings], Upstream],
     compare: Comparison,
-    comparer: Comparer | None = None,
 ) -> dict[str, ModelNode | Verification]:
     """Return the nodes of a cascade by name, in the order of ``split_nodes(spec)``."""
     upstreams = {name: upstream(node) for name, node in settings.items()}
@@ -344,7 +328,7 @@ def open_nodes(
         verifier = judges.get(table.verifier)
         # With verify_cost: the answer alone, and its confidence as a step that a policy may skip.
         plain = table if node.verify_cost is None else replace(table, confidence="none")
-        answering = ModelNode(plain, asked, compare, comparer=comparer, verifier=verifier)
+        answering = ModelNode(plain, asked, compare, verifier=verifier)
         nodes[node.name] = answering
         if node.verify_cost is not None:
             judging = replace(table, cost=node.verify_cost)

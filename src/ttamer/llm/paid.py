@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import aiohttp
 
@@ -27,12 +27,12 @@ from ttamer.llm.prompts import Answer
 from ttamer.llm.settings import NodeSettings
 
 T = TypeVar("T")
+# From a node's settings to what is asked.
 Ask = Callable[[NodeSettings], Upstream]
-"""From a node's settings to what is asked."""
 
 
 class Store:
-    """The responses, in a SQLite file (mode 600); use it with ``with``.
+    """Texts by key, such as responses, in a SQLite file (mode 600); use it with ``with``.
 
     What was added survives the end of the process, whatever ends it.
 
@@ -49,7 +49,7 @@ class Store:
     def __init__(self, path: str | os.PathLike[str], *, is_dry: bool = False) -> None:
         # A dry run leaves nothing behind.
         self.path = Path(path) if not is_dry or Path(path).exists() else Path(":memory:")
-        self.is_dry = is_dry
+        self._is_dry = is_dry
 
     def __enter__(self) -> Self:
         schema = "CREATE TABLE IF NOT EXISTS paid (key TEXT PRIMARY KEY, response BLOB)"
@@ -63,13 +63,13 @@ class Store:
         return int(self._database.execute("SELECT count(*) FROM paid").fetchone()[0])
 
     def get(self, key: str) -> bytes | None:
-        """Return a response; ``None`` where there is none."""
+        """Return what is kept under a key; ``None`` where there is nothing."""
         row = self._database.execute("SELECT response FROM paid WHERE key = ?", [key]).fetchone()
         return None if row is None else zlib.decompress(row[0])
 
     def add(self, responses: Mapping[str, bytes]) -> None:
         """Keep responses, all or none of them; they are on the disk when it returns."""
-        if self.is_dry:
+        if self._is_dry or not responses:
             return
         rows = [(key, zlib.compress(content)) for key, content in responses.items()]
         with database_errors(self.path), self._database as database:
@@ -90,13 +90,14 @@ def key_of(*parts: object) -> str:
 class PaidUpstream:
     """Asks an upstream only what is not kept; the same call again is another sample.
 
-    It is for one prompt. Responses are kept when :meth:`keep` says that they can be used.
+    It is for one prompt. Responses are put into ``new``, for the store once they can be used.
     """
 
-    def __init__(self, settings: NodeSettings, upstream: Upstream, paid: Store) -> None:
-        self._settings, self._upstream, self._paid = settings, upstream, paid
+    def __init__(
+        self, settings: NodeSettings, upstream: Upstream, paid: Store, new: dict[str, bytes]
+    ) -> None:
+        self._settings, self._upstream, self._paid, self._new = settings, upstream, paid, new
         self._samples: Counter[str] = Counter()
-        self._new: dict[str, bytes] = {}
 
     async def complete(
         self, body: Body, deadline: Deadline = NEVER, *, headers: Mapping[str, str] | None = None
@@ -107,19 +108,11 @@ class PaidUpstream:
         # Agreement asks the same question several times: each is a sample of its own.
         self._samples[call] += 1
         key = key_of(call, self._samples[call])
-        content = self._paid.get(key)
-        if content is not None:
-            response = json.loads(content)
-            return Response(response["body"], response["cost"])
-        reply = await self._upstream.complete(body, deadline, headers=headers)
-        self._new[key] = json.dumps({"body": reply.body, "cost": reply.cost}).encode()
-        return reply
-
-    def keep(self) -> None:
-        """Keep the new responses."""
-        if self._new:
-            self._paid.add(self._new)
-            self._new = {}
+        if (content := self._paid.get(key)) is not None:
+            return Response(**json.loads(content))
+        response = await self._upstream.complete(body, deadline, headers=headers)
+        self._new[key] = json.dumps(response._asdict()).encode()
+        return response
 
 
 @dataclass
@@ -134,8 +127,8 @@ class Pretence:
     ) -> Response:
         """Note the call; the answer can be read as a verdict, as a score, and as a confidence."""
         del deadline, headers
-        # A prompt as long as its bytes say.
-        prompt, longest = int(len(json.dumps(body)) / BYTES_PER_TOKEN), tokens_of(body)
+        prompt = int(len(json.dumps(body)) / BYTES_PER_TOKEN)
+        longest = int(body.get("max_completion_tokens") or body.get("max_tokens") or 0)
         self.costs.append(call_cost(self.node, Usage(prompt, longest)) or 0.0)
         text = f"yes 1 {self.node.name} ".ljust(int(BYTES_PER_TOKEN * longest), ".")
         choice = {
@@ -144,6 +137,13 @@ class Pretence:
         }
         usage = {"prompt_tokens": prompt, "completion_tokens": longest}
         return Response({"choices": [choice], "usage": usage})
+
+
+class Missing(NamedTuple):
+    """Why a question has no answer."""
+
+    why: str
+    is_failure: bool = True  # and not a question that the node cannot take
 
 
 class Asked:
@@ -155,25 +155,17 @@ class Asked:
     def __init__(self, node: NodeSettings) -> None:
         self.node = node
         self.answers: dict[str, Answer] = {}
-        self.failed: dict[str, str] = {}
-        self.ineligible: dict[str, str] = {}
-        """Questions that the node cannot take: it gives no answer, and that is no failure."""
-        self.total = 0
-        """The questions that are answered, failed, or waiting."""
+        self.missing: dict[str, Missing] = {}
+        self.total = 0  # of questions that are answered, failed, or waiting
 
     def is_open(self, key: str) -> bool:
         """Whether a question was not asked yet."""
-        return not any(key in part for part in (self.answers, self.failed, self.ineligible))
-
-    @property
-    def done(self) -> int:
-        """How many questions were asked."""
-        return len(self.answers) + len(self.failed) + len(self.ineligible)
+        return key not in self.answers and key not in self.missing
 
     @property
     def spent(self) -> float:
         """What the answers cost together, when they came."""
-        return sum(answer.cost for answer in self.answers.values())
+        return sum(answer.cost + answer.verifying for answer in self.answers.values())
 
     async def ask(
         self,
@@ -182,7 +174,7 @@ class Asked:
         report: Callable[[], None],
     ) -> None:
         """Ask what was not asked yet, until the node has failed too often in a row."""
-        waiting = {key: asked for key, asked in questions.items() if self.is_open(key)}
+        waiting = {key: question for key, question in questions.items() if self.is_open(key)}
         self.total += len(waiting)
         questions_left, failures = iter(waiting.items()), 0
 
@@ -190,27 +182,30 @@ class Asked:
             nonlocal failures
             for key, question in questions_left:
                 if failures >= self.max_failures:
-                    self.failed[key] = "was not called any more"
+                    self.missing[key] = Missing("was not called any more")
                 else:
                     try:
                         self.answers[key] = await call(question)
                         failures = 0
                     except (UpstreamFailed, Unreadable) as error:
-                        if isinstance(error, UpstreamFailed) and error.kind == "ineligible":
-                            self.ineligible[key] = _reason(error, self.node)
-                        else:
-                            self.failed[key] = _reason(error, self.node)
-                            failures += 1
+                        self.missing[key] = missing = self._reason(error)
+                        failures += missing.is_failure
                 report()
 
         # Workers share one iterator: a slow answer holds up its own worker alone.
         workers = min(self.node.max_concurrent or self.workers, len(waiting))
         await asyncio.gather(*(work() for _ in range(workers)))
 
-
-def key_of_body(body: Mapping[str, Any]) -> str:
-    """Return the key of a question: equal requests are asked once."""
-    return json.dumps(body, sort_keys=True)
+    def _reason(self, error: UpstreamFailed | Unreadable) -> Missing:
+        """Return why a call has no result, with what helps."""
+        if isinstance(error, Unreadable):
+            return Missing(str(error))
+        hints = {
+            "connect": f" (upstream = {self.node.upstream!r})",
+            "timeout": f" (timeout = {self.node.timeout:g})",
+        }
+        reason = str(error).partition(": ")[2] + hints.get(error.kind, "")
+        return Missing(reason, error.kind != "ineligible")
 
 
 def patient(session: aiohttp.ClientSession) -> Ask:
@@ -223,18 +218,3 @@ def patient(session: aiohttp.ClientSession) -> Ask:
         return client
 
     return client
-
-
-def tokens_of(body: Mapping[str, Any]) -> int:
-    """Return the most tokens that an answer may have."""
-    return int(body.get("max_completion_tokens") or body.get("max_tokens") or 0)
-
-
-def _reason(error: UpstreamFailed | Unreadable, node: NodeSettings) -> str:
-    """Return why a call has no result, with what helps."""
-    if isinstance(error, Unreadable):
-        return str(error)
-    reason = str(error).partition(": ")[2]
-    if error.kind == "connect":
-        return f"{reason} (upstream = {node.upstream!r})"
-    return f"{reason} (timeout = {node.timeout:g})" if error.kind == "timeout" else reason

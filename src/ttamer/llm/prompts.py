@@ -30,12 +30,12 @@ from ttamer._checks import counted, require_path
 from ttamer._files import atomic_write, lines_of
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import TraceError
-from ttamer.llm.compare import Comparer, Comparison, quoted
+from ttamer.llm.compare import Comparison, quoted
 from ttamer.trace.schema import class_text
 from ttamer.trace.trace import Trace
 
+# A reference answer, or several of which any is right.
 Label = str | tuple[str, ...] | None
-"""A reference answer, or several of which any is right."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,13 @@ class Answer(NamedTuple):
     text: str
     confidence: float = 0.0
     cost: float = 0.0
-    confidence_cost: float = 0.0
-    """The part of the cost that is for the confidence alone."""
-    right: float = math.nan
-    """How right it is said to be, from 0 to 1; NaN where only a label can say."""
-    is_form: bool = False
-    """Whether the text is the form that is compared, as in a trace."""
+    verifying: float = 0.0  # what its confidence cost, where that is a node of its own
+    right: float = math.nan  # from 0 to 1: what is said of it; NaN where only a label can say
+    is_form: bool = False  # whether the text is the form that is compared, as in a trace
+
+    def form(self, rule: Comparison) -> str | None:
+        """Return the form that is compared."""
+        return (self.text or None) if self.is_form else rule.prediction(self.text)
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,7 @@ class AnsweredPrompt:
 
     prompt: str
     reference: Label
-    answers: Mapping[str, Answer | None]
-    """By node; ``None`` where it gave none."""
+    answers: Mapping[str, Answer | None]  # by node; None where it gave none
 
     @property
     def key(self) -> str:
@@ -86,33 +86,32 @@ class AnsweredPrompt:
         return [*filter(None, dict.fromkeys(texts))]
 
 
-async def trace_of(
+def trace_of(
     spec: CascadeSpec,
-    comparer: Comparer,
+    rule: Comparison,
     rows: Sequence[AnsweredPrompt],
     *,
     unit: float = 0.0,
+    notes: Iterable[str] = (),
     **facts: Any,
 ) -> Trace:
     """Return the trace of answers, wherever they come from: models that are asked, or a log.
 
-    What is said of an answer (:attr:`Answer.right`) counts more than its label, and holds for the
+    What is said of an answer (``Answer.right``) counts more than its label, and holds for the
     answers that equal it. ``unit`` is what a loss of 1 is, where the log has losses of its own.
 
-    >>> import asyncio
     >>> spec = CascadeSpec.of({"small": 1.0, "large": 9.0})
     >>> row = AnsweredPrompt("Yes or no?", "yes", {"small": Answer("Yes.", 0.7, 1.0)})
-    >>> asyncio.run(trace_of(spec, Comparer(Comparison()), [row])).loss.tolist()
+    >>> trace_of(spec, Comparison(), [row]).loss.tolist()
     [[0.0, nan]]
 
     Raises:
         TraceError: If no answer equals any label.
     """
-    rule = comparer.rule
     answers = [[row.answers.get(name) for name in spec.names] for row in rows]
-    predictions = [[_form(answer, rule) for answer in line] for line in answers]
+    predictions = [[answer.form(rule) if answer else None for answer in line] for line in answers]
     labels = [rule.aliases(row.reference or ()) for row in rows]
-    has_labels, notes = any(labels), [*facts.pop("notes", ())]
+    has_labels, notes = any(labels), [*notes]
     if has_labels and not all(labels):
         notes.append(f"{labels.count([])} of {counted(len(rows), 'row')} without a label")
     notes += _without_content(rule, spec.names, answers, predictions)
@@ -123,16 +122,10 @@ async def trace_of(
         facts["label"] = classes if has_labels else None
         is_any_right = not {*classes}.isdisjoint({*chain.from_iterable(predictions)} - {None})
     else:  # labels are compared one by one
-        unsaid = [
-            (t, node, answer.text)
-            for t, line in enumerate(answers)
-            if labels[t]
-            for node, answer in enumerate(line)
-            if answer is not None and math.isnan(right[t, node])
-        ]
-        verdicts = await comparer.right([(text, labels[t]) for t, _, text in unsaid])
-        for (t, node, _), verdict in zip(unsaid, verdicts, strict=True):
-            right[t, node] = verdict
+        for t, node in np.argwhere(np.isnan(right)).tolist():
+            answer = answers[t][node]
+            if labels[t] and answer is not None:
+                right[t, node] = rule.is_right(answer.text, labels[t])
         is_any_right = is_stated or bool((right == 1).any())
     if has_labels and not is_any_right:
         texts = (answer.text for line in answers for answer in line if answer is not None)
@@ -143,7 +136,7 @@ async def trace_of(
             "compare under [serve], or name a judge (--judge NODE)"
         )
     if not rule.is_transitive:
-        predictions = [await comparer.matched_all(line) for line in predictions]
+        predictions = [rule.matched(line) for line in predictions]
     facts |= _losses(right, predictions, unit)
     cost = _numbers(answers, "cost")
     prompts = np.array([row.prompt or None for row in rows], object)
@@ -156,13 +149,6 @@ async def trace_of(
         notes=tuple(notes),
         **facts,
     )
-
-
-def _form(answer: Answer | None, rule: Comparison) -> str | None:
-    """Return the form of an answer that is compared."""
-    if answer is None:
-        return None
-    return (answer.text or None) if answer.is_form else rule.prediction(answer.text)
 
 
 def _numbers(answers: Sequence[Sequence[Answer | None]], field: str) -> NDArray[np.float64]:
@@ -207,10 +193,9 @@ def _without_content(
         unread = [text for text, form in texts if form is None]
         if not unread:
             continue
-        note = (
-            f"{len(unread)} of {len(texts)} answers of {name!r} "
-            f'{"has" if len(unread) == 1 else "have"} no content under compare = "{rule}"'
-        )
+        has = "has" if len(unread) == 1 else "have"
+        note = f"{len(unread)} of {len(texts)} answers of {name!r} {has} no content under "
+        note += f'compare = "{rule}"'
         if any(unread):
             note += f", such as {quoted(next(filter(None, unread)))}"
         if empty := unread.count(""):

@@ -23,7 +23,7 @@ from ttamer.llm.compare import Comparison
 Above0 = Annotated[float, Meta(gt=0)]
 AtLeast0 = Annotated[float, Meta(ge=0)]
 Url = Annotated[str, Meta(pattern=r"^https?://[^/\s]+")]
-Confidence = Literal["logprobs", "product", "agreement", "verifier", "self-report", "field", "none"]
+Confidence = Literal["logprobs", "product", "agreement", "verifier", "self-report", "none"]
 Capability = Literal["images", "tools", "json_schema"]
 CascadeSource = CascadeSpec | str | os.PathLike[str]
 """A cascade, or the path of its ``cascade.toml``."""
@@ -98,8 +98,6 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The number of answers, with confidence "agreement"."""
     verifier: str = ""
     """The node that judges this node's answers, with confidence "verifier"."""
-    field: str = ""
-    """The path to the confidence in the response, with confidence "field"."""
     cost_per_token: TokenCost | None = None
     timeout: Above0 = 30.0
     """The seconds that one call may take at most; the limit that is learnt is below it."""
@@ -127,6 +125,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         "max_wait": "a request waits for max_concurrent until its own deadline",
         "max_response": "responses have at most 8 MiB",
         "extras": "fits read one confidence of a node",
+        "field": "for a confidence of another kind use ttamer.Cascade with your function",
         "prefix": "streams of a node are relayed where its answer is returned in any case",
     }
 
@@ -181,7 +180,7 @@ def _check_confidence(
     node: NodeSettings, table: Mapping[str, Any], spec: CascadeSpec, where: str
 ) -> None:
     """Refuse a source of confidence that lacks its option, and an option without its source."""
-    for option, source in (("verifier", "verifier"), ("field", "field"), ("samples", "agreement")):
+    for option, source in (("verifier", "verifier"), ("samples", "agreement")):
         if node.confidence == source and not getattr(node, option):
             raise CascadeError(f'{where}: confidence = "{source}" needs {option}; add it')
         if option in table and node.confidence != source:
@@ -219,8 +218,11 @@ def comparison_of(spec: CascadeSpec) -> Comparison:
     where = "[serve]: compare"
     if not isinstance(table, Mapping):
         raise CascadeError(f"{where} is {rule!r}; it must be a kind or a table with one")
-    if table.get("kind") == "judge":
-        raise CascadeError(f"{where} is 'judge'; for a judge use ttamer collect --judge NODE")
+    if table.get("kind") in ("judge", "embedding"):
+        raise CascadeError(
+            f"{where} is {table['kind']!r}, which is no rule: let a node decide which answers are "
+            "right, with ttamer collect --judge NODE"
+        )
     return checked(Comparison, table, where)
 
 

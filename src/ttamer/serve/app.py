@@ -25,8 +25,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ttamer.llm.client import Client, Deadline, open_session
-from ttamer.llm.compare import Comparer
-from ttamer.llm.likeness import cosines
 from ttamer.llm.node import ModelNode, Upstream, Verification, Work, open_nodes
 from ttamer.llm.settings import EnvName, NodeSettings
 from ttamer.runtime.reply import Reply
@@ -206,15 +204,11 @@ class Service:
             }
             if settings.embeddings is not None:
                 self.inputs.embeddings = Client.of_embeddings(settings.embeddings, session)
-                if settings.compare.kind == "embedding":
-                    likeness = cosines(self.inputs.embeddings.embed)
-                    self.audits.comparer = Comparer(settings.compare, likeness)
             self.nodes |= open_nodes(
                 settings.source,
                 settings.nodes,
                 lambda node: self._clients[node.name],
                 settings.compare,
-                self.audits.comparer,
             )
             # Audits write to the log, which is open first and closed last.
             self.decisions.start()
@@ -279,7 +273,7 @@ class Service:
             raise Refused(404, "no_log", "feedback is kept in the log; set log in [serve]")
         if label is not None:
             label = "|".join(self.settings.compare.aliases(label)) or label
-        return json_response({"known": await self.audits.say(feedback.request, label, score)})
+        return json_response({"known": self.audits.say(feedback.request, label, score)})
 
     async def _body(self, request: Received) -> bytes:
         self._check(request)

@@ -25,9 +25,8 @@ from ttamer.drift.audits import AuditSampler
 from ttamer.errors import ArgumentError, CascadeError
 from ttamer.fitting.ladder import FittedLadder
 from ttamer.llm.client import Deadline, UpstreamFailed
-from ttamer.llm.compare import Comparer
 from ttamer.llm.confidence import Unreadable, question_text
-from ttamer.llm.judging import Judge, verdict_from
+from ttamer.llm.judging import Judge
 from ttamer.llm.node import ModelNode, Usage, Verification, Work
 from ttamer.runtime.calling import Call
 from ttamer.runtime.cascade import Cascade
@@ -61,7 +60,6 @@ class Audits:
         self._bytes = 0
         self._slots = asyncio.Semaphore(self.at_once)
         self._labels: dict[str, str | None] = {}  # of requests whose audit is under way
-        self.comparer: Comparer | None = None
         """What compares a label with answers."""
         audit = settings.audit
         self._judge = Judge(audit.judge) if audit is not None and audit.judge else None
@@ -144,7 +142,7 @@ class Audits:
             drawn=None if missing else chance,
         )
         if label is not None:
-            await self.say(job.id, label, None)
+            self.say(job.id, label, None)
 
     def _write(
         self,
@@ -180,12 +178,12 @@ class Audits:
             try:
                 response = await node.upstream.complete(body, Deadline.after(limit))
                 spent += node.booked(Usage.of(response.body), response.cost, Work(body))
-                scores[text] = float(verdict_from(response.body))
+                scores[text] = judge.read(response.body)
             except (UpstreamFailed, Unreadable) as error:
                 log.warning("audit: the judge: %s", error)
         return scores, spent
 
-    async def say(self, request: str, label: str | None, score: float | None) -> bool:
+    def say(self, request: str, label: str | None, score: float | None) -> bool:
         """Keep what is right about an earlier request; return whether its answers are at hand."""
         is_known = request in self._labels or request in self._decisions.recent
         if label is not None and request in self._labels:
@@ -193,10 +191,9 @@ class Audits:
             label = None
         answers, scores = self._decisions.recent.get(request, {}), None
         if label is not None and answers:  # compared as texts, which the log may not hold
-            comparer = self.comparer or Comparer(self._settings.compare)
-            with suppress(UpstreamFailed):  # without embeddings the label is kept as it is
-                right = await comparer.right([(text, label) for text in answers.values()])
-                scores, label = dict(zip(answers, map(float, right), strict=True)), None
+            rule = self._settings.compare
+            scores = {name: float(rule.is_right(text, label)) for name, text in answers.items()}
+            label = None
         if not (label is None and score is None and scores is None):
             self._decisions.feedback(
                 request,

@@ -210,8 +210,6 @@ class Settings:
                 f"[serve]: error is {serve.error:g}; it must be at most {most:g}, as 0.05 for 5% "
                 "of wrong answers"
             )
-        if self.compare.kind == "embedding" and self.embeddings is None:
-            yield '[serve]: compare = "embedding" needs [serve.embeddings] with an upstream'
         if serve.incumbent and serve.incumbent not in self.source.names:
             yield f"[serve]: incumbent is {serve.incumbent!r}; the nodes are {names}"
         if serve.incumbent and serve.mode != "shadow":
