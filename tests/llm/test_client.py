@@ -475,3 +475,29 @@ def test_a_server_that_hangs_costs_little_once_its_latency_is_known(stream):
     assert times[19] < 0.1  # the breaker is open
     assert times[-1] < 1.0
     assert 0.1 < test < 1.0
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "hint"),
+    [
+        (400, "Unsupported parameter: 'max_tokens'", 'rename = {max_tokens = "max_completion'),
+        (422, "temperature: extra fields not permitted", "params = {temperature = false}"),
+        (404, "no such model", "most base URLs end in /v1"),
+        (500, "logprobs broke", ""),
+    ],
+)
+def test_an_operator_reads_what_helps(status, text, hint):
+    async def answer(request, number):
+        del request, number
+        return web.Response(status=status, text=text)
+
+    async def run():
+        async with served(answer, retries=0) as (client, _):
+            client._read_errors = True
+            with pytest.raises(UpstreamFailed, match=text) as error:
+                await client.complete(BODY)
+            return str(error.value)
+
+    said = asyncio.run(run())
+    assert hint in said
+    assert bool(hint) == ("(" in said)

@@ -15,6 +15,7 @@ from ttamer.llm.confidence import (
     probability_of_choice,
     probability_of_yes,
     question_text,
+    reported_confidence,
     verifier_body,
 )
 
@@ -250,3 +251,26 @@ def test_probabilities_lie_between_0_and_1(response):
     for read in (probability_of_answer, probability_of_yes):
         with contextlib.suppress(Unreadable):
             assert 0 <= read(response) <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "confidence"),
+    [
+        ("I am 90% sure of 3 things", 0.9),
+        ("between 80-90%", 0.8),
+        ("8 out of 10", 0.8),
+        ("0,75", 0.75),
+        ("1", 0.01),
+        ("100", 1.0),
+        ("-15", None),
+        ("250", None),
+        ("3/0", None),
+        ("certain", None),
+    ],
+)
+def test_a_self_report_is_its_number_from_0_to_100(text, confidence):
+    if confidence is None:
+        with pytest.raises(Unreadable, match="no number from 0 to 100"):
+            reported_confidence(chat(text=text))
+    else:
+        assert reported_confidence(chat(text=text)) == confidence

@@ -79,8 +79,8 @@ def test_only_line_feeds_end_a_line_and_a_byte_order_mark_is_no_text(tmp_path, n
         ),
         ("p.jsonl", '{"prompt": "x", "label": [true]}', "True. is not a list of aliases"),
         ("p.csv", "prompt,label\n2, 3 or 4?,3\n", "line 2: has 3 cells, .* names 2; put texts"),
-        ("p.tsv", "prompt\tlabel\nx\t3\n", "read as CSV"),
-        ("p.csv", "question\nx\n", "no column prompt"),
+        ("p.tsv", "prompt\tlabel\nx\t3\n", "suffix must be one of .jsonl, .ndjson, .csv, .txt"),
+        ("p.csv", "question\nx\n", "line 2: has no prompt; .* its other fields: 'question'"),
         ("p.csv", "", "no prompts"),
         ("p.csv", "prompt\n", "no prompts"),
     ],
@@ -94,12 +94,6 @@ def test_prompts_that_cannot_be(tmp_path, name, text, said):
 def test_prompts_that_cannot_be_read(tmp_path):
     with pytest.raises(TraceError, match="cannot be read"):
         read_prompts(tmp_path / "gone.jsonl")
-    (tmp_path / "p.json").write_text('[{"prompt": "2 + 2?"}]', "utf-8")
-    with pytest.raises(TraceError, match=r"p.json: JSON is read as JSON lines, from .*\.jsonl"):
-        read_prompts(tmp_path / "p.json")
-    (tmp_path / "p.csv").write_text("question,label\n2 + 2?,4\n", "utf-8")
-    with pytest.raises(TraceError, match="first line names question, label; call the column"):
-        read_prompts(tmp_path / "p.csv")
     (tmp_path / "p.txt").write_bytes(b"\xff")
     with pytest.raises(TraceError, match="UTF-8"):
         read_prompts(tmp_path / "p.txt")

@@ -10,7 +10,6 @@ import asyncio
 import math
 import os
 import random
-import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -74,14 +73,6 @@ class UpstreamFailed(TTamerError):
         "unsupported_parameter": "the model does not take a parameter of the request",
         "unsupported_value": "the model does not take a value of the request",
     }
-    remedies: ClassVar = {
-        "logprobs": 'set its confidence to "none", "self-report", "verifier" or "agreement"',
-        "max_tokens": 'set its rename = {max_tokens = "max_completion_tokens"}',
-        "temperature": "set its params = {temperature = false}",
-    }
-    not_taken: ClassVar = re.compile(  # what servers say of a field, each in its own words
-        r"support|unknown|unrecogni|unexpected|not permitted|not allowed|deprecat"
-    )
 
     def __init__(
         self,
@@ -112,18 +103,6 @@ class UpstreamFailed(TTamerError):
     def code(self) -> str:
         """The server's error code, where it is known."""
         return next((code for code in self.known_codes if code in self.upstream_text), "")
-
-    @property
-    def remedy(self) -> str:
-        """The setting to change where the address, the model or a field is refused."""
-        text = self.upstream_text.casefold()
-        if self.status == 404 and "model" in text:
-            return "set its model to one that the server has"
-        if self.status == 404:
-            return "check its upstream: most base URLs end in /v1"
-        if self.status not in (400, 422) or not self.not_taken.search(text):
-            return ""
-        return next((remedy for name, remedy in self.remedies.items() if name in text), "")
 
 
 class TimeLimit:
@@ -266,6 +245,12 @@ class Client:
     # Completions have no side effects; a call that ran out of time would take as long once more.
     retried = frozenset({"connect", "busy", "error", "cut"})
     breaking = retried | {"timeout", "garbage", "too_large"}
+    # What helps where a server does not take a field that its text names.
+    remedies: ClassVar = {
+        "logprobs": 'confidence = "none", "self-report", "verifier" or "agreement"',
+        "max_tokens": 'rename = {max_tokens = "max_completion_tokens"}',
+        "temperature": "params = {temperature = false}",
+    }
 
     def __init__(
         self, settings: NodeSettings, session: aiohttp.ClientSession, *, read_errors: bool = False
@@ -462,20 +447,20 @@ class Client:
         raise self._failure("too_large", f"returned more than {self.max_response} bytes")
 
     async def _refused(self, response: aiohttp.ClientResponse) -> UpstreamFailed:
-        status = response.status
+        status, detail, text = response.status, f"returned status {response.status}", ""
         kind: Kind = "busy" if status in (429, 503) else "error" if status >= 500 else "refused"
         after = response.headers.get("retry-after", "")
         wait = float(after) if after.isascii() and after.isdigit() and len(after) < 6 else 0.0
-        text = ""
         if status in (400, 404, 413, 422) or self._read_errors:
             text = (await response.content.read(4096)).decode("utf-8", "replace")
-        detail = f"returned status {status}"
-        if self._read_errors and text:
-            detail += f": {text[:200]}"
-        failure = self._failure(kind, detail, status=status, retry_after=wait, text=text)
-        if self._read_errors and failure.remedy:
-            failure.args = (f"{failure}; {failure.remedy}",)
-        return failure
+        if self._read_errors:
+            detail += f": {text[:200]}" if text else ""
+            field = next((name for name in self.remedies if name in text), "")
+            if status == 404:
+                detail += " (check its model, and its upstream: most base URLs end in /v1)"
+            elif status in (400, 422) and field:
+                detail += f" (where it does not take {field}: {self.remedies[field]})"
+        return self._failure(kind, detail, status=status, retry_after=wait, text=text)
 
     def adapted(self, body: Body) -> dict[str, Any]:
         """Return a request as this server takes it: its model, its parameters, its names."""

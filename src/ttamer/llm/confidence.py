@@ -25,9 +25,9 @@ from ttamer.errors import TTamerError
 MIN_LOGPROB = -1e9  # its exponential is 0, and sums of many stay finite
 
 _AROUND = " \t\n()[]*.:,\"'\u2581\u0120"  # may surround a letter within its token
+# A number, with a percent sign, out of another one, or alone.
 _REPORTED = re.compile(
-    r"(?<![\w.,])(?P<value>\d{1,3}(?:[.,]\d+)?)"
-    r"(?:\s*(?P<percent>%|percent\b|per cent\b)|\s*(?:/|out of)\s*(?P<top>\d{1,3})\b)?"
+    r"(?<![\w.,-])(\d{1,3}(?:[.,]\d+)?)(?:\s*(%|per ?cent\b)|\s*(?:/|out of)\s*(\d{1,3})\b)?"
     r"(?![\w]|[.,]\d)",
     re.IGNORECASE,
 )
@@ -272,19 +272,14 @@ def reported_confidence(response: Mapping[str, Any]) -> float:
     ...  for text in ("85", "I am 90% sure.", "0.75", "8/10")]
     [0.85, 0.9, 0.75, 0.8]
     """
-    matches = list(_REPORTED.finditer(answer_text(response).replace("\u2212", "-")))
+    matches = _REPORTED.findall(answer_text(response).replace("\u2212", "-"))
     # "I am 90% sure of 3 things" has its confidence in the number with a unit.
-    with_units = [match for match in matches if match["percent"] or match["top"]]
-    for match in with_units or matches[:1]:
-        before = match.string[: match.start()]
-        value = float(match["value"].replace(",", "."))
-        if match["top"]:
-            top = float(match["top"])
-        else:
-            is_share = not match["percent"] and value <= 1 and not match["value"].isdigit()
-            top = 1.0 if is_share else 100.0
-        if not before.endswith("-") and top and value <= top:
-            return value / top
+    for digits, percent, top in [match for match in matches if match[1] or match[2]] or matches[:1]:
+        value = float(digits.replace(",", "."))
+        is_share = not percent and value <= 1 and not digits.isdigit()
+        whole = float(top or (1 if is_share else 100))
+        if whole and value <= whole:
+            return value / whole
     raise Unreadable("the self-report holds no number from 0 to 100")
 
 

@@ -33,6 +33,7 @@ from ttamer.llm.confidence import (
     question_text,
     without_reasoning,
 )
+from ttamer.llm.node import Usage
 from ttamer.llm.prompts import (
     Answer,
     AnsweredPrompt,
@@ -268,7 +269,7 @@ def _rows(file: Path, spec: CascadeSpec) -> tuple[list[tuple[str, Row]], list[st
     # A log names models as the provider does, a cascade as its nodes.
     names = {node.options.get("model", node.name): node.name for node in spec.nodes}
     names |= {name: name for name in spec.names}
-    calls = [(where, _batched(row) if "custom_id" in row else _spent(row)) for where, row in rows]
+    calls = [(where, _call(row)) for where, row in rows]
     # Within one batch ids differ by model: the prompt of the request joins them.
     prompts = {
         call.key: json.dumps(call.facts["messages"], sort_keys=True)
@@ -285,8 +286,7 @@ def _rows(file: Path, spec: CascadeSpec) -> tuple[list[tuple[str, Row]], list[st
         cells |= {name: value for name, value in call.facts.items() if value is not None}
         name = next((names[model] for model in call.models if model in names), None)
         if name is not None:
-            reply = {**call.costs, **_reply(call.response)}
-            cells |= {f"{name}.{field}": value for field, value in reply.items()}
+            cells |= {f"{name}.{field}": value for field, value in call.reply.items()}
         elif call.models:
             unread[call.models[0]] += 1
     if not wide:
@@ -310,29 +310,27 @@ class _Call(NamedTuple):
     key: str  # of the prompt; empty where the log does not have it
     models: Sequence[str]  # the names that its model may have
     facts: Mapping[str, Any]  # what is known of the prompt
-    response: Any
-    costs: Mapping[str, Any] = {}
+    reply: Mapping[str, Any]  # the columns of the node
 
 
-def _batched(row: Row) -> _Call:
-    """Read a line of OpenAI's batches: of a file of requests, or of one of responses."""
-    response, request = row.get("response") or {}, row.get("body") or {}
-    is_good = isinstance(response, dict) and response.get("status_code", 200) == 200
-    body = response.get("body") if is_good else None
-    models = _spellings(body.get("model")) if isinstance(body, dict) else []
-    facts = {"label": row.get("label"), "messages": request.get("messages")}
-    return _Call(str(row["custom_id"]), models, facts, body)
-
-
-def _spent(row: Row) -> _Call:
-    """Read a line of LiteLLM's spend logs."""
-    messages = _parsed(row.get("messages"))
-    if not messages:  # newer proxies have the whole request
-        messages = (_parsed(row.get("proxy_server_request")) or {}).get("messages")
-    facts = {"label": row.get("label"), "messages": messages}
-    key = json.dumps(messages, sort_keys=True) if messages else ""
-    models = _spellings(row.get("model_group")) + _spellings(row.get("model"))
-    return _Call(key, models, facts, _parsed(row.get("response")), {"cost": row.get("spend")})
+def _call(row: Row) -> _Call:
+    """Read a line of OpenAI's batches, a request or a response, or of LiteLLM's spend logs."""
+    if "custom_id" in row:
+        response, request = row.get("response") or {}, row.get("body") or {}
+        is_good = isinstance(response, dict) and response.get("status_code", 200) == 200
+        body = response.get("body") if is_good else None
+        key, messages, cost = str(row["custom_id"]), request.get("messages"), {}
+        models = _spellings(body.get("model")) if isinstance(body, dict) else []
+    else:
+        messages = _parsed(row.get("messages"))
+        if not messages:  # newer proxies have the whole request
+            messages = (_parsed(row.get("proxy_server_request")) or {}).get("messages")
+        key = json.dumps(messages, sort_keys=True) if messages else ""
+        body, cost = _parsed(row.get("response")), {"cost": row.get("spend")}
+        models = _spellings(row.get("model_group")) + _spellings(row.get("model"))
+    return _Call(
+        key, models, {"label": row.get("label"), "messages": messages}, cost | _reply(body)
+    )
 
 
 def _reply(body: Any) -> dict[str, Any]:
@@ -343,9 +341,8 @@ def _reply(body: Any) -> dict[str, Any]:
         return {}
     with suppress(Unreadable):
         reply["confidence"] = probability_of_answer(body)
-    if isinstance(usage := body.get("usage"), dict):
-        reply["input_tokens"] = usage.get("prompt_tokens")
-        reply["output_tokens"] = usage.get("completion_tokens")
+    if (usage := Usage.of(body)) is not None:
+        reply |= {"input_tokens": usage.prompt, "output_tokens": usage.completion}
     return reply
 
 

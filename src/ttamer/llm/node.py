@@ -357,33 +357,27 @@ def ineligible(settings: NodeSettings, body: Body) -> str:
     length, images = _size(body)
     if images and "images" not in accepts:
         return "does not take images"
-    if settings.context is not None:
-        limit = body.get("max_completion_tokens") or body.get("max_tokens") or 0
-        tokens = length / BYTES_PER_TOKEN + images * 1000  # of an image: the order of size
-        if tokens + (limit if isinstance(limit, int) else 0) > settings.context:
-            return f"has a context of {settings.context} tokens, and the request is longer"
+    limit = body.get("max_completion_tokens") or body.get("max_tokens") or 0
+    tokens = length / BYTES_PER_TOKEN + images * 1000  # of an image: the order of size
+    tokens += limit if isinstance(limit, int) else 0
+    if settings.context is not None and tokens > settings.context:
+        return f"has a context of {settings.context} tokens, and the request is longer"
     return ""
 
 
 def _size(body: Body) -> tuple[int, int]:
     """Return the bytes of text in a request, tools and their calls included, and its images."""
-    length, images, messages = len(_encoded(body.get("tools"))), 0, body.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        if not isinstance(message, dict):
-            continue
-        content = message.get("content")
+    messages = body.get("messages")
+    messages = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    calls = [body.get("tools"), *(message.get("tool_calls") for message in messages)]
+    length = sum(len(msgspec.json.encode(call)) for call in calls if call is not None)
+    images = 0
+    for content in (message.get("content") for message in messages):
         length += len(message_text(content).encode("utf-8", "replace"))
-        length += len(_encoded(message.get("tool_calls")))
-        if isinstance(content, list):
-            images += sum(
-                isinstance(part, dict) and part.get("type") in ("image_url", "input_image")
-                for part in content
-            )
+        parts = content if isinstance(content, list) else ()
+        kinds = [part.get("type") for part in parts if isinstance(part, dict)]
+        images += kinds.count("image_url") + kinds.count("input_image")
     return length, images
-
-
-def _encoded(value: Any) -> bytes:
-    return b"" if value is None else msgspec.json.encode(value)
 
 
 def _shown(response: dict[str, Any], request: Body) -> dict[str, Any]:

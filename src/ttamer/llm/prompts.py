@@ -5,8 +5,8 @@
     {"prompt": "What is 2 + 2?", "label": "4"}
     {"messages": [{"role": "user", "content": "..."}], "label": "B", "max_tokens": 1}
 
-Prompts are read from JSON lines, from CSV, or from text with one prompt per line. In JSON lines,
-further keys are sent with the request unchanged.
+Prompts are read from JSON lines, from CSV, or from text (.txt) with one prompt per line. In JSON
+lines, further keys are sent with the request unchanged.
 """
 
 from __future__ import annotations
@@ -236,13 +236,13 @@ def read_answers(path: str | os.PathLike[str], names: Sequence[str]) -> list[Ans
     Raises:
         TraceError: If the file cannot be read, or lacks a prompt or a node.
     """
-    file, rows = Path(path), []
-    if not file.exists():
+    if not Path(path).exists():
         raise TraceError(
             f"{path}: there is no such file; ttamer collect writes it beside the trace, "
             "and ttamer import answers where the log has prompts"
         )
-    for where, row in rows_of(file):
+    rows = []
+    for where, row in rows_of(Path(path)):
         try:
             texts = {name: row["answers"][name] for name in names}
             answers = {n: None if text is None else Answer(str(text)) for n, text in texts.items()}
@@ -264,7 +264,7 @@ def read_prompts(
     """Read prompts from a file.
 
     Args:
-        path: JSON lines (.jsonl, .ndjson), CSV, or text with one prompt per line.
+        path: JSON lines (.jsonl, .ndjson), CSV, or text (.txt) with one prompt per line.
         label: The field that holds the reference answer; in JSON lines, a list of texts holds its
             aliases, and an object is JSON text.
         request: Fields sent with every prompt, unless the prompt sets them itself.
@@ -284,55 +284,28 @@ def read_prompts(
     """
     require_path(path, "read_prompts")
     prompts = []
-    for where, row in _rows(Path(path), label):
+    for where, row in rows_of(Path(path), (*TABLES, ".txt")):
         try:
             reference = label_of(row.pop(label, None))
         except TraceError as error:
             raise TraceError(f"{where}: {label}: {error}") from None
-        body = dict(request or {}) | _body(row, where)
-        prompts.append(Prompt(body, reference))
+        text, more = row.pop("prompt", None), row
+        if Path(path).suffix == ".csv":  # other columns are ignored; other fields of JSON are sent
+            more = {}
+        if "messages" not in more:
+            if not isinstance(text, str) or not text:
+                fields = ", ".join(map(repr, row)) or "none"
+                raise TraceError(
+                    f"{where}: has no prompt; write prompt, a text, or messages; its other fields: "
+                    f"{fields}"
+                )
+            more["messages"] = [{"role": "user", "content": text}]
+        elif not isinstance(row["messages"], list) or not row["messages"]:
+            raise TraceError(f"{where}: messages must be a list with at least one message")
+        prompts.append(Prompt({**(request or {}), **more}, reference))
     if not prompts:
         raise TraceError(f"{path}: holds no prompts")
     return prompts
-
-
-def _rows(file: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the fields of each prompt."""
-    remedies = {
-        ".json": "JSON is read as JSON lines, from a file called .jsonl: write one object per line",
-        ".tsv": "tables are read as CSV, with commas, from a file called .csv",
-    }
-    if file.suffix in remedies:
-        raise TraceError(f"{file}: {remedies[file.suffix]}")
-    if file.suffix not in (".jsonl", ".ndjson", ".csv"):
-        for number, line in enumerate(lines_of(read_text(file)), start=1):
-            if line.strip():
-                yield f"{file}: line {number}", {"prompt": line}
-        return
-    for where, row in rows_of(file):
-        if file.suffix == ".csv" and "prompt" not in row:
-            raise TraceError(
-                f"{file}: has no column prompt, and its first line names {', '.join(row)}; call "
-                "the column of the prompts prompt"
-            )
-        if file.suffix == ".csv":  # other columns are ignored; other fields of JSON are sent
-            row = {name: row[name] for name in ("prompt", label) if name in row}
-        yield where, row
-
-
-def _body(row: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the request body of a row."""
-    if "messages" in row:
-        if not isinstance(row["messages"], list) or not row["messages"]:
-            raise TraceError(f"{where}: messages must be a list with at least one message")
-        return row
-    text = row.pop("prompt", None)
-    if not isinstance(text, str) or not text:
-        fields = ", ".join(map(repr, row)) or "none"
-        raise TraceError(
-            f"{where}: has no prompt; write prompt, a text, or messages; its other fields: {fields}"
-        )
-    return {**row, "messages": [{"role": "user", "content": text}]}
 
 
 def read_text(file: Path) -> str:
@@ -349,21 +322,31 @@ def read_text(file: Path) -> str:
         raise TraceError(f"{file}: is not text in UTF-8") from None
 
 
-def rows_of(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the fields of each row of JSON lines or CSV.
+# The suffixes of files with fields by name.
+TABLES = (".jsonl", ".ndjson", ".csv")
+
+
+def rows_of(file: Path, suffixes: Sequence[str] = TABLES) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the fields of each row; a row of plain text is a prompt.
 
     Raises:
-        TraceError: If the file is neither, or cannot be read.
+        TraceError: If the file is of another kind, or cannot be read.
     """
-    if file.suffix not in (".jsonl", ".ndjson", ".csv"):
-        raise TraceError(f"{file}: the suffix must be one of .jsonl, .ndjson, .csv")
-    return (_csv_rows if file.suffix == ".csv" else _json_rows)(file, read_text(file))
+    if file.suffix not in suffixes:
+        raise TraceError(f"{file}: the suffix must be one of {', '.join(suffixes)}")
+    if file.suffix == ".csv":
+        yield from _csv_rows(file)
+        return
+    for number, line in enumerate(lines_of(read_text(file)), start=1):
+        if line.strip():
+            where = f"{file}: line {number}"
+            yield where, {"prompt": line} if file.suffix == ".txt" else _json_row(line, where)
 
 
-def _csv_rows(file: Path, text: str) -> Iterator[tuple[str, dict[str, str | None]]]:
+def _csv_rows(file: Path) -> Iterator[tuple[str, dict[str, str | None]]]:
     """Yield the place and the cells of each row, by column; ``None`` for an empty cell."""
     # Line breaks stay as they are: csv ends lines itself, outside of quotes.
-    table = csv.reader(io.StringIO(text, newline=""))
+    table = csv.reader(io.StringIO(read_text(file), newline=""))
     try:
         names = [name.strip() for name in next(table, [])]
         for cells in filter(None, table):
@@ -382,19 +365,14 @@ def _csv_rows(file: Path, text: str) -> Iterator[tuple[str, dict[str, str | None
         ) from None
 
 
-def _json_rows(file: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the fields of each row of JSON lines; blank lines are skipped."""
-    for number, line in enumerate(lines_of(text), start=1):
-        if not line.strip():
-            continue
-        where = f"{file}: line {number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            raise TraceError(f"{where}: is not JSON; write one object per line") from None
-        if not isinstance(row, dict):
-            raise TraceError(f"{where}: is not an object; write one object per line")
-        yield where, row
+def _json_row(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        raise TraceError(f"{where}: is not JSON; write one object per line") from None
+    if not isinstance(row, dict):
+        raise TraceError(f"{where}: is not an object; write one object per line")
+    return row
 
 
 def label_of(value: Any) -> Label:

@@ -30,6 +30,11 @@ CascadeSource = CascadeSpec | str | os.PathLike[str]
 T = TypeVar("T")
 
 
+def by_key(sentences: Mapping[str, str]) -> dict[str, str]:
+    """Return where each former key went, of sentences for one or several."""
+    return {key: text for keys, text in sentences.items() for key in keys.split()}
+
+
 class TokenCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The price of one token, in the cascade's units."""
 
@@ -61,13 +66,14 @@ class EmbeddingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     model: str = "embeddings"
     key_env: str = ""
     """The environment variable with the upstream's key."""
-    removed: ClassVar = {
-        "cost": "embeddings are no part of the cost of a request",
-        "cost_per_token": "embeddings are no part of the cost of a request",
-        "timeout": "a request waits 2 seconds for its embedding, and a comparison 5",
-        "max_response": "responses have at most 8 MiB",
-        "signals": "name the embedder in the fit: tt.fit(trace, embedders={...})",
-    }
+    removed: ClassVar = by_key(
+        {
+            "cost cost_per_token": "embeddings are no part of the cost of a request",
+            "timeout": "a request waits 2 seconds for its embedding",
+            "max_response": "responses have at most 8 MiB",
+            "signals": "name the embedder in the fit: tt.fit(trace, embedders={...})",
+        }
+    )
 
 
 class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -108,26 +114,25 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The tokens of the model's context; a request that is longer is not sent to it."""
     accepts: tuple[Capability, ...] = ("images", "tools", "json_schema")
     """What a request may have for this node; the policy goes on without it for others."""
-    removed: ClassVar = {
-        "api": "nodes speak OpenAI's format; for others put LiteLLM in front, and name its URL",
-        "key_header": 'write headers = {"api-key" = {env = "NAME"}}',
-        "query": "write the query into upstream",
-        "proxy": "set HTTPS_PROXY in the environment of the server",
-        "proxy_auth_env": "write it into HTTPS_PROXY in the environment of the server",
-        "ca_file": "set SSL_CERT_FILE in the environment of the server",
-        "tokens": "a confidence is of all tokens of an answer",
-        "temperature": "write params = {temperature = 0.7}",
-        "answer": "nodes return OpenAI's format; for others use ttamer.Cascade with your function",
-        "fallback": "put a load balancer in front of the servers, such as LiteLLM or nginx",
-        "breaker": "it opens by itself, where half of the recent calls fail",
-        "concurrency": "write max_concurrent",
-        "max_rate": "limits of a provider belong to the proxy in front of it, such as LiteLLM",
-        "max_wait": "a request waits for max_concurrent until its own deadline",
-        "max_response": "responses have at most 8 MiB",
-        "extras": "fits read one confidence of a node",
-        "field": "for a confidence of another kind use ttamer.Cascade with your function",
-        "prefix": "streams of a node are relayed where its answer is returned in any case",
-    }
+    removed: ClassVar = by_key(
+        {
+            "api": "nodes speak OpenAI's format; for others put LiteLLM in front, and name its URL",
+            "answer field": "for servers of another format use ttamer.Cascade with your function",
+            "key_header": 'write headers = {"api-key" = {env = "NAME"}}',
+            "query": "write the query into upstream",
+            "proxy proxy_auth_env": "set HTTPS_PROXY in the environment of the server",
+            "ca_file": "set SSL_CERT_FILE in the environment of the server",
+            "tokens": "a confidence is of all tokens of an answer",
+            "temperature": "write params = {temperature = 0.7}",
+            "fallback max_rate": "they belong to the proxy in front of servers, such as LiteLLM",
+            "breaker": "it opens by itself, where half of the recent calls fail",
+            "concurrency": "write max_concurrent",
+            "max_wait": "a request waits for max_concurrent until its own deadline",
+            "max_response": "responses have at most 8 MiB",
+            "extras": "fits read one confidence of a node",
+            "prefix": "streams of a node are relayed where its answer is returned in any case",
+        }
+    )
 
     @property
     def needs_logprobs(self) -> bool:
@@ -180,28 +185,27 @@ def _check_confidence(
     node: NodeSettings, table: Mapping[str, Any], spec: CascadeSpec, where: str
 ) -> None:
     """Refuse a source of confidence that lacks its option, and an option without its source."""
-    for option, source in (("verifier", "verifier"), ("samples", "agreement")):
-        if node.confidence == source and not getattr(node, option):
-            raise CascadeError(f'{where}: confidence = "{source}" needs {option}; add it')
-        if option in table and node.confidence != source:
+    source = node.confidence
+    for option, needed in (("verifier", "verifier"), ("samples", "agreement")):
+        if option in table and source != needed:
             raise CascadeError(
-                f'{where}: has {option}, which applies to confidence = "{source}" only, not '
-                f'"{node.confidence}"; change one of them'
+                f'{where}: has {option}, which applies to confidence = "{needed}" only, not '
+                f'"{source}"; change one of them'
             )
-    if node.verifier and node.verifier not in spec.names:
+    if source == "verifier" and node.verifier not in spec.names:
         raise CascadeError(
             f"{where}: verifier is {node.verifier!r}, and there is no such node; "
             f"the nodes are {', '.join(spec.names)}"
         )
     if node.needs_logprobs and node.params.get("logprobs") is False:
         raise CascadeError(
-            f'{where}: params remove logprobs, and confidence = "{node.confidence}" needs '
+            f'{where}: params remove logprobs, and confidence = "{source}" needs '
             'them; set it to "agreement", "verifier", "self-report" or "none"'
         )
     verify_cost = spec.nodes[spec.index_of(node.name)].verify_cost
-    if verify_cost is not None and node.confidence not in ("verifier", "self-report"):
+    if verify_cost is not None and source not in ("verifier", "self-report"):
         raise CascadeError(
-            f'{where}: has verify_cost, and its confidence = "{node.confidence}" comes with the '
+            f'{where}: has verify_cost, and its confidence = "{source}" comes with the '
             'answer; use "verifier" or "self-report", or remove verify_cost'
         )
 
@@ -224,14 +228,6 @@ def comparison_of(spec: CascadeSpec) -> Comparison:
             "right, with ttamer collect --judge NODE"
         )
     return checked(Comparison, table, where)
-
-
-def embeddings_of(spec: CascadeSpec) -> EmbeddingSettings | None:
-    """Return the embeddings upstream of a cascade, if it has one."""
-    table = spec.serve.get("embeddings")
-    if table is None:
-        return None
-    return checked(EmbeddingSettings, table, "[serve.embeddings]")
 
 
 def checked(kind: type[T], table: Any, where: str) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -19,9 +19,9 @@ from ttamer.llm.settings import (
     AtLeast0,
     EmbeddingSettings,
     NodeSettings,
+    by_key,
     checked,
     comparison_of,
-    embeddings_of,
     read_nodes,
 )
 
@@ -30,11 +30,6 @@ Point = tuple[OperatingPoint, float]
 
 _PROXY = "keys, budgets and tenants belong to the proxy in front, such as LiteLLM"
 _FILES = "four files of the decision log are kept, of 64 MiB each"
-
-
-def _by_key(sentences: Mapping[str, str]) -> dict[str, str]:
-    """Return where each key went, of sentences for one or several."""
-    return {key: text for keys, text in sentences.items() for key in keys.split()}
 
 
 class AuditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -48,7 +43,7 @@ class AuditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """A node that decides whether the answers of audited requests are right."""
     reference: str = ""
     """A trace of rows that the policy was not fitted to; with it the job of drift runs."""
-    removed: ClassVar = _by_key(
+    removed: ClassVar = by_key(
         {
             "budget_in_all": "write budget, the most that audits may cost in an hour",
             "at_once": "four audits run at once",
@@ -103,7 +98,7 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The node that answers in shadow mode; by default the last."""
     embeddings: Any = None
     audit: Any = None
-    removed: ClassVar = _by_key(
+    removed: ClassVar = by_key(
         {
             "keys_env keys_file": f"write token_env for the one token of the server; {_PROXY}",
             "key": _PROXY,
@@ -182,16 +177,18 @@ class Settings:
             CascadeError: If a key or value is not allowed, or was a setting once.
         """
         serve = checked(ServeSettings, spec.serve, "[serve]")
-        audit = None
+        audit = embeddings = None
         if serve.audit is not None:
             audit = checked(AuditSettings, serve.audit, "[serve.audit]")
+        if serve.embeddings is not None:
+            embeddings = checked(EmbeddingSettings, serve.embeddings, "[serve.embeddings]")
         settings = cls(
             split_nodes(spec)[0],
             spec,
             serve,
             read_nodes(spec),
             comparison_of(spec),
-            embeddings_of(spec),
+            embeddings,
             audit,
         )
         for mistake in settings._mistakes():
