@@ -29,8 +29,8 @@ from ttamer.llm.client import CHAT, NEVER, Body, Deadline, Kind, Response, Upstr
 from ttamer.llm.node import Usage
 from ttamer.llm.settings import NodeSettings
 from ttamer.runtime.reply import Outcome
-from ttamer.serve.app import Service
 from ttamer.serve.requests import Job, Refused, path_of
+from ttamer.serve.service import Service
 from ttamer.serve.settings import read_settings
 
 
@@ -159,11 +159,11 @@ class Provider:
         try:
             limit = service.settings.serve.timeout
             deadline = Deadline.after(min(seconds or limit, limit))
-            job = await service.chat.job(body, key, {}, deadline)
-            outcome = await service.chat.outcome(job)
+            job = await service.job(body, key, {}, deadline)
+            outcome = await service.outcome(job)
         except Refused as error:
             raise CustomLLMError(error.status, str(error)) from None
-        service.chat.keep(job, outcome)
+        service.audits.consider(job, outcome)
         return job, outcome
 
     async def _service(self, name: str) -> Service:

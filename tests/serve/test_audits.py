@@ -6,6 +6,7 @@ import json
 import time
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 from starlette.requests import ClientDisconnect
@@ -337,9 +338,9 @@ class TestLog:
 
     def write(self, log, request="r", text="", calls=()):
         work = SimpleNamespace(answers={}, body={"messages": [{"role": "user", "content": text}]})
-        active = SimpleNamespace(version="v", classes=())
+        active = SimpleNamespace(version="v", logged=log.digest)
         job = SimpleNamespace(id=request, work=work, active=active, inputs=None)
-        log.write(job, calls, by="small", cost=1.0)
+        log.write(job, calls, None, 0.0)
 
     def test_a_disk_that_is_full_costs_rows_that_are_counted(self, tmp_path):
         log = self.log(tmp_path / "d.jsonl")
@@ -383,14 +384,11 @@ class TestLog:
 
     def test_the_answers_that_are_kept_as_text_are_bounded(self, tmp_path):
         log = self.log(tmp_path / "d.jsonl")
-        log.max_characters, log.max_recent = 1000, 20
-        for number in range(10):
-            self.write(log, f"{number}", calls=[NodeCall("small", "x" * 300, 0.5, 1.0, 0.1)])
-        assert list(log.recent) == ["7", "8", "9"]
-        for number in range(50):
-            self.write(log, f"{number}")
-        assert len(log.recent) == 20
-        assert log._recent_characters == 0
+        log.max_answers, log.max_recent = 500, 20
+        for number in range(60):
+            text = "x" * (300 if number % 2 else 600)
+            self.write(log, f"{number}", calls=[NodeCall("small", text, 0.5, 1.0, 0.1)])
+        assert list(log.recent) == [f"{number}" for number in range(21, 60, 2)]
 
     def test_two_processes_have_one_key(self, tmp_path):
         one, two = self.log(tmp_path / "d.jsonl"), self.log(tmp_path / "d.jsonl")
@@ -467,4 +465,9 @@ class TestDrift:
         with pytest.raises(tt.CascadeError, match="holds one policy; fit a ladder"):
             auditing.DriftJob(settings, "held.csv", policies, served.service.metrics)
         (tmp_path / "policy.ttamer.drift").touch()  # the job put it there
-        auditing.DriftJob(settings, "held.csv", policies, served.service.metrics)
+        monkeypatch.setenv("A_KEY", "secret")
+        node = msgspec.structs.replace(settings.nodes["small"], key_env="A_KEY")
+        settings.nodes["small"] = node
+        job = auditing.DriftJob(settings, "held.csv", policies, served.service.metrics)
+        assert "A_KEY" not in job._env
+        assert "PATH" in job._env

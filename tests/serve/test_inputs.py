@@ -12,7 +12,8 @@ from support.served import COSTS
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArtefactError
 from ttamer.llm.client import Client, UpstreamFailed
-from ttamer.serve.policies import Inputs, PolicyStore
+from ttamer.serve.policies import PolicyStore
+from ttamer.serve.service import Service
 
 EASY, HARD = [1.0, 0.0, 0.1], [0.0, 1.0, 0.1]
 
@@ -139,7 +140,7 @@ def test_vectors_by_another_embedder_are_refused(reading):
 
 def test_an_embedder_that_hangs_costs_a_request_little(reading, monkeypatch):
     served, embedder = reading(embeddings=UPSTREAM)
-    monkeypatch.setattr(Inputs, "seconds", 0.1)
+    monkeypatch.setattr(Service, "embedding_seconds", 0.1)
 
     async def hang(body, deadline, **options):
         del body, options

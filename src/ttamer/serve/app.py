@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from aiohttp import ClientSession
@@ -24,15 +24,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ttamer.llm.client import Client, Deadline, open_session
-from ttamer.llm.node import ModelNode, Upstream, Verification, Work, open_nodes
+from ttamer.llm.client import Client, Deadline
+from ttamer.llm.node import Upstream
 from ttamer.llm.settings import EnvName, NodeSettings
-from ttamer.runtime.reply import Reply
-from ttamer.serve.audits import Audits
-from ttamer.serve.chat import Chat, decide
-from ttamer.serve.policies import Inputs, PolicyStore
-from ttamer.serve.records import DecisionLog, Metrics
-from ttamer.serve.requests import CASCADE, REQUEST_ID, Feedback, Refused, decoded, json_response
+from ttamer.serve.requests import (
+    CASCADE,
+    REQUEST_ID,
+    Answered,
+    DecideRequest,
+    Feedback,
+    Refused,
+    decoded,
+    json_response,
+)
+from ttamer.serve.service import Service
 from ttamer.serve.settings import Settings, read_settings
 from ttamer.serve.stream import streamed
 
@@ -128,121 +133,35 @@ class Gate:
             self._slots.release()
 
 
-class Service:
-    """The state of one process, open during the application's lifespan.
+class Endpoints:
+    """The HTTP of a service: who may ask, how much at once, and each URL."""
 
-    Args:
-        settings: The cascade and its settings.
-        policy: The file of the policy; "" in shadow mode.
-        force: Whether a policy is served that was fitted for other costs or answers.
-        connect: From a node's settings to what is asked; by default its server.
-
-    Raises:
-        TTamerError: If something cannot be served, before a port opens.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        policy: str = "",
-        *,
-        force: bool = False,
-        connect: Callable[[NodeSettings, ClientSession], Upstream] = Client,
-    ) -> None:
-        serve = settings.serve
-        self.settings, self._connect = settings, connect
+    def __init__(self, service: Service) -> None:
+        serve = service.settings.serve
+        self.service = service
+        self.gate = gate = Gate(serve.max_concurrent, serve.max_body)
         self.token = EnvName(serve.token_env).read().encode() if serve.token_env else b""
-        names = settings.spec.names
-        self.metrics = Metrics(names)
-        self.gate = Gate(serve.max_concurrent, serve.max_body)
-        self.is_ready = False
-        self._clients: dict[str, Upstream] = {}
-        self.nodes: dict[str, ModelNode | Verification] = {}
-        asks = {name: partial(self._ask, name) for name in names}
-        self.policies = PolicyStore(policy, settings, asks, force=force)
-        self.decisions = DecisionLog(serve.log, settings.spec, texts=serve.log_texts)
-        self.audits = Audits(settings, self.policies, self.nodes, self.metrics, self.decisions)
-        self.inputs = Inputs()
-        self.chat = Chat(
-            settings,
-            self.policies,
-            self.nodes,
-            self.inputs,
-            self.metrics,
-            self.decisions,
-            self.audits.consider,
-        )
-        gauge, gate = self.metrics.gauge, self.gate
+        gauge = service.metrics.gauge
         gauge("ttamer_running", "Requests being answered", lambda: gate.running)
         gauge("ttamer_waiting", "Requests waiting", lambda: gate.inside - gate.running)
-        gauge("ttamer_log_rows_lost", "Rows of the log lost", lambda: self.decisions.lost)
-        gauge("ttamer_policies_refused", "Files refused", lambda: self.policies.refused)
-        gauge("ttamer_embeddings_missing", "Inputs not known", lambda: self.inputs.failed)
-        for name in settings.nodes:
-            self.metrics.breakers.labels(name).set_function(partial(self._is_open, name))
-
-    async def _ask(self, name: str, work: Work) -> Reply:
-        reply = await self.nodes[name].ask(work)
-        if self.decisions.path and isinstance(reply.prediction, str):
-            # A policy that was fitted to a log without texts knows answers by their digests.
-            digest = self.decisions.digest(reply.prediction)
-            if digest != reply.prediction and digest in self.policies.active.classes:
-                reply = reply._replace(prediction=digest)
-        return reply
-
-    def _is_open(self, name: str) -> float:
-        upstream = self._clients.get(name)
-        return float(isinstance(upstream, Client) and upstream.breaker.is_open)
-
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        """Open the connections to the nodes, the log and the audits."""
-        settings = self.settings
-        async with open_session() as session:
-            self._clients |= {
-                name: self._connect(node, session) for name, node in settings.nodes.items()
-            }
-            if settings.embeddings is not None:
-                self.inputs.embeddings = Client.of_embeddings(settings.embeddings, session)
-            self.nodes |= open_nodes(
-                settings.source,
-                settings.nodes,
-                lambda node: self._clients[node.name],
-                settings.compare,
-            )
-            # Audits write to the log, which is open first and closed last.
-            self.decisions.start()
-            self.audits.start()
-            watcher = asyncio.create_task(self.policies.watch())
-            self.is_ready = True
-            try:
-                yield
-            finally:
-                self.is_ready = False
-                watcher.cancel()
-                with suppress(asyncio.CancelledError):
-                    await watcher
-                await self.audits.close()
-                await asyncio.to_thread(self.decisions.close)
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Open everything, and reload on SIGHUP, where the process is the server's own."""
         del app
-        async with self.opened():
+        async with self.service.opened():
             loop = asyncio.get_running_loop()
             # Windows has no such signal, and other threads than the main one cannot take it.
             with suppress(NotImplementedError, RuntimeError, ValueError, AttributeError):
-                loop.add_signal_handler(signal.SIGHUP, self.policies.hangup.set)
+                loop.add_signal_handler(signal.SIGHUP, self.service.policies.hangup.set)
             yield
-
-    # Requests
 
     async def completions(self, request: Received) -> Response:
         """``POST /v1/chat/completions``."""
         content = await self._body(request)
         # The time that a request waits for its turn is a part of its own.
-        work = self._completed(request, content, Deadline.after(self.settings.serve.timeout))
+        deadline = Deadline.after(self.service.settings.serve.timeout)
+        work = self._completed(request, content, deadline)
         del content  # what is read of it is enough
         return await _unless_gone(request, work)
 
@@ -250,30 +169,33 @@ class Service:
         await request.held.enter_async_context(self.gate.slot(deadline.left))
         tracing = ("traceparent", "tracestate")
         passed = {name: value for name in tracing if (value := request.text(name))}
-        body = decoded(content, dict[str, Any])
-        job = await self.chat.job(body, request.id, passed, deadline, size=len(content))
+        body, service = decoded(content, dict[str, Any]), self.service
+        job = await service.job(body, request.id, passed, deadline, size=len(content))
         del content
         if job.chat.stream:
-            return await streamed(self.chat, job, request.held)
-        return await self.chat.answer(job)
+            return await streamed(service, job, request.held)
+        outcome = await service.outcome(job)
+        service.audits.consider(job, outcome)
+        answered = Answered(job, outcome)
+        return json_response(answered.body(), 200, answered.headers())
 
     async def decide(self, request: Received) -> Response:
         """``POST /v1/decide``."""
         content = await self._body(request)
-        return json_response(decide(content, self.policies.active, self.settings.serve.allow))
+        return json_response(self.service.decide(decoded(content, DecideRequest)))
 
     async def feedback(self, request: Received) -> Response:
         """``POST /v1/feedback``."""
-        content = await self._body(request)
+        content, service = await self._body(request), self.service
         feedback = decoded(content, Feedback)
         label, score = feedback.label, feedback.score
         if label is None and score is None:
             raise Refused(400, "invalid_request", "label or score is needed")
-        if not self.decisions.path:
+        if not service.decisions.path:
             raise Refused(404, "no_log", "feedback is kept in the log; set log in [serve]")
         if label is not None:
-            label = "|".join(self.settings.compare.aliases(label)) or label
-        return json_response({"known": self.audits.say(feedback.request, label, score)})
+            label = "|".join(service.settings.compare.aliases(label)) or label
+        return json_response({"known": service.audits.say(feedback.request, label, score)})
 
     async def _body(self, request: Received) -> bytes:
         self._check(request)
@@ -284,7 +206,7 @@ class Service:
         self._check(request)
         entries = [
             {"id": name, "object": "model", "created": 0, "owned_by": CASCADE}
-            for name in self.chat.models
+            for name in self.service.models
         ]
         return json_response({"object": "list", "data": entries})
 
@@ -296,14 +218,15 @@ class Service:
     async def ready(self, request: Received) -> Response:
         """``GET /ready``: whether requests should be sent here."""
         del request
-        active = self.policies.active
-        body = {"ready": self.is_ready, "policy": active.version}
-        return json_response(body, 200 if self.is_ready else 503)
+        is_ready = self.service.is_ready
+        body = {"ready": is_ready, "policy": self.service.policies.active.version}
+        return json_response(body, 200 if is_ready else 503)
 
     async def scrape(self, request: Received) -> Response:
         """``GET /metrics``."""
         self._check(request)
-        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        metrics = generate_latest(self.service.metrics.registry)
+        return Response(metrics, media_type=CONTENT_TYPE_LATEST)
 
     def _check(self, request: Received) -> None:
         """Refuse who has not the token; without one, other machines and what pages could send."""
@@ -344,7 +267,7 @@ class Service:
             except Exception:
                 log.exception("request %s", request.id)
                 response = Refused(500, "internal_error", "an error of the server").response()
-            self.metrics.finished(response.status_code, time.perf_counter() - start)
+            self.service.metrics.finished(response.status_code, time.perf_counter() - start)
             response.headers["x-request-id"] = request.id
             return response
 
@@ -433,25 +356,26 @@ def make_app(
         TTamerError: If something cannot be served.
     """
     service = Service(settings, policy, force=force, connect=connect)
-    endpoints = (
-        ("POST", "/v1/chat/completions", service.completions),
-        ("POST", "/v1/decide", service.decide),
-        ("POST", "/v1/feedback", service.feedback),
-        ("GET", "/v1/models", service.models),
-        ("GET", "/health", service.health),
-        ("GET", "/ready", service.ready),
-        ("GET", "/metrics", service.scrape),
+    ends = Endpoints(service)
+    urls = (
+        ("POST", "/v1/chat/completions", ends.completions),
+        ("POST", "/v1/decide", ends.decide),
+        ("POST", "/v1/feedback", ends.feedback),
+        ("GET", "/v1/models", ends.models),
+        ("GET", "/health", ends.health),
+        ("GET", "/ready", ends.ready),
+        ("GET", "/metrics", ends.scrape),
     )
 
     def refuse(request: Request, error: Any) -> Response:
         del request
         return Refused(error.status_code, "unknown_url", error.detail).response()
 
-    routes = [Route(path, service.endpoint(do), methods=[how]) for how, path, do in endpoints]
+    routes = [Route(path, ends.endpoint(do), methods=[method]) for method, path, do in urls]
     app = Starlette(
-        routes=routes, lifespan=service.lifespan, exception_handlers={HTTPException: refuse}
+        routes=routes, lifespan=ends.lifespan, exception_handlers={HTTPException: refuse}
     )
-    app.state.service = service
+    app.state.service, app.state.gate = service, ends.gate
     return app
 
 

@@ -31,10 +31,9 @@ from ttamer.llm.node import ModelNode, Usage, Verification, Work
 from ttamer.runtime.calling import Call
 from ttamer.runtime.cascade import Cascade
 from ttamer.runtime.reply import NodeCall, Outcome
-from ttamer.serve.chat import answer
 from ttamer.serve.policies import PolicyStore
 from ttamer.serve.records import DecisionLog, Metrics, text_of
-from ttamer.serve.requests import Job, is_ineligible
+from ttamer.serve.requests import Job, answer, is_ineligible
 from ttamer.serve.settings import AuditSettings, Settings
 
 log = logging.getLogger("ttamer")
@@ -60,19 +59,17 @@ class Audits:
         self._bytes = 0
         self._slots = asyncio.Semaphore(self.at_once)
         self._labels: dict[str, str | None] = {}  # of requests whose audit is under way
-        """What compares a label with answers."""
         audit = settings.audit
-        self._judge = Judge(audit.judge) if audit is not None and audit.judge else None
+        self._judge = Judge("" if audit is None else audit.judge)
         self._sampler = None if audit is None else _sampler(audit, settings)
-        self.drift: DriftJob | None = None
-        if audit is not None and audit.reference:
-            # Refused before a port opens, where it cannot run.
-            self.drift = DriftJob(settings, audit.reference, policies, metrics)
+        reference = "" if audit is None else audit.reference
+        # Refused before a port opens, where it cannot run.
+        self._drift = DriftJob(settings, reference, policies, metrics) if reference else None
 
     def start(self) -> None:
         """Start the drift job, where there is one."""
-        if self.drift is not None:
-            self._spawn(self.drift.run())
+        if self._drift is not None:
+            self._spawn(self._drift.run())
 
     async def close(self) -> None:
         """Cancel what is under way."""
@@ -81,24 +78,22 @@ class Audits:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def consider(self, job: Job, outcome: Outcome) -> None:
-        """Keep an answered request; if it is drawn, ask the other nodes first."""
+        """Log an answered request; if it is drawn, ask the other nodes first."""
+        chance: float | None = 0.0
         # A request that chose its operating point shows nothing about the policy in service.
-        if self._sampler is None or job.is_chosen:
-            self._write(job, outcome, outcome.asked, 0.0)
-            return
-        # Clients choose the ids of requests, and would choose which are audited.
-        is_drawn, chance = self._sampler.draw(secrets.token_hex(8), time.time())
-        if not is_drawn:
-            self._write(job, outcome, outcome.asked, chance)
-            return
-        if len(self._tasks) >= self.max_waiting or self._bytes > self.max_bytes:
-            self._sampler.settle(0.0)
-            self._metrics.audits.labels("failed").inc()
-            self._write(job, outcome, outcome.asked, None)
-            return
-        self._bytes += job.size
-        self._labels[job.id] = None
-        self._spawn(self._audit(job, outcome, chance, self._sampler))
+        if self._sampler is not None and not job.is_chosen:
+            # Clients choose the ids of requests, and would choose which are audited.
+            is_drawn, chance = self._sampler.draw(secrets.token_hex(8), time.time())
+            if is_drawn and len(self._tasks) < self.max_waiting and self._bytes <= self.max_bytes:
+                self._bytes += job.size
+                self._labels[job.id] = None
+                self._spawn(self._audit(job, outcome, chance, self._sampler))
+                return
+            if is_drawn:
+                self._sampler.settle(0.0)
+                self._metrics.audits.labels("failed").inc()
+                chance = None
+        self._decisions.write(job, outcome.asked, outcome, chance)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -115,70 +110,66 @@ class Audits:
                 work = replace(
                     job.work, deadline=limit, usage=Usage(), answers={**job.work.answers}
                 )
-                calls = await _ask_others(job.cascade, work, outcome.asked)
+                extra = await self._ask_others(job.cascade, work, outcome.asked)
                 job.work.answers |= work.answers
+            calls = (*outcome.asked, *extra)
             answered = [call for call in calls if call.confidence is not None]
             missing = set(self._settings.spec.names) - {call.node for call in answered}
             # A node that cannot take the request would be missing on every such request.
             scores, judging = ({}, 0.0) if missing else await self._judged(job, answered)
         except BaseException:  # the server stops: drawn, and not made
-            self._write(job, outcome, outcome.asked, None)
+            self._decisions.write(job, outcome.asked, outcome, None)
             raise
         finally:
             self._bytes -= job.size
             label = self._labels.pop(job.id, None)
-        extra = calls[len(outcome.asked) :]
         self._metrics.called(extra)
         sampler.settle(sum(call.cost for call in extra) + judging)
         self._metrics.audits.labels("failed" if missing else "taken").inc()
         ineligible = {call.node for call in calls if is_ineligible(call)}
-        self._write(
-            job,
-            outcome,
-            calls,
-            chance if missing <= ineligible else None,
-            scores=scores,
-            judging=judging,
-            drawn=None if missing else chance,
+        drawn = None if missing else chance
+        # Where a node failed the row is part of no sample.
+        chance_of_others = chance if missing <= ineligible else None
+        self._decisions.write(
+            job, calls, outcome, chance_of_others, scores=scores, judging=judging, drawn=drawn
         )
         if label is not None:
             self.say(job.id, label, None)
 
-    def _write(
-        self,
-        job: Job,
-        outcome: Outcome,
-        calls: Sequence[NodeCall],
-        chance: float | None,
-        **facts: Any,
-    ) -> None:
-        self._decisions.write(
-            job,
-            calls,
-            by=outcome.by,
-            cost=outcome.cost,
-            chance=chance,
-            asked={call.node for call in outcome.asked},
-            capped=outcome.capped,
-            **facts,
-        )
+    async def _ask_others(
+        self, cascade: Cascade, work: Work, calls: Sequence[NodeCall]
+    ) -> list[NodeCall]:
+        """Ask the nodes that gave no answer so far, one after another."""
+        answered = {call.node for call in calls if call.error is None}
+        asked: list[NodeCall] = []
+        for node in self._settings.spec.nodes:
+            if node.name in answered:
+                continue
+            made = await answer(Call(cascade.nodes[node.name], work, node=node.name))
+            reply, error = made.read()
+            prediction, confidence, cost = None, None, made.paid * node.cost
+            if reply is not None:
+                prediction, confidence = reply.prediction, reply.confidence
+                cost = node.cost if reply.cost is None else reply.cost
+            asked.append(NodeCall(node.name, prediction, confidence, cost, made.seconds, error))
+        return asked
 
     async def _judged(self, job: Job, calls: Iterable[NodeCall]) -> tuple[dict[str, float], float]:
         """Return the judge's verdict on each different answer, and what they cost."""
         scores: dict[str, float] = {}
-        spent, judge, question = 0.0, self._judge, question_text(job.work.body)
-        node = None if judge is None else self._nodes[judge.node]
-        if judge is None or not isinstance(node, ModelNode):  # no node verifies, beside audits
+        spent, question = 0.0, question_text(job.work.body)
+        node = self._nodes.get(self._judge.node)
+        if not isinstance(node, ModelNode):  # there is no judge
             return scores, spent
         for text in dict.fromkeys(text_of(job, call) for call in calls):
             if not text:  # no answer can be read
                 scores[text] = 0.0
                 continue
-            body, limit = judge.request(question, text, None), self._settings.serve.timeout
+            body, limit = self._judge.request(question, text, None), self._settings.serve.timeout
             try:
                 response = await node.upstream.complete(body, Deadline.after(limit))
                 spent += node.booked(Usage.of(response.body), response.cost, Work(body))
-                scores[text] = judge.read(response.body)
+                scores[text] = self._judge.read(response.body)
             except (UpstreamFailed, Unreadable) as error:
                 log.warning("audit: the judge: %s", error)
         return scores, spent
@@ -195,31 +186,9 @@ class Audits:
             scores = {name: float(rule.is_right(text, label)) for name, text in answers.items()}
             label = None
         if not (label is None and score is None and scores is None):
-            self._decisions.feedback(
-                request,
-                label=label,
-                score=score,
-                scores=scores,
-                classes=self._policies.active.classes,
-            )
+            kept = self._policies.active.logged(label)
+            self._decisions.feedback(request, label=kept, score=score, scores=scores)
         return is_known
-
-
-async def _ask_others(cascade: Cascade, work: Work, calls: Sequence[NodeCall]) -> list[NodeCall]:
-    """Ask the nodes that gave no answer so far, one after another, and return all calls."""
-    answered, prices = {call.node for call in calls if call.error is None}, cascade.policy.spec
-    result = list(calls)
-    for name, price in zip(prices.names, prices.costs.tolist(), strict=True):
-        if name in answered:
-            continue
-        asked = await answer(Call(cascade.nodes[name], work, node=name))
-        reply, error = asked.read()
-        prediction, confidence, cost = None, None, asked.paid * price
-        if reply is not None:
-            prediction, confidence = reply.prediction, reply.confidence
-            cost = price if reply.cost is None else reply.cost
-        result.append(NodeCall(name, prediction, confidence, cost, asked.seconds, error))
-    return result
 
 
 def _sampler(audit: AuditSettings, settings: Settings) -> AuditSampler:
@@ -260,23 +229,12 @@ class DriftJob:
                 f"[serve.audit]: the loop replaces {policy}, and its folder cannot be written; "
                 "allow it, or remove reference"
             )
-        self._command = [
-            # -P: a module in the working directory must not take the place of ours.
-            sys.executable,
-            "-P",
-            "-m",
-            "ttamer",
-            "drift",
-            self._log,
-            "--policy",
-            policies.path,
-            "--error",
-            repr(settings.serve.error),
-            "--reference",
-            reference,
-            "--replace",
-            "--json",
-        ]
+        # -P: a module in the working directory must not take the place of ours.
+        self._command = [sys.executable, "-P", "-m", "ttamer", "drift", self._log]
+        self._command += ["--policy", policies.path, "--error", repr(settings.serve.error)]
+        self._command += ["--reference", reference, "--replace", "--json"]
+        # It asks no model, and needs no key of one.
+        self._env = {name: os.environ[name] for name in os.environ if name not in settings.secrets}
 
     async def run(self) -> None:
         """Run the job again and again."""
@@ -292,7 +250,11 @@ class DriftJob:
     async def _run_once(self) -> None:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+            *self._command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            env=self._env,
         )
         try:
             with suppress(AttributeError, OSError):  # where the system has no priorities

@@ -10,10 +10,10 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from ttamer.artefact.file import open_artefact
@@ -23,14 +23,12 @@ from ttamer.fitting.inputs import InputFeature
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.fitting.policy import SingleNode, StepTables
 from ttamer.fitting.session import SingleNodeSession
-from ttamer.llm.client import Client, Deadline, UpstreamFailed
-from ttamer.llm.confidence import question_text
-from ttamer.llm.node import Work
+from ttamer.llm.node import ModelNode, Verification, Work
 from ttamer.runtime.cascade import Cascade, Decider
+from ttamer.runtime.reply import Reply
 from ttamer.serve.settings import OperatingPoint, Point, Settings, stated_points
 
 log = logging.getLogger("ttamer")
-Ask = Callable[[Work], Awaitable[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +40,9 @@ class Active:
     version: str
     """The first 16 digits of the file's SHA-256."""
     artefact: FittedLadder | FittedPolicy | None
-    nodes: Mapping[str, Ask]
+    nodes: Mapping[str, ModelNode | Verification]
+    digest: Callable[[Any], Any]
+    """What a log without texts has of an answer."""
     max_cost: float | None = None
 
     @cached_property
@@ -56,7 +56,18 @@ class Active:
         if point is not None and self.artefact is not None:
             policy = policy_at(self.artefact, point)
         caps = [cap for cap in (self.max_cost, max_cost) if cap is not None]
-        return Cascade(policy, self.nodes, max_cost=min(caps, default=None))
+        asks = {name: partial(self._ask, name) for name in policy.spec.names}
+        return Cascade(policy, asks, max_cost=min(caps, default=None))
+
+    def logged(self, answer: Any) -> Any:
+        """Return what the log has of an answer: that itself, where the policy's file holds it."""
+        return answer if answer in self.classes else self.digest(answer)
+
+    async def _ask(self, name: str, work: Work) -> Reply:
+        reply = await self.nodes[name].ask(work)
+        # A policy that was fitted to a log without texts knows answers by their digests.
+        digest = self.digest(reply.prediction)
+        return reply._replace(prediction=digest) if digest in self.classes else reply
 
     @cached_property
     def classes(self) -> frozenset[str]:
@@ -114,34 +125,6 @@ def policy_at(artefact: FittedLadder | FittedPolicy, point: Point | None) -> Dec
     return choose[name](value)
 
 
-class Inputs:
-    """Computes the inputs of policies; one that cannot be computed counts as not known."""
-
-    seconds = 2.0  # that a request waits for an embedding; the client learns a lower limit
-    embeddings: Client | None = None  # while the server runs
-    failed = 0  # how often there was no embedding in time
-
-    async def of(
-        self, body: Mapping[str, Any], active: Active, stated: Mapping[str, Any] | None
-    ) -> dict[str, Any] | None:
-        """Return the inputs that a policy reads of a request, or the request states of itself."""
-        if not active.reads:
-            return None
-        inputs = {name: value for name, value in (stated or {}).items() if name in active.reads}
-        text = question_text(body)
-        if "prompt" in active.reads:
-            inputs["prompt"] = text
-        for name, feature in active.vectors.items():
-            if name not in inputs and self.embeddings is not None:
-                with suppress(UpstreamFailed):
-                    deadline = Deadline.after(self.seconds)
-                    (vector,) = await self.embeddings.embed([text], deadline)
-                    if len(vector) == feature.width:
-                        inputs[name] = vector
-                self.failed += name not in inputs
-        return inputs
-
-
 class Incumbent:
     """The policy of shadow mode: one node answers, whatever it says.
 
@@ -166,7 +149,8 @@ class PolicyStore:
     Args:
         path: The file; "" for none, in shadow mode.
         settings: The cascade that is served.
-        nodes: What asks each node.
+        nodes: The nodes by name, once they are open.
+        digest: What a log without texts has of an answer.
         force: Whether a policy is served that was fitted for other costs, answers or confidences.
     """
 
@@ -176,12 +160,13 @@ class PolicyStore:
         self,
         path: str | os.PathLike[str],
         settings: Settings,
-        nodes: Mapping[str, Ask],
+        nodes: Mapping[str, ModelNode | Verification],
+        digest: Callable[[Any], Any],
         *,
         force: bool = False,
     ) -> None:
-        self.path, self._settings, self._nodes = os.fspath(path), settings, nodes
-        self._force = force
+        self.path, self._settings, self._force = os.fspath(path), settings, force
+        self._nodes, self._digest = nodes, digest
         self.refused = 0
         """How often a file was refused since the start."""
         self.hangup = asyncio.Event()
@@ -197,7 +182,7 @@ class PolicyStore:
         """
         if self._settings.serve.mode == "shadow":
             incumbent = Incumbent(self._settings.spec, self._settings.incumbent)
-            return Active(incumbent, "shadow", None, self._nodes)
+            return Active(incumbent, "shadow", None, self._nodes, self._digest)
         opened = open_artefact(self.path)
         artefact, serve = opened.policy, self._settings.serve
         if not isinstance(artefact, FittedLadder | FittedPolicy):
@@ -207,7 +192,7 @@ class PolicyStore:
             )
         policy = policy_at(artefact, next(iter(stated_points(serve)), None))
         version = str(opened.facts["sha256"])[:16]
-        active = Active(policy, version, artefact, self._nodes, serve.max_cost)
+        active = Active(policy, version, artefact, self._nodes, self._digest, serve.max_cost)
         for mistake in self._mistakes(active, artefact):
             raise ArtefactError(f"{self.path}: was fitted {mistake}")
         active.cascade(None, None)  # refused now, if no node can be asked within max_cost

@@ -12,6 +12,7 @@ answers are equal, and prompts are numbers and hashed words. Who has the file ca
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import threading
@@ -34,7 +35,7 @@ from ttamer.errors import CascadeError, TraceError
 from ttamer.fitting.inputs import HASHED, hashed_prompt
 from ttamer.llm.confidence import question_text
 from ttamer.llm.prompts import Answer, AnsweredPrompt
-from ttamer.runtime.reply import NodeCall
+from ttamer.runtime.reply import NodeCall, Outcome
 from ttamer.serve.requests import Job, is_ineligible
 from ttamer.trace.decisions import LOG_VERSION, LoggedDecisions, log_files
 
@@ -57,6 +58,7 @@ class Metrics:
         self.swaps = count("ttamer_swaps_total", "Policies put into service by the loop")
         gauge = partial(Gauge, registry=self.registry)
         self.breakers = gauge("ttamer_breaker_open", "Whether a node is left alone", ["node"])
+        self.embeddings_missing = gauge("ttamer_embeddings_missing", "Inputs not known")
         # Looking a label up takes longer than counting.
         self._cost = {name: cost.labels(name) for name in nodes}
         self._answered = {name: answered.labels(name) for name in nodes}
@@ -90,13 +92,14 @@ class DecisionLog:
     pause = 0.2  # seconds that rows wait in memory
     max_rows, max_characters = 10_000, 64 * 2**20  # that wait; further rows are lost
     max_bytes, files = 64 * 2**20, 4
-    max_recent = 10_000  # requests whose answers are known as text, to compare a label with
+    # Requests whose answers are known as text, to compare a label with; and their characters.
+    max_recent, max_answers = 10_000, 6_000
 
     def __init__(self, path: str, spec: CascadeSpec, *, texts: bool = False) -> None:
         self.path, self._spec, self._texts = path, spec, texts
         # The thread takes rows while requests add others: each step of a deque is atomic.
         self._rows: deque[dict[str, Any]] = deque()
-        self._characters = self._recent_characters = 0  # of rows that wait, and of recent answers
+        self._characters = 0  # of rows that wait
         self.recent: OrderedDict[str, dict[str, str]] = OrderedDict()
         """By the id of a request and node: the answers as they are, in memory alone."""
         self.lost = 0
@@ -125,11 +128,9 @@ class DecisionLog:
         self,
         job: Job,
         calls: Sequence[NodeCall],
+        outcome: Outcome | None,
+        chance: float | None,
         *,
-        by: str | None,
-        cost: float,
-        chance: float | None = 0.0,
-        asked: Collection[str] = (),
         scores: Mapping[str, float] | None = None,
         **facts: Any,
     ) -> None:
@@ -138,11 +139,9 @@ class DecisionLog:
         Args:
             job: The request.
             calls: The calls made, those of an audit included.
-            by: The node whose answer was returned.
-            cost: What the request cost, without the audit.
+            outcome: What the client got; ``None`` where no node answered.
             chance: With which the nodes that the policy did not ask were asked; ``None`` where they
                 were to be and were not, so that the row is part of no sample.
-            asked: The nodes that the policy asked.
             scores: By answer: the verdict of a judge.
             facts: Further facts.
         """
@@ -150,47 +149,43 @@ class DecisionLog:
             return
         text = question_text(job.work.body)
         answers = {call.node: text_of(job, call) for call in calls if call.error is None}
-        self._remember(job.id, answers)
-        if not self._has_room(len(text) + sum(map(len, answers.values()))):
+        length = sum(map(len, answers.values()))
+        if length <= self.max_answers:
+            self.recent[job.id] = answers
+            if len(self.recent) > self.max_recent:
+                self.recent.popitem(last=False)
+        if not self._has_room(len(text) + length):
             return
+        asked = () if outcome is None else {call.node for call in outcome.asked}
         nodes: dict[str, dict[str, Any]] = {name: {"chance": chance} for name in self._spec.names}
-        for call in calls:
-            row = nodes.setdefault(call.node, {})
+        for call in calls:  # an audit asks a node that failed once more: the later call counts
+            row: dict[str, Any] = {"cost": call.cost, "seconds": round(call.seconds, 4)}
             row["chance"] = 1.0 if call.node in asked else chance
             if is_ineligible(call):  # the node had no chance at all
                 row["chance"] = 0.0
-            row |= {"cost": call.cost, "seconds": round(call.seconds, 4)}
-            row.pop("failed", None)  # an audit asks a node that failed once more
             if call.error is not None:
                 row["failed"] = call.error.partition(":")[0]
             elif call.confidence is not None:
                 row["confidence"] = call.confidence
-                row["prediction"] = self.digest(call.prediction, job.active.classes)
+                row["prediction"] = job.active.logged(call.prediction)
                 if scores and answers[call.node] in scores:
                     row["score"] = scores[answers[call.node]]
+            nodes[call.node] = row
+        if outcome is None:
+            facts |= {"by": None, "cost": sum(call.cost for call in calls)}
+        else:
+            facts |= {"by": outcome.by, "cost": outcome.cost, "capped": outcome.capped}
         self._rows.append(
             {
                 **_head(),
                 "request": job.id,
                 "policy": job.active.version,
-                "by": by,
-                "cost": cost,
                 "nodes": nodes,
                 "prompt": text,
                 "inputs": stated_numbers(job.inputs),
                 **facts,
             }
         )
-
-    def _remember(self, request: str, answers: dict[str, str]) -> None:
-        """Keep answers as they are for a while, so that a label can be compared with them."""
-        for old in self.recent.pop(request, {}).values():
-            self._recent_characters -= len(old)
-        self.recent[request] = answers
-        self._recent_characters += sum(map(len, answers.values()))
-        while len(self.recent) > self.max_recent or self._recent_characters > self.max_characters:
-            _, forgotten = self.recent.popitem(last=False)
-            self._recent_characters -= sum(map(len, forgotten.values()))
 
     def _has_room(self, characters: int) -> bool:
         """Count the characters of a row, or the row as lost where too much waits."""
@@ -200,24 +195,14 @@ class DecisionLog:
         self._characters += characters
         return True
 
-    def feedback(
-        self,
-        request: str,
-        *,
-        label: str | None,
-        score: float | None,
-        scores: Mapping[str, float] | None,
-        classes: Collection[str],
-    ) -> None:
+    def feedback(self, request: str, **facts: Any) -> None:
         """Take the right answer to an earlier request, a score of the one returned, or of all."""
-        if self.path and self._has_room(len(label or "")):
-            kept = self.digest(label, classes)
-            said = {"feedback": request, "label": kept, "score": score, "scores": scores}
-            self._rows.append({**_head(), **said})
+        if self.path and self._has_room(len(facts["label"] or "")):
+            self._rows.append({**_head(), "feedback": request, **facts})
 
-    def digest(self, answer: Any, classes: Collection[str] = ()) -> Any:
-        """Return what is kept of an answer: a digest, but of one that the policy knows."""
-        if self._texts or not isinstance(answer, str) or answer in classes:
+    def digest(self, answer: Any) -> Any:
+        """Return what is kept of an answer that a policy does not know."""
+        if self._texts or not self.path or not isinstance(answer, str):
             return answer
         text = answer.encode("utf-8", "replace")
         return f"#{blake2b(text, key=self._key, digest_size=12).hexdigest()}"
@@ -355,12 +340,7 @@ def _key_of(path: str) -> bytes:
 
 @contextmanager
 def _locked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Exclude other processes that write a log, where the system has such locks."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: write or delete, not both at once
-        yield
-        return
+    """Exclude other processes that write a log."""
     handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

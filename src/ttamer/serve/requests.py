@@ -1,21 +1,24 @@
-"""What clients send, as structs, and how it is refused, in OpenAI's form."""
+"""What clients send, as structs, and what they get: answers and refusals in OpenAI's form."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
+from ttamer.cascade import SUFFIX
 from ttamer.llm.client import UpstreamFailed
-from ttamer.llm.node import Work
+from ttamer.llm.node import ModelAnswer, Work
 from ttamer.llm.settings import Above0
+from ttamer.runtime.calling import Call, CallResult
 from ttamer.runtime.cascade import Cascade
-from ttamer.runtime.reply import CascadeFailed, NodeCall
+from ttamer.runtime.reply import CascadeFailed, NodeCall, Outcome
 from ttamer.serve.policies import Active
 from ttamer.serve.settings import Point, stated_points
 
@@ -146,6 +149,11 @@ class ChatRequest(msgspec.Struct):
     ttamer: Choice | None = None
 
     @property
+    def choice(self) -> Choice:
+        """What the request states of itself."""
+        return self.ttamer or Choice()
+
+    @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with the usage."""
         return bool((self.stream_options or {}).get("include_usage"))
@@ -157,16 +165,33 @@ class Job:
 
     id: str
     chat: ChatRequest
-    choice: Choice
     work: Work
     active: Active
     cascade: Cascade
     inputs: dict[str, Any] | None = None
-    is_chosen: bool = False
-    """Whether the request chose its operating point or its cap on the cost."""
     size: int = 0
     """The bytes of the request."""
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the request chose its operating point or its cap on the cost."""
+        return bool(stated_points(self.chat.choice)) or self.chat.choice.max_cost is not None
+
+
+async def answer(call: Call) -> CallResult:
+    """Make one call; a node keeps to its time by itself."""
+    start = time.monotonic()
+    try:
+        return CallResult.of(start, await call.function(call.value), None)
+    except UpstreamFailed as error:
+        return failed(call, error, start)
+
+
+def failed(call: Call, error: UpstreamFailed, start: float) -> CallResult:
+    """Return the result of a call without an answer, which began at ``start``."""
+    call.value.failures[call.node] = error
+    return CallResult.of(start, None, error)
 
 
 def is_ineligible(call: NodeCall) -> bool:
@@ -182,6 +207,80 @@ def path_of(calls: Sequence[NodeCall]) -> list[str]:
     ['b']
     """
     return [call.node for call in calls if not is_ineligible(call)]
+
+
+class Answered(NamedTuple):
+    """A request and its outcome, as clients see them."""
+
+    job: Job
+    outcome: Outcome
+
+    @property
+    def model(self) -> str:
+        """The node that answered, also where its answer was verified."""
+        return self.outcome.by.removesuffix(SUFFIX)
+
+    def body(self) -> dict[str, Any]:
+        """Return the body of a response."""
+        answer: ModelAnswer = self.outcome.answer
+        # Requests have n = 1, and what the policy judged is the first choice.
+        choice = answer.response["choices"][0]
+        return {
+            "id": f"chatcmpl-{self.job.id}",
+            "object": "chat.completion",
+            "created": self.job.created,
+            "model": self.model,
+            "choices": [{**choice, "index": 0}],
+            "usage": self.usage(),
+            "ttamer": self.facts(),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Return who answered, and what that cost; on request also why."""
+        job, outcome = self.job, self.outcome
+        facts: dict[str, Any] = {"by": self.model, "path": path_of(outcome.asked)}
+        facts["policy"] = job.active.version
+        if job.work.is_measured:
+            facts["cost"] = outcome.cost
+        if job.chat.choice.explain:
+            facts["why"] = outcome.why
+            facts["calls"] = [_shown_call(call) for call in outcome.asked]
+        return facts
+
+    def usage(self) -> dict[str, Any]:
+        """Return the tokens of all calls; and their cost, which LiteLLM reads of streams."""
+        usage = self.job.work.usage
+        stated: dict[str, Any] = {
+            "prompt_tokens": usage.prompt,
+            "completion_tokens": usage.completion,
+            "total_tokens": usage.prompt + usage.completion,
+        }
+        if usage.cached:
+            stated["prompt_tokens_details"] = {"cached_tokens": usage.cached}
+        if usage.reasoning:
+            stated["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning}
+        if self.job.work.is_measured:  # a gateway books it: better no cost than a guess
+            stated["cost"] = self.outcome.cost
+        return stated
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that say who answered."""
+        headers = {
+            "x-ttamer-answered-by": quote(self.model, safe=""),
+            "x-ttamer-path": ",".join(quote(n, safe="") for n in path_of(self.outcome.asked)),
+            "x-ttamer-policy": self.job.active.version,
+        }
+        if self.job.work.is_measured:
+            cost = f"{self.outcome.cost:.10g}"
+            headers |= {"x-ttamer-cost": cost, "x-litellm-response-cost": cost}
+        return headers
+
+
+def _shown_call(call: NodeCall) -> dict[str, Any]:
+    shown = {"node": call.node, "cost": call.cost, "seconds": round(call.seconds, 4)}
+    if call.error is not None:
+        return {**shown, "failed": call.error.partition(":")[0]}
+    return {**shown, "confidence": call.confidence, "prediction": call.prediction}
 
 
 class Observation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

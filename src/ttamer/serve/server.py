@@ -152,7 +152,7 @@ def serve(
     Raises:
         ArgumentError: If others can reach the address and there is no token, or it is taken.
     """
-    check_exposure(host, has_token=bool(app.state.service.token))
+    check_exposure(host, has_token=bool(app.state.service.settings.serve.token_env))
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     # 128 descriptors are for logs; of the others half are for connections to nodes.
     BoundedH11.max_connections = max(16, (files - 128) // 2)

@@ -18,6 +18,7 @@ from ttamer.llm.settings import (
     Above0,
     AtLeast0,
     EmbeddingSettings,
+    EnvName,
     NodeSettings,
     by_key,
     checked,
@@ -234,6 +235,17 @@ class Settings:
                 "[serve.audit]: with reference the job of drift runs, which keeps a policy within "
                 'an error: set error in [serve], and no mode = "shadow"'
             )
+
+    @property
+    def secrets(self) -> set[str]:
+        """The environment variables that hold keys."""
+        names = {self.serve.token_env}
+        if self.embeddings is not None:
+            names.add(self.embeddings.key_env)
+        for node in self.nodes.values():
+            names.add(node.key_env)
+            names |= {value.env for value in node.headers.values() if isinstance(value, EnvName)}
+        return names
 
     @property
     def incumbent(self) -> str:
