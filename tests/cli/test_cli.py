@@ -233,7 +233,7 @@ def test_ladder_is_printed_saved_and_inspected(problem_file, tmp_path):
     shown = succeed("inspect", artefact)
     assert "ladder" in shown
     assert "expected cost  expected loss" in shown
-    assert "at least 2" in refuse("solve", problem_file, "--ladder", "1")
+    assert "range x>=2" in refuse("solve", problem_file, "--ladder", "1")
 
 
 def test_a_saved_policy_makes_the_same_decisions(problem_file, tmp_path):
@@ -485,8 +485,7 @@ def test_a_trace_in_the_place_of_the_policy_is_named(fitted, command, capsys):
     trace = str(fitted.folder / "test.npz")
     assert main([command, trace, str(fitted.policy)]) == 2
     shown = capsys.readouterr().err
-    assert f"{trace} is a trace, and a policy is needed in its place" in shown
-    assert f"ttamer {command} POLICY TRACE" in shown
+    assert f"'POLICY': {trace} is a trace; ttamer fit makes a policy from it" in shown
 
 
 def test_evaluate_warns_of_the_rows_that_were_fitted_to(fitted, capsys):
@@ -508,7 +507,7 @@ def test_fit_warns_where_every_node_is_free(tmp_path, capsys):
     rows.write(tmp_path / "free.npz")
     output = str(tmp_path / "free.ttamer")
     assert main(["fit", str(tmp_path / "free.npz"), "-o", output]) == 0
-    assert "Warning: every node costs 0" in capsys.readouterr().err
+    assert "Every node costs 0, so that there is nothing to save" in capsys.readouterr().out
 
 
 def test_fit_as_the_paper_has_it_and_in_batches(trace_files):
@@ -631,7 +630,7 @@ def test_unknown_families_and_resamples_are_refused_before_anything_is_read(
     assert main([command, str(tmp_path / "missing.csv"), "--families", "threshold,magic"]) == 2
     assert "there is no family 'magic'; there are ttamer, paper" in capsys.readouterr().err
     assert main([command, str(tmp_path / "missing.csv"), "--resamples", "-5"]) == 2
-    assert "--resamples is -5; it must be a whole number" in capsys.readouterr().err
+    assert "'--resamples': -5 is not in the range x>=0" in capsys.readouterr().err
 
 
 def test_report_writes_one_page(trace_files):
@@ -650,11 +649,8 @@ def test_report_writes_one_page(trace_files):
         "paper, threshold",
         "--resamples",
         "20",
-        "--title",
-        "Mine",
     )
     assert done.returncode == 0, done.stderr
-    assert "Mine" in page.read_text()
     assert '<th scope="row" title="' in page.read_text()
     assert "<code>budget = " in page.read_text()
 
@@ -724,14 +720,6 @@ def test_a_budget_that_few_inputs_exceed_is_certified(fitted):
     assert "--exceeded-at-most is for a new certificate with --budget" in refuse(
         "certify", fitted.policy, "--error", "0.2", "--exceeded-at-most", "0.1"
     )
-
-
-def test_wrong_numbers_and_options_that_do_nothing_are_found_before_the_fit(capsys):
-    for arguments, said in (
-        (["fit", "a.npz", "--mistake-cost", "0"], "--mistake-cost is 0; it must be above 0"),
-    ):
-        assert main(arguments) == 2
-        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -501,7 +501,7 @@ def test_what_the_command_writes_goes_straight_through_fit(commanded, prompts, t
     assert "30 rows" in shown
     assert f"Next: ttamer fit {trace}" in shown
     wrong = tt.Trace.read(trace).loss.mean(axis=0)
-    assert all(f"{share:.2%}" in shown for share in wrong)
+    assert all(f"{1 - share:.1%}" in shown for share in wrong)
     assert commanded.upstreams["small"].requests[0]["max_tokens"] == 256
     assert commanded.upstreams["small"].requests[0]["temperature"] == 0
     assert main(["fit", trace, "--cascade", cascade, "-o", policy, "--json"]) == 0
@@ -539,7 +539,7 @@ def test_a_command_that_is_stopped_reports_what_is_kept(
     def stopped(*_args, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ttamer.llm.collecting.collect_prompts", stopped)
+    monkeypatch.setattr("ttamer.cli.data.collect_prompts", stopped)
     trace = str(tmp_path / "trace.csv")
     assert main(["collect", str(commanded.cascade), "--prompts", prompts, "-o", trace]) == 130
     assert f"stopped: the answers so far are kept in {trace}.cache" in capsys.readouterr().err

@@ -179,7 +179,7 @@ def test_the_command_writes_what_a_fit_reads(tmp_path, capsys):
     shown = capsys.readouterr().out
     wrong = Trace.read(trace).loss.mean(axis=0)
     assert 0.1 < wrong[0] < 0.4
-    assert all(f"{share:.2%}" in shown for share in wrong)
+    assert all(f"{1 - share:.1%}" in shown for share in wrong)
     assert shown.endswith(
         f"Next: ttamer frontier {trace}\n"
     )  # its cascade, not the user's, is right

@@ -9,10 +9,10 @@ import pytest
 
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
-from ttamer.evaluation.frontiers import SUMMARIES, Frontier, Point, Resampled, frontier
+from ttamer.evaluation.frontiers import SUMMARIES, Frontier, Point, frontier
 from ttamer.evaluation.results import RowBootstrap, measure
 from ttamer.fitting.replay import Played
-from ttamer.reporting.recommendation import recommend, settings_at
+from ttamer.reporting.recommendation import recommend, resampled_savings, settings_at
 from ttamer.trace.trace import Trace
 
 ROWS = 1000
@@ -71,7 +71,7 @@ def test_it_names_our_family_when_that_is_cheapest():
     assert advice.saving == pytest.approx(0.6)
     low, high = advice.saving_interval
     assert 0.5 < low < 0.6 < high < 0.7
-    assert advice.reference_unasked == pytest.approx(0.7)
+    assert advice.asked == pytest.approx({"small": 1.0, "large": 0.3})
 
 
 def test_a_rival_that_saves_nothing_is_not_named():
@@ -235,6 +235,7 @@ def test_a_frontier_without_our_policies_is_refused():
 
 def test_plain_values_are_plain():
     facts = advice_for({"ttamer": [range(300)]}).to_dict()
+    assert (facts["against"], facts["family"], facts["budget"]) == ("large alone", "ttamer", None)
     assert facts["settings"][0]["knob"] == {"tradeoff": 0.5}
     assert facts["settings"][0]["share"] == 1.0
 
@@ -267,7 +268,7 @@ def test_a_policy_that_asks_one_node_is_named_as_that_node():
 
 
 @pytest.mark.parametrize("times", [1, 5])
-def test_resampled_errors_and_costs_spread_as_means_of_rows_do(times):
+def test_resampled_savings_spread_as_means_of_rows_do(times):
     # Many rows are drawn in groups: that must not change how far the means spread.
     trace = two_models()
     trace = trace.take(np.tile(np.arange(ROWS), times))
@@ -278,15 +279,10 @@ def test_resampled_errors_and_costs_spread_as_means_of_rows_do(times):
     point = Point("ttamer", {"tradeoff": 0.5}, measure(play, trace, resamples=0))
     base = frontier(trace, trace, families=["always-last"], resamples=0)
     front = dataclasses.replace(base, points=(point,), played={"ttamer": [play]})
-    draws = Resampled.of(front, ["ttamer"], resamples=4000, seed=1)
-    costs, errors = draws.families["ttamer"]
-    for drawn, mean, deviation in (
-        (draws.error, 0.1, np.sqrt(0.1 * 0.9)),
-        (errors[:, 0], 0.1, np.sqrt(0.1 * 0.9)),
-        (costs[:, 0], 4.0, 10 * np.sqrt(0.3 * 0.7)),
-    ):
-        expected = deviation / np.sqrt(rows)
-        assert drawn.mean() == pytest.approx(mean, abs=4 * expected / np.sqrt(4000))
-        assert drawn.std() == pytest.approx(expected, rel=0.1)
-    low, high = draws.error_at_price("ttamer")
-    assert (low, high) == pytest.approx(np.quantile(errors[:, 0], [0.025, 0.975]))
+    drawn = resampled_savings(front, ["ttamer"], 0.5, resamples=4000, seed=1)["ttamer"]
+    expected = np.sqrt(0.3 * 0.7 / rows)  # of the share of rows on which the large one is asked
+    assert drawn.mean() == pytest.approx(0.6, abs=4 * expected / np.sqrt(4000))
+    assert drawn.std() == pytest.approx(expected, rel=0.1)
+    assert np.isneginf(
+        resampled_savings(front, ["ttamer"], -0.2, resamples=9, seed=1)["ttamer"]
+    ).all()

@@ -75,7 +75,11 @@ class _Commands(click.Group):
 @click.group(
     "ttamer",
     cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
     epilog="To begin: ttamer demo. With your own log: ttamer frontier LOG --cascade cascade.toml. "
     'Completion in bash: eval "$(_TTAMER_COMPLETE=bash_source ttamer)"',
 )
@@ -110,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return int(code or 0)
     except (KeyboardInterrupt, click.Abort):
-        print(_cleared(), end="", file=sys.stderr)
+        print(cleared(), end="", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of a pipe has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -127,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _failed(head: str, text: str) -> int:
     """Print an error as one line, and return the exit code."""
     line = " ".join(text.split())
-    print(f"{_cleared()}{paint(head, 'red', sys.stderr)} {line}", file=sys.stderr)
+    print(f"{cleared()}{paint(head, 'red', sys.stderr)} {line}", file=sys.stderr)
     return 2
 
 
@@ -172,9 +176,9 @@ def _show_warning(otherwise: Callable[..., None]) -> Callable[..., None]:
 
 def warn(text: str) -> None:
     """Print a warning as one line on stderr."""
-    print(f"{_cleared()}{paint('Warning:', 'bold', sys.stderr)} {text}", file=sys.stderr)
+    print(f"{cleared()}{paint('Warning:', 'bold', sys.stderr)} {text}", file=sys.stderr)
 
 
-def _cleared() -> str:
+def cleared() -> str:
     """Return what removes a line of progress from a terminal."""
     return "\r\x1b[K" if sys.stderr.isatty() else ""

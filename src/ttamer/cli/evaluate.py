@@ -5,24 +5,10 @@ from typing import Any
 
 import click
 
+import ttamer.cli.options as cli
 from ttamer._checks import counted, in_unit, number
 from ttamer.artefact.file import load, save
-from ttamer.cascade import Target
 from ttamer.cli import warn
-from ttamer.cli.options import (
-    POLICY,
-    at_most_one,
-    command,
-    json_option,
-    measurable,
-    option,
-    output_option,
-    progress_line,
-    read_for_policy,
-    refuse_trace,
-    skip_option,
-    to_json,
-)
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.results import Result, compare, evaluate, known_losses, measure
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture, shown_error
@@ -33,51 +19,25 @@ from ttamer.trace.trace import Trace
 Choice = FittedPolicy | Mixture
 
 
-@command("evaluate")
-@click.argument("policy")
+@cli.command("evaluate")
+@cli.policy_argument()
 @click.argument("trace")
-@option(
-    "--tradeoff",
-    "L",
-    "One policy of the ladder (default: those that ttamer fit prints, and the default of serving).",
-    type=float,
-)
-@option("--budget", "C", "The mixture that costs C per input in expectation.", type=float)
-@option("--mistake-cost", "M", "The policy of least total cost if a mistake costs M.", type=float)
-@option(
-    "--p95",
-    "T",
-    "The policy of least error that answers 95% of inputs within T, in the unit of <node>.latency.",
-    type=float,
-)
-@option(
-    "--against",
-    "FILE",
-    "Another policy file: on what share of rows the two differ, and what that changes.",
-)
-@click.option(
-    "--target",
-    type=click.Choice(["label", "last"]),
-    help="Which answers are right (default: the cascade's).",
-)
-@skip_option
-@json_option
+@cli.number("--tradeoff", "L", "One policy of the ladder (default: its frontier, and its default).")
+@cli.number("--budget", "C", "The mixture that costs C per input in expectation.")
+@cli.number("--mistake-cost", "M", "The policy of least total cost if a mistake costs M.")
+@cli.number("--p95", "T", "The policy of least error with 95% of latencies within T.")
+@cli.option("--against", "FILE", "Another policy: on how many rows they differ, and what changes.")
+@cli.skip_option
 def evaluate_command(
-    policy: str,
-    trace: str,
-    against: str | None,
-    target: Target | None,
-    skip_bad: bool,
-    as_json: bool,
-    **point: float | None,
+    policy: str, trace: str, against: str | None, skip_bad: bool, **point: float | None
 ) -> None:
     """Replay POLICY, a file of ttamer fit, on TRACE.
 
     Prints error and cost with intervals, which nodes answered, and what each node does alone.
     """
-    at_most_one(**point)
-    loaded, chosen = _chosen(policy, point)
-    rows = read_for_policy(trace, loaded.spec, skip_bad=skip_bad)
+    stated = cli.at_most_one(**point)
+    loaded, chosen = _chosen(policy, stated)
+    rows = cli.read_for_policy(trace, loaded.spec, skip_bad=skip_bad)
     if not loaded.fitted.thresholds and were_fitted_to(loaded.record, rows):
         count = loaded.record.rows
         which = "these rows" if count == len(rows) else f"{count} of these rows"
@@ -85,68 +45,82 @@ def evaluate_command(
             f"the policy was fitted to {which}, so that errors are too low; measure it on others, "
             "or take the estimates of ttamer fit, which are cross-fitted"
         )
-    rows = measurable(rows, skip_bad=skip_bad)
+    rows = cli.measurable(rows, skip_bad=skip_bad)
     if against is not None:
-        difference = compare(chosen, _chosen(against, point)[1], rows, target=target)
-        print(to_json(difference.to_dict()) if as_json else difference)
+        difference = compare(chosen, _chosen(against, stated)[1], rows)
+        cli.show(difference.to_dict(), difference)
         return
-    measured: list[tuple[Choice, Result]] = []
-    if isinstance(loaded, FittedLadder) and set(point.values()) == {None}:
-        corners = (loaded.point(k) for k in loaded.points.corners)
-        policies = list(loaded if as_json else corners)
-        progress = progress_line(quiet=as_json)
-        progress(f"measuring {len(policies)} policies")
-        believed = loaded.fitted.read(rows)  # once for all of them
-        plays = (believed.play(policy.rule) for policy in policies)
-        results = [measure(played, rows, target=target) for played in plays]
-        measured = list(zip(policies, results, strict=True))
-        progress("")
-    result = evaluate(chosen, rows, target=target)
+    result = evaluate(chosen, rows)
     costs = rows.spec.answer_costs(rows.costs.mean(axis=0)).tolist()
-    errors = known_losses(rows, target).mean(axis=0).tolist()
-    alone = list(zip(rows.names, costs, errors, strict=True))
-    if as_json:
-        facts = [{"policy": p.setting, **r.to_dict()} for p, r in (*measured, (chosen, result))]
-        default = {"default": facts.pop()} if measured else {}
-        nodes = {name: {"cost": cost, "error": error} for name, cost, error in alone}
-        print(to_json({"rows": len(rows), "policies": facts, **default, "alone": nodes}))
-        return
-    # Several policies may decide alike, which is one line.
-    lines = {tuple(_cells(r)): [*_cells(r), p.setting] for p, r in measured}
-    name = "the default of serving" if measured else chosen.setting
-    latency = [] if result.latency is None else ["latency", "95% within"]
-    cost, measure_ = in_unit("cost", result.unit), result.measure
-    head = [cost, "of full", *latency, measure_, "95%", "recalled", "helped", "hurt", "policy"]
-    print(
-        f"{counted(len(rows), 'row')}\n\n{table(head, [*lines.values(), [*_cells(result), name]])}"
+    alone = list(zip(rows.names, costs, known_losses(rows).mean(axis=0).tolist(), strict=True))
+    facts = {"policy": chosen.setting, **result.to_dict()}
+    if isinstance(loaded, FittedLadder) and not stated:
+        policies, shown = _measured(loaded, rows)
+        facts, name = {"policies": policies, "default": facts}, "the default of serving"
+    else:
+        facts, shown, name = {"policies": [facts]}, {}, chosen.setting
+    nodes = {node: {"cost": cost, "error": error} for node, cost, error in alone}
+    cli.show(
+        {"rows": len(rows), **facts, "alone": nodes},
+        f"{counted(len(rows), 'row')}\n\n{_results_table({**shown, name: result})}\n\n"
+        "of full: as a share of the full model's cost, or of the most expensive model's;\n"
+        "recalled: an earlier answer was returned; helped, hurt: that was better, worse.\n\n"
+        f"How often {name} asks and returns each node, and what that node does alone:\n\n"
+        f"{_nodes_table(result, alone)}",
     )
-    print("\nof full: as a share of the full model's cost, or of the most expensive model's;")
-    print("recalled: an earlier answer was returned; helped, hurt: that was better, worse.")
-    print(f"\nHow often {name} asks and returns each node, and what that node does alone:\n")
-    nodes_lines = [
-        [
-            node,
-            f"{result.asked[node]:.1%}",
-            f"{result.answered[node]:.1%}",
-            number(price),
-            shown_error(error, measure_),
-        ]
-        for node, price, error in alone
-    ]
-    print(table(["node", "asked", "returned", cost, measure_], nodes_lines))
 
 
-def _chosen(path: str, point: dict[str, float | None]) -> tuple[FittedLadder | Choice, Choice]:
-    """Return what a file holds, and the policy of it that the options choose, or its default."""
-    refuse_trace(path, "evaluate POLICY TRACE")
-    loaded = load(path)
-    stated = {name: value for name, value in point.items() if value is not None}
-    if isinstance(loaded, Choice) and stated:
-        raise ArgumentError(
-            f"{path} holds one policy, so that there is nothing to choose: remove --tradeoff, "
-            "--budget, --mistake-cost and --p95"
+def _measured(ladder: FittedLadder, rows: Trace) -> tuple[list[dict[str, Any]], dict[str, Result]]:
+    """Return the facts of each policy, and by setting the results of those on the frontier."""
+    results: dict[int, Result] = {}
+    progress, believed = cli.progress_line(), ladder.fitted.read(rows)  # once for all of them
+    policies = {k: ladder.point(k) for k in (*range(len(ladder)), *ladder.points.corners)}
+    for count, (k, policy) in enumerate(policies.items(), start=1):
+        progress(f"measuring {count} of {len(policies)} policies")
+        results[k] = measure(believed.play(policy.rule), rows)
+    facts = [{"policy": p.setting, **results[k].to_dict()} for k, p in enumerate(ladder)]
+    return facts, {policies[k].setting: results[k] for k in ladder.points.corners}
+
+
+def _results_table(results: dict[str, Result]) -> str:
+    """Return the numbers of policies by name; several that decide alike are one line."""
+    lines: dict[tuple[str, ...], str] = {}
+    for name, result in results.items():
+        error, *ends = (
+            shown_error(value, result.measure) for value in (result.error, *result.error_interval)
         )
+        cells = {in_unit("cost", result.unit): number(result.cost)}
+        cells["of full"] = f"{result.relative_cost:.1%}"
+        if result.latency is not None and result.latency_p95 is not None:
+            cells["latency"] = number(result.latency)
+            cells["95% within"] = number(result.latency_p95)
+        cells |= {result.measure: error, "95%": " to ".join(ends)}
+        cells["recalled"] = f"{result.recalled:.1%}"
+        cells["helped"] = f"{result.recall_helped:.1%}"
+        cells["hurt"] = f"{result.recall_hurt:.1%}"
+        lines[tuple(cells.values())] = name
+    return table([*cells, "policy"], [[*line, name] for line, name in lines.items()])
+
+
+def _nodes_table(result: Result, alone: list[tuple[str, float, float]]) -> str:
+    """Return how often a policy asks and returns each node, and what the node does alone."""
+    head = ["node", "asked", "returned", in_unit("cost", result.unit), result.measure]
+    rows = []
+    for node, cost, error in alone:
+        shares = f"{result.asked[node]:.1%}", f"{result.answered[node]:.1%}"
+        rows.append([node, *shares, number(cost), shown_error(error, result.measure)])
+    return table(head, rows)
+
+
+def _chosen(path: str, stated: dict[str, float]) -> tuple[FittedLadder | Choice, Choice]:
+    """Return what a file holds, and the policy of it that the options choose, or its default."""
+    loaded = load(path)
     if isinstance(loaded, Choice):
+        if stated:
+            raise ArgumentError(
+                f"{path} holds one policy, so that there is nothing to choose: remove --tradeoff, "
+                "--budget, --mistake-cost and --p95"
+            )
         return loaded, loaded
     if not isinstance(loaded, FittedLadder):
         raise ArgumentError(
@@ -164,103 +138,70 @@ def _chosen(path: str, point: dict[str, float | None]) -> tuple[FittedLadder | C
     return loaded, loaded.default()
 
 
-def _cells(result: Result) -> list[str]:
-    """Return the numbers of a policy, as a table has them."""
-    error, low, high = (
-        shown_error(value, result.measure) for value in (result.error, *result.error_interval)
-    )
-    times = [number(time) for time in (result.latency, result.latency_p95) if time is not None]
-    shares = (result.recalled, result.recall_helped, result.recall_hurt)
-    return [
-        number(result.cost),
-        f"{result.relative_cost:.1%}",
-        *times,
-        error,
-        f"{low} to {high}",
-        *(f"{share:.1%}" for share in shares),
-    ]
-
-
-@command("certify")
-@click.argument("policy")
+@cli.command("certify")
+@cli.policy_argument()
 @click.argument("trace", required=False)
-@option("--error", "E", "Certify an error of at most E.", type=float)
-@option("--drop", "D", "Certify an error at most D above that of --against.", type=float)
-@option("--against", "NODE", "What a drop is measured from: a node, last (the default) or best.")
-@option("--budget", "C", "Certify that few inputs cost more than C.", type=float)
-@option(
-    "--exceeded-at-most",
-    "P",
-    "With --budget: the share of inputs that may (default 0.05).",
-    type=float,
-)
-@option("--confidence", "C", "The confidence of the certificate (default 0.95).", type=float)
-@skip_option
-@output_option(text="Write the policies with the certificate in them.", kind=POLICY)
-@json_option
+@cli.number("--error", "E", "Certify an error of at most E.")
+@cli.number("--drop", "D", "Certify an error at most D above that of --against.")
+@cli.option("--against", "NODE", "For --drop: a node, last (the default) or best.")
+@cli.number("--budget", "C", "Certify that few inputs cost more than C.")
+@cli.number("--exceeded-at-most", "P", "For --budget: the share of inputs (default 0.05).")
+@cli.number("--confidence", "C", "The confidence of the certificate (default 0.95).")
+@cli.skip_option
+@cli.output_option("Write the policies with the certificate in them.", cli.POLICY)
 def certify_command(
-    policy: str,
-    trace: str | None,
-    skip_bad: bool,
-    output: str | None,
-    as_json: bool,
-    **options: float | str | None,
+    policy: str, trace: str | None, skip_bad: bool, output: str | None, **options: Any
 ) -> int:
     """Certify an error, a drop against a node, or a budget, with a stated confidence.
 
-    The cheapest such policy of POLICY is found on rows that it was not fitted to: those of TRACE,
+    The cheapest such policy of POLICY is chosen on rows that it was not fitted to: those of TRACE,
     or those that the fit held out. Without --error, --drop or --budget, the certificates in the
     file are checked on new rows. Exit code 1: not certified, or broken.
     """
     stated = {name: value for name, value in options.items() if value is not None}
-    kinds = {name: stated.get(name) for name in ("error", "drop", "budget")}
-    at_most_one(**kinds)
-    kind = next((name for name in kinds if name in stated), None)
+    kinds = cli.at_most_one(**{name: options[name] for name in ("error", "drop", "budget")})
+    kind = next(iter(kinds), None)
     _refuse_idle(kind, [*stated, *["output"] * bool(output)])
-    refuse_trace(policy, "certify POLICY TRACE")
     ladder = load(policy)
     if not isinstance(ladder, FittedLadder):
         raise ArgumentError(f"{policy} is no ladder made by ttamer fit: nothing to certify")
-    rows = read_for_policy(trace, ladder.spec, skip_bad=skip_bad) if trace else None
+    rows = cli.read_for_policy(trace, ladder.spec, skip_bad=skip_bad) if trace else None
     if kind is None:
         promises = _checked(ladder, rows, policy)
     else:
-        progress = progress_line(quiet=as_json)
-        progress("testing the policies")
+        cli.progress_line()("testing the policies")
         choose: dict[str, Any] = {
             "error": ladder.for_error,
             "drop": ladder.for_drop,
             "budget": partial(ladder.for_budget, exceeded_at_most=0.05),
         }
         certified = choose[kind](stated.pop(kind), on=rows, **stated)
-        progress("")
         ladder = (ladder if rows is None else ladder.with_holdout(rows)).with_promise(certified)
         promises = [certified.promise]
+    lines = []
+    for promise in promises:
+        expected = ladder.mixture_for(promise).described
+        lines += [str(promise), f"  its policy, as the fit expects: {expected}"]
     if output:
         save(ladder, output)
-    if as_json:
-        print(to_json({"promises": [promise.to_dict() for promise in promises], "output": output}))
-    else:
-        for promise in promises:
-            expected = ladder.mixture_for(promise).described
-            print(f"{promise}\n  its policy, as the fit expects: {expected}")
-        if output:
-            print(f"  written to {output}")
-        elif kind and promises[0].certified:
-            print("  -o FILE writes the policies with this certificate")
+        lines.append(f"  written to {output}")
+    elif kind and promises[0].certified:
+        lines.append("  -o FILE writes the policies with this certificate")
+    facts = {"promises": [promise.to_dict() for promise in promises], "output": output}
+    cli.show(facts, "\n".join(lines))
     return 0 if all(promise.certified for promise in promises) else 1
 
 
 def _refuse_idle(kind: str | None, stated: list[str]) -> None:
     """Refuse options that a certificate of this kind, or one of the file, does not read."""
-    kinds: tuple[str, ...] = ("error", "drop", "budget")
-    readers: dict[str, tuple[str, ...]] = {"against": ("drop",), "exceeded_at_most": ("budget",)}
+    readers = {"against": ["drop"], "exceeded_at_most": ["budget"]}
     for name in stated:
-        if kind not in readers.get(name, kinds):
-            flag = f"--{name.replace('_', '-')}"
-            needed = " or ".join(f"--{reader}" for reader in readers.get(name, kinds))
+        needed = readers.get(name, ["error", "drop", "budget"])
+        if kind not in needed:
+            flags = " or ".join(f"--{reader}" for reader in needed)
             raise ArgumentError(
-                f"{flag} is for a new certificate with {needed}: state that too, or leave it out"
+                f"--{name.replace('_', '-')} is for a new certificate with {flags}: state that "
+                "too, or leave it out"
             )
 
 

@@ -1,4 +1,4 @@
-"""What commands share: options, outputs checked before the work, reading traces, printing."""
+"""What commands share: options, outputs checked before the work, reading logs, printing."""
 
 import functools
 import json
@@ -8,46 +8,50 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
 import click
 import numpy as np
 
-from ttamer._checks import counted, number
+from ttamer._checks import counted
 from ttamer.cascade import CascadeSpec, join_verified
-from ttamer.cli import warn
+from ttamer.cli import cleared, warn
 from ttamer.errors import ArgumentError, TraceError, TTamerError
-from ttamer.fitting.ladder import shown_error
-from ttamer.show import ProgressReport, table
+from ttamer.show import ProgressReport
 from ttamer.trace.io import SUFFIXES, beside, open_source
 from ttamer.trace.schema import infer_spec, is_long
-from ttamer.trace.trace import Trace
+from ttamer.trace.trace import OnBad, Trace
 
 Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
 
 
-def option(name: str, metavar: str, text: str, **more: Any) -> Callable[[Function], Function]:
-    """Return an option with a value; its default is shown, unless it is nothing."""
-    has_default = more.get("default") is not None
-    return click.option(name, metavar=metavar, help=text, **{"show_default": has_default, **more})
+def option(name: str, metavar: str, text: str, **more: Any) -> Decorator:
+    """Return an option with a value."""
+    return click.option(name, metavar=metavar, help=text, **more)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-skip_option = click.option(
-    "--skip-bad", is_flag=True, help="Skip rows that cannot be used, and count them."
-)
+flag = functools.partial(click.option, is_flag=True)
+number = functools.partial(option, type=float)
+skip_option = flag("--skip-bad", help="Skip rows that cannot be used, and count them.")
+
+
+def _policy(_: click.Context, __: click.Parameter, path: str) -> str:
+    if path.lower().endswith(SUFFIXES):
+        raise click.BadParameter(f"{path} is a trace; ttamer fit makes a policy from it")
+    return path
+
+
+policy_argument = functools.partial(click.argument, "policy", callback=_policy)
 
 
 class Output(click.ParamType[str]):
     """A path to write to: a file, of one suffix where the suffix says what it is, or a folder."""
 
-    def __init__(
-        self, name: str = "file", *, suffix: str = "", makes_folders: bool = False
-    ) -> None:
-        self.name = name
+    def __init__(self, suffix: str = "", *, name: str = "file", makes_folders: bool = False):
         self.suffix = suffix
+        self.name = name
         self.makes_folders = makes_folders
 
     def check(self, flag: str, output: str, reads: list[Any]) -> None:
@@ -72,11 +76,22 @@ class Output(click.ParamType[str]):
 
 
 # A policy that is written.
-POLICY = Output(suffix=".ttamer")
+POLICY = Output(".ttamer")
+
+
+def output_option(text: str, kind: Output | None = None, **more: Any) -> Decorator:
+    """Return ``-o``."""
+    kind = kind or Output()
+    metavar = kind.name.upper()
+    return click.option("-o", "--output", type=kind, metavar=metavar, help=text, **more)
+
+
+def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.meta["json"] = value
 
 
 class Command(click.Command):
-    """A command whose outputs are checked first, and whose errors name its flags."""
+    """A command with ``--json``; its outputs are checked first, and its errors name its flags."""
 
     # Arguments of the library whose flags have other names: the first of them that is stated.
     flags: ClassVar = {"at_most": ("error", "drop", "exceeded_at_most"), "cost": ("budget",)}
@@ -88,6 +103,11 @@ class Command(click.Command):
         "save policy.walk": "leave out -o",
     }
 
+    def __init__(self, *names: Any, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        how: Any = {"is_flag": True, "expose_value": False, "callback": _set_json}
+        self.params.append(click.Option(["--json"], help="Print JSON.", **how))
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the options."""
         with self._naming_flags(ctx):
@@ -95,17 +115,15 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        outputs = {
-            param.name or "": (param.opts[0], param.type)
-            for param in self.params
-            if isinstance(param.type, Output)
-        }
+        outputs = [param for param in self.params if isinstance(param.type, Output)]
         # A policy may be written to the file that it was read from.
-        reads = [path for name, path in ctx.params.items() if name not in (*outputs, "policy")]
+        written = {"policy", *(param.name for param in outputs)}
+        reads = [value for name, value in ctx.params.items() if name not in written]
         with self._naming_flags(ctx):
-            for name, (flag, kind) in outputs.items():
-                if ctx.params[name]:
-                    kind.check(flag, ctx.params[name], reads)
+            for param in outputs:
+                path = ctx.params[param.name or ""]
+                if path and isinstance(param.type, Output):
+                    param.type.check(param.opts[0], path, reads)
             return super().invoke(ctx)
 
     @contextmanager
@@ -136,21 +154,54 @@ class Command(click.Command):
 command = functools.partial(click.command, cls=Command)
 
 
-def output_option(
-    default: str | None = None, *, text: str, kind: Output | None = None, required: bool = False
-) -> Callable[[Function], Function]:
-    """Return ``-o``."""
-    kind = kind or Output()
-    return click.option(
-        "-o",
-        "--output",
-        type=kind,
-        metavar=kind.name.upper(),
-        default=default,
-        show_default=default is not None,
-        required=required,
-        help=text,
-    )
+def progress_line() -> Callable[[str], None]:
+    """Return what shows on stderr what is being done; nothing where JSON is printed."""
+    is_quiet = click.get_current_context().meta["json"]
+    return (lambda _: None) if is_quiet else ProgressReport(bar=False)
+
+
+def show(facts: Any, text: object, *, indent: int | None = 1) -> None:
+    """Print a result, in the place of the progress: its facts as JSON, or its text."""
+    print(cleared(), end="", file=sys.stderr)
+    is_json = click.get_current_context().meta["json"]
+    print(to_json(facts, indent=indent) if is_json else text, flush=True)
+
+
+def to_json(data: Any, *, indent: int | None = 1) -> str:
+    """Return JSON; infinities as ``"inf"`` and ``"-inf"``, as in problem.json, and NaN as null.
+
+    >>> print(to_json({"losses": [0.5, float("inf"), float("nan")]}))
+    {
+     "losses": [
+      0.5,
+      "inf",
+      null
+     ]
+    }
+    """
+    return json.dumps(_plain(data), indent=indent, allow_nan=False)
+
+
+def _plain(item: Any) -> Any:
+    """Return plain values that JSON can hold."""
+    if isinstance(item, dict):
+        return {key: _plain(value) for key, value in item.items()}
+    if isinstance(item, list | tuple):
+        return [_plain(value) for value in item]
+    if hasattr(item, "tolist"):
+        return _plain(item.tolist())
+    if isinstance(item, float) and not math.isfinite(item):
+        return None if math.isnan(item) else "inf" if item > 0 else "-inf"
+    return item
+
+
+def at_most_one(**options: object) -> dict[str, Any]:
+    """Return the option that is stated, if any; refuse two that exclude one another."""
+    stated = {name: value for name, value in options.items() if value is not None}
+    if len(stated) > 1:
+        first, second, *_ = (f"--{name.replace('_', '-')}" for name in stated)
+        raise click.UsageError(f"{second} cannot be used with {first}: give one of them")
+    return stated
 
 
 @dataclass(frozen=True)
@@ -163,11 +214,9 @@ class Reading:
     skip_bad: bool = False
 
     @property
-    def spec(self) -> CascadeSpec | str | None:
-        """The cascade of the options, if there is one."""
-        if self.costs and self.cascade:
-            raise ArgumentError("--cost is in place of --cascade: give one of them")
-        return CascadeSpec.of(self.costs) if self.costs else self.cascade
+    def on_bad(self) -> OnBad:
+        """What is done with rows that cannot be used."""
+        return "skip" if self.skip_bad else "refuse"
 
     @property
     def words(self) -> str:
@@ -176,18 +225,63 @@ class Reading:
         cascade = f" --cascade {self.cascade}" if self.cascade else ""
         return costs + cascade + " --prices" * self.prices
 
-    def read(self, path: str) -> Trace:
-        """Read a log, and print on stderr what was left out or decided."""
+    @property
+    def spec(self) -> CascadeSpec | str | None:
+        """The cascade of the options, or its file, if there is one."""
+        if self.costs and self.cascade:
+            raise ArgumentError("--cost is in place of --cascade: give one of them")
+        return CascadeSpec.of(self.costs) if self.costs else self.cascade
+
+    def spec_for(self, path: str) -> CascadeSpec | str | None:
+        """Return the cascade of the options; None where the log keeps it, or has all costs."""
         if self.spec is None:
-            require_costs(path)
+            _require_costs(path)
             if self.prices:
                 raise ArgumentError("--prices takes the costs of --cascade or --cost: give one")
-        trace = _read(path, self.spec, skip_bad=self.skip_bad)
+        return self.spec
+
+    def read(self, path: str) -> Trace:
+        """Read a log, and print on stderr what was left out or decided."""
+        spec = self.spec_for(path)
+        trace = Trace.read(path, spec, on_bad=self.on_bad)
+        print_notes(trace, path)
         if self.prices:
             trace = replace(trace, cost=trace.spec.costs)
-        elif self.spec is not None:
+        elif spec is not None:
             _warn_of_prices(trace)
         return trace.with_verification()
+
+
+def _require_costs(path: str) -> None:
+    """Refuse a file that keeps no cascade and not all costs, or whose cascade lies beside it."""
+    source = open_source(path)
+    if source.cascade is not None:
+        return
+    has_calls, pair = is_long(source.columns), beside(path, ".toml")
+    names = () if has_calls else infer_spec(source.columns, {}, path)[0].names
+    priced = {"cost"} if has_calls else {f"{name}.cost" for name in names}
+    if priced <= set(source.columns) and not pair.is_file():
+        return
+    costs = " ".join(f"--cost {name}=1.0" for name in names or ("NODE",))
+    remedy = f"what a call of each node costs ({costs}), or --cascade FILE, a cascade.toml"
+    for file in (pair, Path(path).with_name("cascade.toml")):
+        if file.is_file():
+            remedy = f"--cascade {file}"
+            break
+    raise ArgumentError(f"{path}: keeps no cascade: give {remedy}")
+
+
+def _warn_of_prices(trace: Trace) -> None:
+    """Warn where the cascade and the log's cost columns differ."""
+    if trace.cost.ndim == 1:
+        return
+    means = trace.costs.mean(axis=0).tolist()
+    for name, stated, logged in zip(trace.names, trace.spec.costs.tolist(), means, strict=True):
+        if max(stated, logged) > 1.25 * min(stated, logged):
+            warn(
+                f"the cascade says that {name} costs {stated:g}, and the log {logged:.4g} in the "
+                "mean: the log is used; --prices uses the cascade"
+            )
 
 
 def read_for_policy(path: str, spec: CascadeSpec, *, skip_bad: bool) -> Trace:
@@ -202,18 +296,14 @@ def read_for_policy(path: str, spec: CascadeSpec, *, skip_bad: bool) -> Trace:
         nodes = infer_spec(columns, {}, path)[0].nodes
         others = [node for node in nodes if node.name not in spec.names]
     # The policy's last node stays the last, which may say what is right.
-    trace = _read(path, replace(spec, nodes=(*others, *joined.nodes)), skip_bad=skip_bad)
+    spec = replace(spec, nodes=(*others, *joined.nodes))
+    rows = Trace.read(path, spec, on_bad=Reading(skip_bad=skip_bad).on_bad)
+    print_notes(rows, path)
     if others:
         names = ", ".join(node.name for node in others)
         print(f"{Path(path).name}: the policy has no node {names}: left out", file=sys.stderr)
-        trace = trace.restrict(joined.names)
-    return trace.with_verification()
-
-
-def _read(path: str, spec: CascadeSpec | str | None, *, skip_bad: bool) -> Trace:
-    trace = Trace.read(path, spec, on_bad="skip" if skip_bad else "refuse")
-    print_notes(trace, path)
-    return trace
+        rows = rows.restrict(joined.names)
+    return rows.with_verification()
 
 
 def measurable(trace: Trace, *, skip_bad: bool) -> Trace:
@@ -242,19 +332,6 @@ def print_notes(trace: Trace, path: str) -> None:
         print(f"{Path(path).name}: {note}", file=sys.stderr)
 
 
-def _warn_of_prices(trace: Trace) -> None:
-    """Warn where the cascade and the log's cost columns differ."""
-    if trace.cost.ndim == 1:
-        return
-    means = trace.costs.mean(axis=0).tolist()
-    for name, stated, logged in zip(trace.names, trace.spec.costs.tolist(), means, strict=True):
-        if max(stated, logged) > 1.25 * min(stated, logged):
-            warn(
-                f"the cascade says that {name} costs {stated:g}, and the log {logged:.4g} in the "
-                "mean: the log is used; --prices uses the cascade"
-            )
-
-
 def _costs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> Any:
     """Read NAME=COST."""
     costs: dict[str, float] = {}
@@ -272,147 +349,20 @@ def _costs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> An
     return costs
 
 
+COSTS: Any = {"multiple": True, "callback": _costs}
+
+
 def reading_options(function: Function) -> Function:
     """Add the options for reading a log, as ``reading``."""
 
+    @option("--cascade", "FILE", "The cascade.toml (default: the one that the log keeps).")
     @option(
-        "--cascade",
-        "FILE",
-        "The cascade.toml that names the nodes and their costs (default: "
-        "the one kept in a Parquet or NPZ file).",
+        "--cost", "NAME=COST", "In place of --cascade: what a call of each node costs.", **COSTS
     )
-    @option(
-        "--cost",
-        "NAME=COST",
-        "What a call of a node costs, for each node, in place of --cascade.",
-        multiple=True,
-        callback=_costs,
-    )
-    @click.option("--prices", is_flag=True, help="Use these costs, not those in the log.")
+    @flag("--prices", help="Use these costs, not those in the log.")
     @skip_option
     @functools.wraps(function)
     def read(*, cascade: Any, cost: Any, prices: bool, skip_bad: bool, **options: Any) -> Any:
         return function(reading=Reading(cascade, cost, prices, skip_bad), **options)
 
     return read
-
-
-def at_most_one(**options: object) -> None:
-    """Refuse options that exclude one another."""
-    stated = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
-    if len(stated) > 1:
-        raise click.UsageError(f"{stated[1]} cannot be used with {stated[0]}: give one of them")
-
-
-def refuse_trace(path: str, usage: str) -> None:
-    """Refuse a trace that is given in the place of a policy."""
-    if path.lower().endswith(SUFFIXES):
-        raise ArgumentError(
-            f"{path} is a trace, and a policy is needed in its place, which ttamer fit makes: "
-            f"ttamer {usage}"
-        )
-
-
-def require_costs(path: str) -> None:
-    """Refuse a file that keeps no cascade and not all costs, or whose cascade lies beside it."""
-    source = open_source(path)
-    if source.cascade is not None:
-        return
-    has_calls, pair = is_long(source.columns), beside(path, ".toml")
-    names = () if has_calls else infer_spec(source.columns, {}, path)[0].names
-    priced = {"cost"} if has_calls else {f"{name}.cost" for name in names}
-    if priced <= set(source.columns) and not pair.is_file():
-        return
-    costs = " ".join(f"--cost {name}=1.0" for name in names or ("NODE",))
-    remedy = f"what a call of each node costs ({costs}), or --cascade FILE, a cascade.toml"
-    for file in (pair, Path(path).with_name("cascade.toml")):
-        if file.is_file():
-            remedy = f"--cascade {file}"
-            break
-    raise ArgumentError(f"{path}: keeps no cascade: give {remedy}")
-
-
-def load_function(reference: str) -> Function:
-    """Return the function that ``MODULE:FUNCTION`` names; modules of the current folder count.
-
-    >>> load_function("math:floor")(2.5)
-    2
-    """
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    module, _, name = reference.partition(":")
-    if not module or not name:
-        raise ArgumentError(f"a function is named as MODULE:FUNCTION, not {reference!r}")
-    try:
-        function: Function = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ArgumentError(f"{reference} cannot be imported: {error}") from None
-    return function
-
-
-def errors_of(trace: Trace) -> dict[str, float]:
-    """Return the error of each node, where it is known which answers are right."""
-    try:
-        errors = _means(trace.loss * trace.unit)
-    except TraceError:
-        return {}
-    return dict(zip(trace.names, errors, strict=True))
-
-
-def _means(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
-    """Return the mean of each column where it is known; NaN where it never is."""
-    known = ~np.isnan(values)
-    sums, counts = np.where(known, values, 0.0).sum(axis=0), known.sum(axis=0)
-    means: list[float] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan).tolist()
-    return means
-
-
-def node_table(trace: Trace) -> str:
-    """Return the mean cost of each node, and its error where that is known."""
-    errors, costs = errors_of(trace), _means(trace.costs)
-    rows = [[name, number(cost)] for name, cost in zip(trace.names, costs, strict=True)]
-    if not errors:
-        return table(["node", "mean cost"], rows)
-    for row in rows:
-        error = errors[row[0]]
-        row.append("not known" if math.isnan(error) else shown_error(error, trace.measure))
-    text = table(["node", "mean cost", trace.measure], rows)
-    if trace.spec.target == "last":
-        text += f"\n\n  {trace.measure}: against {trace.names[-1]}, which is right by definition"
-    return text
-
-
-def to_json(data: Any) -> str:
-    """Return JSON; infinities as ``"inf"`` and ``"-inf"``, as in problem.json, and NaN as null.
-
-    >>> print(to_json({"losses": [0.5, float("inf"), float("nan")]}))
-    {
-     "losses": [
-      0.5,
-      "inf",
-      null
-     ]
-    }
-    """
-    return json.dumps(_plain(data), indent=1, allow_nan=False)
-
-
-def _plain(item: Any) -> Any:
-    """Return plain values that JSON can hold."""
-    if isinstance(item, dict):
-        return {key: _plain(value) for key, value in item.items()}
-    if isinstance(item, list | tuple):
-        return [_plain(value) for value in item]
-    if hasattr(item, "tolist"):
-        return _plain(item.tolist())
-    if isinstance(item, float) and not math.isfinite(item):
-        return None if math.isnan(item) else "inf" if item > 0 else "-inf"
-    return item
-
-
-def progress_line(*, quiet: bool = False) -> Callable[[str], None]:
-    """Return a function that shows on stderr what is being done; call it with "" at the end.
-
-    On a terminal one line is overwritten; elsewhere a new line is written every two seconds.
-    """
-    return (lambda _: None) if quiet else ProgressReport(bar=False)

@@ -2,25 +2,15 @@
 
 import math
 import runpy
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
+import ttamer.cli.options as cli
 from ttamer._checks import counted, number
 from ttamer.artefact.file import save
-from ttamer.cli.options import (
-    POLICY,
-    Command,
-    Output,
-    command,
-    json_option,
-    option,
-    output_option,
-    to_json,
-)
 from ttamer.errors import ArgumentError
 from ttamer.policy import IndexPolicy, JointPolicy, Ladder, Policy, WalkPolicy
 from ttamer.problem.problem import Problem
@@ -33,15 +23,14 @@ from ttamer.theory.optimum import Optima, impossibility, needle, optima
 MAX_STATES = 8
 
 
-@command("solve")
+@cli.command("solve")
 @click.argument("problem")
-@option("--tradeoff", "L", "0: only cost counts; 1: only loss counts.", type=float)
-@option("--ladder", "N", "Solve N tradeoffs from 0 to 1.", type=int)
-@click.option("--no-recall", is_flag=True, help="The last node asked must answer (a walk or line).")
-@option("--max-cost", "C", "The most that one input may cost.", type=float)
-@output_option(text="Write the policy as FILE.ttamer.", kind=POLICY)
-@option("--draw", "FILE", "Draw the policy as FILE.svg.", type=Output(suffix=".svg"))
-@json_option
+@cli.number("--tradeoff", "L", "0: only cost counts; 1: only loss counts.")
+@cli.option("--ladder", "N", "Solve N tradeoffs from 0 to 1.", type=click.IntRange(2))
+@cli.flag("--no-recall", help="The last node asked must answer (a walk or line).")
+@cli.number("--max-cost", "C", "The most that one input may cost.")
+@cli.output_option("Write the policy as FILE.ttamer.", cli.POLICY)
+@cli.option("--draw", "FILE", "Draw the policy as FILE.svg.", type=cli.Output(".svg"))
 def solve_command(
     problem: str,
     tradeoff: float | None,
@@ -50,7 +39,6 @@ def solve_command(
     max_cost: float | None,
     output: str | None,
     draw: str | None,
-    as_json: bool,
 ) -> None:
     """Compute the optimal policy of PROBLEM, a problem.json.
 
@@ -60,27 +48,24 @@ def solve_command(
         raise click.UsageError("give one of --tradeoff L, for one policy, and --ladder N")
     if draw and ladder is not None:
         raise ArgumentError("--draw needs --tradeoff: a ladder has many policies")
-    if ladder is not None and ladder < 2:
-        raise ArgumentError(f"--ladder needs at least 2 tradeoffs, not {ladder}")
     stated = Problem.from_file(problem)
     how: dict[str, Any] = {"recall": not no_recall, "max_cost": max_cost}
     solved: Policy | Ladder
     if tradeoff is not None:
         solved = solve(stated, tradeoff, **how)
         best = optima(stated, solved.tradeoff)
-        shown = to_json(_facts(solved, best)) if as_json else _text(solved, best)
+        facts, text = _facts(solved, best), _text(solved, best)
     else:
-        steps = (ladder or 0) - 1
+        steps = (ladder or 2) - 1
         solved = solve_ladder(stated, [i / steps for i in range(steps + 1)], **how)
-        shown = to_json(_ladder_facts(solved)) if as_json else _ladder_text(solved)
+        facts, text = _ladder_facts(solved), _ladder_text(solved)
     if output:
         save(solved, output)  # which refuses what a file does not hold
+        text += f"\n\n  written to {output}"
     if draw:
         solved.plot(draw)
-    print(shown)
-    for verb, path in (("drawn in", draw), ("written to", output)):
-        if path and not as_json:
-            print(f"\n  {verb} {path}")
+        text += f"\n\n  drawn in {draw}"
+    cli.show(facts, text)
 
 
 def _facts(policy: Policy, best: Optima) -> dict[str, Any]:
@@ -203,12 +188,12 @@ def _ladder_facts(ladder: Ladder) -> dict[str, Any]:
 
 
 def _ladder_text(ladder: Ladder) -> str:
-    rows = [(p.tradeoff, p.expected_loss, p.expected_cost, p.value) for p in ladder]
+    rows = [[p.tradeoff, p.expected_loss, p.expected_cost, p.value] for p in ladder]
     frontier = _numbers(["tradeoff", "expected loss", "expected cost", "value"], rows)
     return f"{_title(ladder.problem)}, {counted(len(ladder), 'tradeoff')}\n\n{frontier}"
 
 
-def _numbers(head: list[str], rows: Iterable[Sequence[float | None]]) -> str:
+def _numbers(head: list[str], rows: list[list[Any]]) -> str:
     """Return a table of numbers; None where one is not defined."""
     return table(head, [["-" if x is None else number(x) for x in row] for row in rows])
 
@@ -223,10 +208,9 @@ def theory_command() -> None:
     """Run the paper's demonstrations."""
 
 
-@theory_command.command("no-recall", cls=Command)
-@option("--alpha", "A", "Any number above 1.", type=float, default=10.0)
-@json_option
-def no_recall_command(alpha: float, as_json: bool) -> None:
+@theory_command.command("no-recall", cls=cli.Command)
+@cli.option("--alpha", "A", "Any number above 1.", default=10.0)
+def no_recall_command(alpha: float) -> None:
     """Without recall there is no bound on the loss.
 
     The paper's two-node example: without recall the ratio to a prophet, which sees every loss
@@ -234,46 +218,46 @@ def no_recall_command(alpha: float, as_json: bool) -> None:
     """
     examples = {x: impossibility(x) for x in sorted({2.0, 10.0, 100.0, 1000.0, alpha})}
     example, haystacks = examples[alpha], {count: needle(count) for count in (10, 100, 1000)}
-    if as_json:
-        facts = {
-            "alpha": alpha,
-            "no_recall": example.no_recall,
-            "with_recall": example.online,
-            "offline": example.offline,
-            "ratio": example.ratio_without_recall,
-            "ratio_with_recall": example.ratio,
-            "growth": [{"alpha": x, "ratio": e.ratio_without_recall} for x, e in examples.items()],
-            "haystacks": [
-                {"branches": count, "with_recall": e.online, "offline": e.offline, "ratio": e.ratio}
-                for count, e in haystacks.items()
-            ],
-        }
-        print(to_json(facts))
-        return
-    print("Two nodes, asking is free. The first loses 1/alpha^2; the second loses 1/alpha with")
-    print("probability 1/alpha, else nothing. Expected losses:\n")
+    facts = {
+        "alpha": alpha,
+        "no_recall": example.no_recall,
+        "with_recall": example.online,
+        "offline": example.offline,
+        "ratio": example.ratio_without_recall,
+        "ratio_with_recall": example.ratio,
+        "growth": [{"alpha": x, "ratio": e.ratio_without_recall} for x, e in examples.items()],
+        "haystacks": [
+            {"branches": count, "with_recall": e.online, "offline": e.offline, "ratio": e.ratio}
+            for count, e in haystacks.items()
+        ],
+    }
     rows = [
-        (x, e.no_recall, e.online, e.offline, e.ratio_without_recall, e.ratio)
+        [x, e.no_recall, e.online, e.offline, e.ratio_without_recall, e.ratio]
         for x, e in examples.items()
     ]
-    print(_numbers(["alpha", "no recall", "recall", "prophet", "ratio", "with recall"], rows))
-    print("\nWithout recall the ratio to the prophet is alpha: no bound. With recall both nodes")
-    print("are asked, the better answer kept, and the gap is gone.\n")
-    print("What recall does not change: a prophet also sees which node to ask. Many equal nodes,")
-    print("each perfect with a small probability and worth exactly its cost:\n")
-    needles = [(count, e.online, e.offline, e.ratio) for count, e in haystacks.items()]
-    print(_numbers(["nodes", "recall", "prophet", "ratio"], needles))
-    print("\nSo policies with recall are measured against the online optimum, and reach it.")
+    head = ["alpha", "no recall", "recall", "prophet", "ratio", "with recall"]
+    needles = [[count, e.online, e.offline, e.ratio] for count, e in haystacks.items()]
+    cli.show(
+        facts,
+        "Two nodes, asking is free. The first loses 1/alpha^2; the second loses 1/alpha with\n"
+        f"probability 1/alpha, else nothing. Expected losses:\n\n{_numbers(head, rows)}\n\n"
+        "Without recall the ratio to the prophet is alpha: no bound. With recall both nodes\n"
+        "are asked, the better answer kept, and the gap is gone.\n\n"
+        "What recall does not change: a prophet also sees which node to ask. Many equal nodes,\n"
+        "each perfect with a small probability and worth exactly its cost:\n\n"
+        f"{_numbers(['nodes', 'recall', 'prophet', 'ratio'], needles)}\n\n"
+        "So policies with recall are measured against the online optimum, and reach it.",
+    )
 
 
-@theory_command.command("if-stop", cls=Command)
-@json_option
-def if_stop_command(as_json: bool) -> None:
+@theory_command.command("if-stop", cls=cli.Command)
+def if_stop_command() -> None:
     """When fixed thresholds are optimal, and when they are not.
 
     The paper's synthetic experiments: the best fixed threshold against the optimum.
     """
-    facts: list[dict[str, Any]] = [
+    experiments = [experiment(name) for name in EXPERIMENTS]  # 6 nodes, as in the paper
+    facts = [
         {
             "optimum": e.policy.value,
             "losses": e.name,
@@ -283,56 +267,54 @@ def if_stop_command(as_json: bool) -> None:
             "excess_without_recall": e.excess_without_recall,
             "index_range": e.index_range,
         }
-        for e in map(experiment, EXPERIMENTS)  # 6 nodes, as in the paper
+        for e in experiments
     ]
-    if as_json:
-        print(to_json({"experiments": facts}))
-        return
     rows = []
-    for fact in facts:
-        # Equal indices differ by rounding.
-        ends = " to ".join(dict.fromkeys(map(number, fact["index_range"])))
-        excess = [f"{abs(fact[f'excess_{kind}_recall']):.2%}" for kind in ("with", "without")]
-        rows.append([fact["losses"], number(fact["optimum"]), ends, *excess])
-    print("6 nodes on a line, cost 0.1 each, tradeoff 0.5.")
-    print("How far the best fixed threshold lies above the optimum:\n")
-    print(table(["losses", "optimum", "index", "recall at the end", "no recall"], rows))
-    print("\nFor independent identical losses every index is the same number, so one threshold")
-    print("with recall at the end is optimal. Only correlation (or unequal nodes) makes the")
-    print("decision depend on the current state. make paper draws the matrices.")
+    for e in experiments:
+        ends = " to ".join(dict.fromkeys(map(number, e.index_range)))  # equal but for rounding
+        excess = [f"{abs(x):.2%}" for x in (e.excess_with_recall, e.excess_without_recall)]
+        rows.append([e.name, number(e.policy.value), ends, *excess])
+    head = ["losses", "optimum", "index", "recall at the end", "no recall"]
+    cli.show(
+        {"experiments": facts},
+        "6 nodes on a line, cost 0.1 each, tradeoff 0.5.\n"
+        f"How far the best fixed threshold lies above the optimum:\n\n{table(head, rows)}\n\n"
+        "For independent identical losses every index is the same number, so one threshold\n"
+        "with recall at the end is optimal. Only correlation (or unequal nodes) makes the\n"
+        "decision depend on the current state. make paper draws the matrices.",
+    )
 
 
-@theory_command.command("contract", cls=Command, short_help="Subtrees of a forest as single nodes.")
+@theory_command.command("contract", cls=cli.Command)
 @click.argument("problem")
-@option("--tradeoff", "L", "The weight of the loss.", type=float, default=0.5)
-@json_option
-def contract_command(problem: str, tradeoff: float, as_json: bool) -> None:
-    """Contract a forest as the paper's Alg. 3 does: subtrees become single nodes.
+@cli.option("--tradeoff", "L", "The weight of the loss.", default=0.5)
+def contract_command(problem: str, tradeoff: float) -> None:
+    """Contract subtrees of a forest to single nodes, as the paper's Alg. 3 does.
 
     PROBLEM is a problem.json: a line, multi-line, tree or forest.
     """
     steps = contract(Problem.from_file(problem), tradeoff)
-    if as_json:
-        facts = [vars(step) | {"laws": [vars(law) for law in step.laws]} for step in steps]
-        print(to_json({"tradeoff": tradeoff, "steps": facts}))
-        return
+    facts = [vars(step) | {"laws": [vars(law) for law in step.laws]} for step in steps]
     rows = []
     for count, step in enumerate(steps, start=1):
         head = [str(count), " + ".join(step.members)]
         for state, (index, law) in enumerate(zip(step.index.tolist(), step.laws, strict=True)):
-            rows.append(
-                [*head, str(state), number(index), number(law.mean_cost), str(len(law.costs))]
-            )
+            numbers = [str(state), number(index), number(law.mean_cost), str(len(law.costs))]
+            rows.append([*head, *numbers])
             head = ["", ""]
-    print(f"Alg. 3 on {problem}, tradeoff {tradeoff:g}: one node for each subtree.\n")
-    print(table(["step", "one node for", "parent state", "index", "mean cost", "atoms"], rows))
-    print("\nThe law of the one node is the law with its own index in hand. Another fallback has")
-    print("another law, since other nodes are asked: one law for all fallbacks is not enough.")
+    head = ["step", "one node for", "parent state", "index", "mean cost", "atoms"]
+    cli.show(
+        {"tradeoff": tradeoff, "steps": facts},
+        f"Alg. 3 on {problem}, tradeoff {tradeoff:g}: one node for each subtree.\n\n"
+        f"{table(head, rows)}\n\n"
+        "The law of the one node is the law with its own index in hand. Another fallback has\n"
+        "another law, since other nodes are asked: one law for all fallbacks is not enough.",
+    )
 
 
-@theory_command.command("figure", cls=Command, short_help="Make a figure or table of the paper.")
+@theory_command.command("figure")
 @click.argument("number")
-@option("--to", "FOLDER", "Where to write it.", default="paper")
+@cli.option("--to", "FOLDER", "Where to write it.", default="paper")
 def figure_command(number: str, to: str) -> None:
     """Make figure or table NUMBER of the paper (1 to 8, t1 to t3), in a clone of the repository."""
     script = Path("experiments", "paper", "make.py")

@@ -1,22 +1,15 @@
 """``ttamer torch``: what the parts of an early-exit network cost on this machine."""
 
+import sys
 from dataclasses import asdict
+from importlib import import_module
 from typing import Any
 
 import click
 
+import ttamer.cli.options as cli
 from ttamer._checks import number
 from ttamer._extras import require
-from ttamer.cli.options import (
-    Command,
-    Output,
-    json_option,
-    load_function,
-    option,
-    output_option,
-    progress_line,
-    to_json,
-)
 from ttamer.errors import ArgumentError
 from ttamer.show import table
 
@@ -33,24 +26,15 @@ def torch_command() -> None:
     """Early-exit networks in PyTorch (extra [torch])."""
 
 
-@torch_command.command("profile", cls=Command)
+@torch_command.command("profile", cls=cli.Command)
 @click.argument("network", metavar="MODULE:FUNCTION")
-@option("--batch", "N,M", "Batch sizes.", default="1,32", callback=_sizes)
-@option("--device", "NAME", "cpu, cuda, cuda:1 ... (default: a GPU if there is one).")
-@click.option(
-    "--precision",
-    type=click.Choice(["fp32", "bf16"]),
-    default="fp32",
-    show_default=True,
-    help="The precision of the network.",
-)
-@click.option("--graphs", is_flag=True, help="Run parts as CUDA graphs.")
-@option("--threads", "N", "CPU threads (default: PyTorch's).", type=click.IntRange(1))
-@output_option(text="Write the profile as JSON.")
-@option(
-    "--cascade", "FILE", "Write a cascade.toml with the costs at the largest batch.", type=Output()
-)
-@json_option
+@cli.option("--batch", "N,M", "Batch sizes.", default="1,32", callback=_sizes)
+@cli.option("--device", "NAME", "cpu, cuda, cuda:1 ... (default: a GPU if there is one).")
+@click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32")
+@cli.flag("--graphs", help="Run parts as CUDA graphs.")
+@cli.option("--threads", "N", "CPU threads (default: PyTorch's).", type=click.IntRange(1))
+@cli.output_option("Write the profile as JSON.")
+@cli.option("--cascade", "FILE", "Write a cascade.toml for the largest batch.", type=cli.Output())
 def profile_command(
     network: str,
     batch: tuple[int, ...],
@@ -58,7 +42,6 @@ def profile_command(
     threads: int | None,
     output: str | None,
     cascade: str | None,
-    as_json: bool,
     **how: Any,
 ) -> None:
     """Time the segments of a network, and what asking its exits adds.
@@ -80,14 +63,13 @@ def profile_command(
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ArgumentError(f"--device {device}: cannot be used: {reason}") from None
     model, example = _network(network)
-    progress = progress_line(quiet=as_json)
+    progress = cli.progress_line()
     measured = profile(model.to(target), example, sizes=batch, progress=progress, **how)
-    progress("")
     if output:
         measured.save(output)
     if cascade:
         measured.costs(max(measured.sizes)).spec().to_file(cascade)
-    print(to_json(asdict(measured)) if as_json else _text(network, measured))
+    cli.show(asdict(measured), _text(network, measured))
 
 
 def _text(name: str, measured: Any) -> str:
@@ -97,9 +79,9 @@ def _text(name: str, measured: Any) -> str:
         head += [f"reach, {size}", f"ask, {size}"]
     groups = [measured.groups.index(size) for size in sizes]
     rows = []
-    for name_, reach, ask in zip(measured.names, measured.segments, measured.asking, strict=True):
+    for exit_, reach, ask in zip(measured.names, measured.segments, measured.asking, strict=True):
         times = [t for k, group in enumerate(groups) for t in (reach[group], ask[k])]
-        rows.append([name_, *(number(1e3 * seconds) for seconds in times)])
+        rows.append([exit_, *(number(1e3 * seconds) for seconds in times)])
     total, once = ["the network, no ramps"], ["once per call with exits"]
     for size, seconds in zip(sizes, measured.per_call, strict=True):
         total += [number(1e3 * size * measured.costs(size).full), ""]
@@ -112,19 +94,26 @@ def _text(name: str, measured: Any) -> str:
     )
 
 
-def _network(name: str) -> tuple[Any, Any]:
+def _network(reference: str) -> tuple[Any, Any]:
     """Return what a function of the user's returns: a network, and an example of its inputs."""
     from ttamer.torch import EarlyExit
 
-    if ":" not in name:
+    module, _, name = reference.partition(":")
+    if not module or not name:
         raise ArgumentError(
-            f"there is no network {name!r}; name a function of yours as MODULE:FUNCTION, which "
-            "returns (network, example inputs)"
+            f"there is no network {reference!r}; name a function of yours as MODULE:FUNCTION, "
+            "which returns (network, example inputs)"
         )
-    pair = load_function(name)()
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # modules of the current folder count
+    try:
+        function = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ArgumentError(f"{reference} cannot be imported: {error}") from None
+    pair = function()
     if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], EarlyExit):
         raise ArgumentError(
-            f"{name} returned {type(pair).__name__}; it must return an EarlyExit and an example "
-            "of its inputs"
+            f"{reference} returned {type(pair).__name__}; it must return an EarlyExit and an "
+            "example of its inputs"
         )
     return pair

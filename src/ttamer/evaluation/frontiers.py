@@ -2,8 +2,6 @@
 
 Every setting is chosen on the fit rows; every number is measured on the test rows. Two settings can
 always be mixed at random, so families are compared by the lower convex envelope of their points.
-What is read off an envelope depends on all points of a family and on the reference at once, so the
-envelope is computed for each resample of the test rows.
 """
 
 from __future__ import annotations
@@ -14,9 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ttamer._checks import counted, in_unit, number, percent, priced, require_kind
 from ttamer.baselines import FAMILIES, fit_families, known_names
 from ttamer.baselines.rules import FitFamily, Unsuitable
@@ -24,19 +19,15 @@ from ttamer.errors import ArgumentError
 from ttamer.evaluation.results import (
     Library,
     Result,
-    RowBootstrap,
     check_resampling,
     frame_of,
-    interval,
     known_losses,
     measure,
-    returned,
-    units_of,
 )
 from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, shown_error
 from ttamer.fitting.markov import MarkovRecord
-from ttamer.fitting.replay import Family, Played, Rule, Setting, full_cost, paid
+from ttamer.fitting.replay import Family, Played, Rule, Setting, full_cost
 from ttamer.show import ProgressOption, card, shown, table
 from ttamer.show.curves import draw_curves
 from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost, lower_envelope
@@ -510,78 +501,6 @@ def _reference(fit_trace: Trace, test_trace: Trace) -> Reference:
     played = setting.rule.play(test_trace)
     result = measure(played, test_trace, resamples=0)
     return Reference(test_trace.names[int(played.answer[0])], result.error, result.cost)
-
-
-@dataclass(frozen=True, eq=False)
-class Resampled:
-    """Errors and costs of some families over B resamples of the test rows."""
-
-    error: NDArray[np.float64]
-    """Shape (B,): the reference's."""
-    cost: NDArray[np.float64]
-    """Shape (B,): the reference's."""
-    families: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
-    """Costs and errors, shape (B, settings) each."""
-    measure: Measure = "error"
-    """What an error is."""
-
-    @classmethod
-    def of(
-        cls,
-        frontier: Frontier,
-        families: Iterable[str],
-        *,
-        resamples: int = 400,
-        seed: int = 0,
-    ) -> Resampled:
-        """Draw the rows on which the frontier was measured."""
-        trace = frontier.test_trace
-        rows = RowBootstrap.of(units_of(trace), resamples=resamples, seed=seed)
-        losses = known_losses(trace)
-        measured = {}
-        for family in families:
-            plays = frontier.played[family]
-            costs = rows.column_means(paid(played.asked, trace) for played in plays)
-            errors = rows.column_means(returned(losses, p.answer, trace) for p in plays)
-            measured[family] = (costs, errors)
-        node = trace.names.index(frontier.reference.node)
-        price = paid(np.tile(trace.spec.required[node], (len(trace), 1)), trace)
-        return cls(rows.means(losses[:, node]), rows.means(price), measured, trace.measure)
-
-    def saving(self, family: str, more_error: float) -> tuple[float, float, float]:
-        """Return a 95% interval of the saving, and the share of resamples that do not get there."""
-        draws = self._savings(family, more_error)
-        low, high = interval(draws, method="inverted_cdf")
-        return float(low), float(high), float(np.isneginf(draws).mean())
-
-    def error_at_price(self, family: str) -> tuple[float, float]:
-        """Return a 95% interval of the family's error at the reference's cost."""
-        reached = (
-            error_at_cost(costs, errors, price)
-            for costs, errors, price in zip(*self.families[family], self.cost, strict=True)
-        )
-        # No answer is a wrong one, or loses as much as the worst setting.
-        worst = 1.0 if self.measure == "error" else float(self.families[family][1].max())
-        low, high = interval([worst if error is None else error for error in reached])
-        return float(low), float(high)
-
-    def cannot_tell(self, family: str, rival: str, more_error: float) -> bool:
-        """Whether the 95% interval of the difference between two savings holds zero."""
-        first, second = self._savings(family, more_error), self._savings(rival, more_error)
-        with np.errstate(invalid="ignore"):
-            gap = np.nan_to_num(first - second, nan=0.0, posinf=np.inf, neginf=-np.inf)
-        low, high = interval(gap, method="inverted_cdf")
-        return bool(low <= 0 <= high)
-
-    def _savings(self, family: str, more_error: float) -> NDArray[np.float64]:
-        """Shape (B,); -inf where the family does not get there."""
-        costs, errors = self.families[family]
-        saved = np.full(len(self.cost), -np.inf)
-        for i, price in enumerate(self.cost):
-            cost = cost_at_error(costs[i], errors[i], self.error[i] + more_error)
-            if cost is not None and price > 0:
-                saved[i] = 1 - cost / price
-        return saved
 
 
 @dataclass(frozen=True)

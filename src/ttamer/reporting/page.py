@@ -43,9 +43,7 @@ from ttamer.reporting.recommendation import (
     Recommendation,
     Share,
     budget_of,
-    difference,
     less,
-    quality,
     recommend,
 )
 from ttamer.show import ProgressOption, shown
@@ -159,7 +157,7 @@ def write_report(
         title=trace.spec.name or ", ".join(trace.names[:6]) if title is None else title,
         sentence=advice.sentence,
         notes=notes,
-        tiles=[_saving(frontier, advice), _accuracy(frontier, advice), _unasked(frontier, advice)],
+        tiles=_tiles(advice),
         pictures=[(name, *words, markup(p.svg())) for name, (*words, p) in pictures.items()],
         families=_families(frontier),
         policies=_policies(frontier, advice),
@@ -238,45 +236,29 @@ def _pictures(frontier: Frontier, advice: Recommendation) -> dict[str, tuple[str
 Tile = tuple[str, str, str]  # a large number, what it is, and more about it
 
 
-def _saving(frontier: Frontier, advice: Recommendation) -> Tile:
-    against, family = advice.against, advice.family
-    if not frontier.reference.cost:
-        return "-", f"{against} costs nothing", "there is nothing to save"
-    if advice.saving is None:
-        lowest, theirs = (
-            shown_error(error, frontier.measure, digits=1)
-            for error in (min(frontier.curve(family)[1]), frontier.reference.error)
-        )
-        what = f"{family} does not reach the {quality(frontier)} of {against}"
-        return "-", what, f"its least {frontier.measure} is {lowest}, against {theirs}"
+def _tiles(advice: Recommendation) -> list[Tile]:
+    """Return the numbers that matter: what is saved, at what error, and what is not asked."""
+    frontier, family = advice.frontier, advice.family
+    best, measure, against = frontier.reference, frontier.measure, frontier.alone
     low, high = advice.saving_interval
-    interval = f"95% interval {percent(low)} to {percent(high)}"
-    if low == -np.inf:
-        interval = f"up to {percent(high)}; {percent(advice.falls_short)} of resamples fall short"
-    return less(advice.saving), f"cost of {family} {_at_error(frontier, advice)}", interval
-
-
-def _accuracy(frontier: Frontier, advice: Recommendation) -> Tile:
-    measure, against = frontier.measure, advice.against
-    what = f"{quality(frontier)} of {advice.family} at the price of {against}"
-    if advice.error_at_price is None:
-        return "-", what, f"{advice.family} has no setting that cheap"
-    values = [advice.error_at_price, *advice.error_at_price_interval, frontier.reference.error]
-    if measure == "error":  # shown as accuracies, where high and low change places
-        values = [1 - values[k] for k in (0, 2, 1, 3)]
-    mine, low, high, theirs = (shown_error(value, measure, digits=1) for value in values)
-    return mine, what, f"95% interval {low} to {high}; {against} has {theirs}"
-
-
-def _unasked(frontier: Frontier, advice: Recommendation) -> Tile:
-    what = f"of inputs answered without asking {frontier.reference.node}"
-    more = f"with {advice.family}, {_at_error(frontier, advice)}"
-    return percent(advice.reference_unasked), what, more
-
-
-def _at_error(frontier: Frontier, advice: Recommendation) -> str:
-    near = f"within {difference(advice.more_error, frontier)} of" if advice.more_error else "at"
-    return f"{near} the {quality(frontier)} of {advice.against}"
+    what, more = (
+        f"cost of {family} {advice.place}",
+        f"95% interval {percent(low)} to {percent(high)}",
+    )
+    saved = "-" if advice.saving is None else less(advice.saving)
+    if not best.cost:
+        saved, what, more = "-", f"{against} costs nothing", "there is nothing to save"
+    elif advice.saving is None:
+        what, more = f"{family} does not reach the {advice.quality} of {against}", ""
+    elif low == -np.inf:
+        more = f"up to {percent(high)}; {percent(advice.falls_short)} of resamples fall short"
+    error, theirs = (shown_error(e, measure, digits=1) for e in (advice.error, best.error))
+    unasked = percent(1 - advice.asked[best.node])
+    return [
+        (saved, what, more),
+        (error, f"{measure} of {family}", f"{against} has {theirs}"),
+        (unasked, f"of inputs answered without asking {best.node}", f"with {family}"),
+    ]
 
 
 def _families(frontier: Frontier) -> dict[str, Any]:

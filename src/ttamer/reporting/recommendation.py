@@ -11,7 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ttamer._checks import percent, require_whole
 from ttamer.errors import ArgumentError
@@ -20,13 +24,20 @@ from ttamer.evaluation.frontiers import (
     SUMMARIES,
     Frontier,
     Point,
-    Resampled,
     require_frontier,
 )
-from ttamer.evaluation.results import Interval
-from ttamer.fitting.ladder import FittedLadder, shown_error
+from ttamer.evaluation.results import (
+    Interval,
+    RowBootstrap,
+    interval,
+    known_losses,
+    returned,
+    units_of,
+)
+from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture, shown_error
+from ttamer.fitting.replay import paid
 from ttamer.show import card
-from ttamer.stats.envelope import error_at_cost, lower_envelope
+from ttamer.stats.envelope import cost_at_error, lower_envelope
 
 Outcome = Literal["wins", "ties", "loses", "nothing"]
 
@@ -48,9 +59,9 @@ class Share:
     share: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Recommendation:
-    """What to deploy, and the three numbers that matter.
+    """What to deploy, and the numbers that matter.
 
     Returned by :func:`recommend`.
 
@@ -62,34 +73,27 @@ class Recommendation:
     'ttamer'
     """
 
+    frontier: Frontier
     outcome: Outcome
     """How our family did; ``"nothing"``: no family that can be served is cheaper than the
     reference."""
-    sentence: str
-    """The recommendation in words."""
-    notes: tuple[str, ...]
-    """What the sentence leaves out."""
     family: str
-    """The family recommended; the numbers below are its own."""
-    against: str
-    """What families are compared with, in words: "the full network", or "large alone"."""
+    """The family recommended; the numbers are its own."""
     more_error: float
-    """The margin: how much larger the error may be than that of ``against``."""
+    """The margin: how much larger the error may be than that of the reference."""
     settings: tuple[Share, ...]
     """One setting, or two to be mixed at random, the larger share first."""
-    saving: float | None
-    """The share of the reference's cost saved: negative if the family costs more, None if it does
-    not reach the accuracy, or if the reference costs nothing."""
+    savings: Mapping[str, float]
+    """What each family saves at that margin, as a share of the reference's cost; negative if it
+    costs more. Families that do not reach the margin are not in it."""
     saving_interval: Interval
     """The 95% interval of the saving; its lower end is -inf if too many resamples fall short."""
     falls_short: float
     """The share of resamples in which it does not reach that accuracy."""
-    error_at_price: float | None
-    """Its error at the reference's cost."""
-    error_at_price_interval: Interval
-    """The 95% interval of that error."""
-    reference_unasked: float
-    """The share of inputs answered without asking the reference."""
+    rival: str | None
+    """The best of the other families that can be served."""
+    is_close: bool
+    """Whether the rows cannot tell our family from the rival."""
 
     def __repr__(self) -> str:
         return f"Recommendation({self.outcome!r}, {self.sentence!r})"
@@ -104,10 +108,142 @@ class Recommendation:
         """Return plain values.
 
         Returns:
-            The fields by name; each setting is a dictionary with its share and its numbers.
+            What it says by name; each setting is a dictionary with its share and its numbers.
         """
+        names = ("outcome", "sentence", "notes", "family", "more_error", "saving", "budget")
+        facts = {name: getattr(self, name) for name in (*names, "saving_interval", "falls_short")}
         settings = [{"share": part.share, **part.point.to_dict()} for part in self.settings]
-        return {**vars(self), "settings": settings}
+        return {**facts, "against": self.frontier.alone, "settings": settings}
+
+    @property
+    def saving(self) -> float | None:
+        """The share of the reference's cost saved; None if the family does not get there."""
+        return self.savings.get(self.family)
+
+    @property
+    def cost(self) -> float:
+        """What the settings cost per input."""
+        return sum(part.share * part.point.result.cost for part in self.settings)
+
+    @property
+    def error(self) -> float:
+        """The error of the settings, or their mean loss."""
+        return sum(part.share * part.point.result.error for part in self.settings)
+
+    @property
+    def asked(self) -> dict[str, float]:
+        """The share of inputs on which each node is asked."""
+        asks = [(part.share, part.point.result.asked) for part in self.settings]
+        names = self.frontier.test_trace.names
+        return {name: sum(share * asked[name] for share, asked in asks) for name in names}
+
+    @property
+    def budget(self) -> str | None:
+        """The budget by which the ladder chooses these settings; of other families None."""
+        ladder = self.frontier.ladder
+        if self.family != "ttamer" or self.outcome == "nothing" or ladder is None:
+            return None
+        return budget_of(ladder, *self.settings)
+
+    @property
+    def policy(self) -> FittedPolicy | Mixture:
+        """What is recommended, to be saved and served."""
+        ladder = self.frontier.ladder
+        if self.outcome == "nothing" and ladder is not None:
+            return ladder.alone(self.frontier.reference.node)
+        if self.budget is not None and ladder is not None:
+            return ladder.for_budget(float(self.budget))
+        point = min((part.point for part in self.settings), key=lambda point: point.result.error)
+        assert isinstance(point.rule, FittedPolicy)  # noqa: S101 - what is recommended can be served
+        return point.rule
+
+    @property
+    def place(self) -> str:
+        """Where families are compared: "at the accuracy of large alone"."""
+        near = f"within {self._points(self.more_error)} of" if self.more_error else "at"
+        return f"{near} the {self.quality} of {self.frontier.alone}"
+
+    @property
+    def quality(self) -> str:
+        """What families are compared at: "accuracy", or "mean loss"."""
+        return "accuracy" if self.frontier.measure == "error" else "mean loss"
+
+    def _points(self, error: float) -> str:
+        """Return a difference of errors in points, or of mean losses as a number."""
+        if self.frontier.measure != "error":
+            return f"{error:.3g}"
+        size = f"{100 * error:.2f}".rstrip("0").rstrip(".")
+        return f"{size} {'point' if size == '1' else 'points'}"
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether there is nothing to choose, or nothing to save."""
+        return len(self.frontier.test_trace.names) == 1 or self.frontier.reference.cost <= 0
+
+    @cached_property
+    def sentence(self) -> str:
+        """The recommendation in words."""
+        frontier, savings, rival = self.frontier, self.savings, self.rival
+        node, alone = frontier.reference.node, frontier.alone
+        if self._is_idle:
+            one = f"There is one node, {node}: it answers every input."
+            free = f"Asking {node} costs nothing: there is nothing to save."
+            return one if len(frontier.test_trace.names) == 1 else free
+        start = self.place[0].upper() + self.place[1:]
+        if self.outcome == "nothing":
+            return f"{start}, nothing that can be served costs less: use {alone}."
+        ours = f"ttamer does not reach that {self.quality}"
+        if "ttamer" in savings:
+            ours = f"ttamer {less(savings['ttamer'])}"
+        if rival is not None and self.outcome == "loses":
+            return f"{start}, {rival} costs {less(savings[rival])} and {ours}: use {rival}."
+        level = ""
+        if rival is not None and self.outcome == "ties":
+            level = f", level with {rival} ({less(savings[rival])})"
+        saved = less(savings["ttamer"])
+        asked = [name for name, share in self.asked.items() if share > 0]
+        if len(asked) == 1:
+            return f"{start}, {asked[0]} alone costs {saved}{level}: use {asked[0]} alone."
+        kind = "policy" if len(self.settings) == 1 else "mixture of two policies"
+        error = shown_error(self.error, frontier.measure, digits=1)
+        price = f"{frontier.priced(self.cost)} per input ({frontier.measure} {error})"
+        return f"{start}, ttamer costs {saved}{level}: use ttamer's {kind} at {price}."
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What the sentence leaves out."""
+        if self._is_idle:
+            return ()
+        frontier, outcome, rival, lines = self.frontier, self.outcome, self.rival, []
+        if self.more_error:
+            same = "full accuracy" if frontier.measure == "error" else "mean loss"
+            lines.append(f"At its {same} nothing that can be served costs less.")
+        if outcome != "nothing" and len(self.settings) == 2:
+            lines.append(
+                f"A mixture draws one of two settings of {self.family} at random per input."
+            )
+        if outcome == "wins" and rival is not None and self.savings[rival] >= MIN_SAVING:
+            close = "; these rows cannot tell the two apart" if self.is_close else ""
+            saved = less(self.savings[rival])
+            lines.append(f"The next rule that can be served is {rival}: {saved}{close}.")
+        elif outcome == "wins":
+            lines.append(f"No other rule that can be served costs less than {frontier.alone}.")
+        if outcome == "loses":
+            lines.append(f"The rule {rival} {SUMMARIES.get(rival or '', 'is another rule')}.")
+        if outcome == "loses" and self.is_close:
+            lines.append("These rows are too few to tell the two apart with confidence.")
+        if "ttamer" not in self.savings:
+            reached = self._points(min(frontier.curve("ttamer")[1]) - frontier.reference.error)
+            lines.append(f"The best ttamer reaches is {reached} more {frontier.measure}.")
+        unserved = {n: s for n, s in self.savings.items() if not frontier.can_serve(n)}
+        best = max(unserved, key=unserved.__getitem__, default=None)
+        served = [s for name, s in self.savings.items() if name not in unserved]
+        if best is not None and unserved[best] >= max([0.0, *served]) + MIN_SAVING:
+            lines.append(
+                f"{best} would cost {less(unserved[best])}; ttamer measures it and does not serve "
+                f"it: it {SUMMARIES.get(best, 'is another rule')}."
+            )
+        return tuple(lines)
 
 
 def recommend(frontier: Frontier, *, resamples: int = 400, seed: int = 0) -> Recommendation:
@@ -127,8 +263,8 @@ def recommend(frontier: Frontier, *, resamples: int = 400, seed: int = 0) -> Rec
     >>> from ttamer import datasets
     >>> from ttamer.evaluation import frontier
     >>> rows = datasets.load("langid", "fit").take(slice(400))
-    >>> recommend(frontier(rows, families=["ttamer", "chain"], resamples=0)).against
-    'lingua alone'
+    >>> recommend(frontier(rows, families=["ttamer", "chain"], resamples=0)).budget is None
+    False
     """
     require_frontier(frontier, "recommend")
     require_whole(resamples, "resamples", least=1)
@@ -139,34 +275,32 @@ def recommend(frontier: Frontier, *, resamples: int = 400, seed: int = 0) -> Rec
             f"{', '.join(frontier.families)}; add the family 'ttamer'"
         )
     more, savings = _margin(frontier)
-    served = {name: saving for name, saving in savings.items() if frontier.can_serve(name)}
-    rivals = {name: saving for name, saving in served.items() if name != "ttamer"}
+    rivals = {n: s for n, s in savings.items() if n != "ttamer" and frontier.can_serve(n)}
     rival = max(rivals, key=rivals.__getitem__, default=None)
-    draws = Resampled.of(
-        frontier, ["ttamer", *([rival] if rival else [])], resamples=resamples, seed=seed
+    drawn = resampled_savings(
+        frontier, ["ttamer", *([rival] if rival else [])], more, resamples=resamples, seed=seed
     )
-    close = rival is not None and "ttamer" in served and draws.cannot_tell("ttamer", rival, more)
-    outcome = _outcome(served.get("ttamer"), None if rival is None else rivals[rival], close=close)
-    chosen = rival if outcome == "loses" and rival is not None else "ttamer"
-    settings = settings_at(frontier, chosen, more)
-    low, high, short = draws.saving(chosen, more)
-    words = _Words(frontier, outcome, more, savings, rival, close, settings)
+    is_close = False
+    if rival is not None and "ttamer" in savings:
+        with np.errstate(invalid="ignore"):  # both fall short: no difference
+            gap = np.nan_to_num(drawn["ttamer"] - drawn[rival], posinf=np.inf, neginf=-np.inf)
+        low, high = interval(gap, method="inverted_cdf")
+        is_close = bool(low <= 0 <= high)
+    ours, theirs = savings.get("ttamer"), None if rival is None else rivals[rival]
+    outcome = _outcome(ours, theirs, is_close=is_close)
+    family = rival if outcome == "loses" and rival is not None else "ttamer"
+    low, high = interval(drawn[family], method="inverted_cdf")
     return Recommendation(
+        frontier=frontier,
         outcome=outcome,
-        sentence=words.sentence(),
-        notes=tuple(words.notes()),
-        family=chosen,
-        against=frontier.alone,
+        family=family,
         more_error=more,
-        settings=settings,
-        saving=savings.get(chosen),
-        saving_interval=(low, high),
-        falls_short=short,
-        error_at_price=error_at_cost(*frontier.curve(chosen), frontier.reference.cost),
-        error_at_price_interval=draws.error_at_price(chosen),
-        reference_unasked=sum(
-            part.share * (1 - part.point.result.asked[frontier.reference.node]) for part in settings
-        ),
+        settings=settings_at(frontier, family, more),
+        savings=savings,
+        saving_interval=(float(low), float(high)),
+        falls_short=float(np.isneginf(drawn[family]).mean()),
+        rival=rival,
+        is_close=is_close,
     )
 
 
@@ -192,16 +326,44 @@ def _margin(frontier: Frontier) -> tuple[float, dict[str, float]]:
     return 0.0, at_equal_error
 
 
-def _outcome(mine: float | None, theirs: float | None, *, close: bool) -> Outcome:
+def resampled_savings(
+    frontier: Frontier, families: list[str], more_error: float, *, resamples: int, seed: int
+) -> dict[str, NDArray[np.float64]]:
+    """Return, by family, the saving in each resample of the test rows; -inf where it falls short.
+
+    What is read off an envelope depends on all points of a family and on the reference at once, so
+    the envelope is computed for each resample.
+    """
+    trace = frontier.test_trace
+    rows = RowBootstrap.of(units_of(trace), resamples=resamples, seed=seed)
+    losses, node = known_losses(trace), trace.names.index(frontier.reference.node)
+    limits = rows.means(losses[:, node]) + more_error
+    prices = rows.means(paid(np.tile(trace.spec.required[node], (len(trace), 1)), trace))
+    drawn = {}
+    for family in families:
+        plays = frontier.played[family]
+        costs = rows.column_means(paid(played.asked, trace) for played in plays)
+        errors = rows.column_means(returned(losses, played.answer, trace) for played in plays)
+        least = [cost_at_error(*curve) for curve in zip(costs, errors, limits, strict=True)]
+        drawn[family] = np.array(
+            [
+                -np.inf if cost is None or price <= 0 else 1 - cost / price
+                for cost, price in zip(least, prices, strict=True)
+            ]
+        )
+    return drawn
+
+
+def _outcome(ours: float | None, theirs: float | None, *, is_close: bool) -> Outcome:
     """Return how our family did against the best of the others."""
-    if max((s for s in (mine, theirs) if s is not None), default=0.0) < MIN_SAVING:
+    if max((s for s in (ours, theirs) if s is not None), default=0.0) < MIN_SAVING:
         return "nothing"
-    if theirs is None or (mine is not None and mine >= theirs):
+    if theirs is None or (ours is not None and ours >= theirs):
         return "wins"
-    if mine is None or mine < MIN_SAVING:
+    if ours is None or ours < MIN_SAVING:
         return "loses"
-    behind = theirs - mine
-    return "ties" if behind < MIN_SAVING or (close and behind < MAX_TIE) else "loses"
+    behind = theirs - ours
+    return "ties" if behind < MIN_SAVING or (is_close and behind < MAX_TIE) else "loses"
 
 
 def settings_at(frontier: Frontier, family: str, more_error: float) -> tuple[Share, ...]:
@@ -241,16 +403,6 @@ def less(share: float) -> str:
     return f"{size} {'less' if share > 0 else 'more'}"
 
 
-def points_in_words(share: float) -> str:
-    """Return a difference of error rates in percentage points.
-
-    >>> points_in_words(0.005), points_in_words(0.01), points_in_words(0.0123)
-    ('0.5 points', '1 point', '1.23 points')
-    """
-    size = f"{100 * share:.2f}".rstrip("0").rstrip(".")
-    return f"{size} {'point' if size == '1' else 'points'}"
-
-
 def budget_of(ladder: FittedLadder, *settings: Share) -> str:
     """Return the budget by which the ladder chooses these settings.
 
@@ -259,112 +411,3 @@ def budget_of(ladder: FittedLadder, *settings: Share) -> str:
     """
     costs = {policy.tradeoff: policy.cost or 0.0 for policy in ladder}
     return f"{sum(part.share * costs[part.point.knob['tradeoff']] for part in settings):.6g}"
-
-
-def quality(frontier: Frontier) -> str:
-    """Return what families are compared at: "accuracy", or "mean loss"."""
-    return "accuracy" if frontier.measure == "error" else "mean loss"
-
-
-def difference(more_error: float, frontier: Frontier) -> str:
-    """Return a difference of errors in points, or of mean losses as a number."""
-    return points_in_words(more_error) if frontier.measure == "error" else f"{more_error:.3g}"
-
-
-@dataclass(frozen=True)
-class _Words:
-    """The sentence and its notes."""
-
-    frontier: Frontier
-    outcome: Outcome
-    more: float
-    savings: Mapping[str, float]
-    rival: str | None
-    close: bool
-    settings: tuple[Share, ...]
-
-    def sentence(self) -> str:
-        """Return the recommendation."""
-        frontier, rival, alone = self.frontier, self.rival, self.frontier.alone
-        if len(frontier.test_trace.names) == 1:
-            return f"There is one node, {frontier.reference.node}: it answers every input."
-        if frontier.reference.cost <= 0:
-            return f"Asking {frontier.reference.node} costs nothing: there is nothing to save."
-        near = f"Within {difference(self.more, frontier)} of" if self.more else "At"
-        start = f"{near} the {quality(frontier)} of {alone}"
-        if self.outcome == "nothing":
-            return f"{start}, nothing that can be served costs less: use {alone}."
-        level = ""
-        if rival is not None and self.outcome == "loses":
-            ours = (
-                f"ttamer {less(self.savings['ttamer'])}"
-                if "ttamer" in self.savings
-                else (f"ttamer does not reach that {quality(frontier)}")
-            )
-            return f"{start}, {rival} costs {less(self.savings[rival])} and {ours}: use {rival}."
-        if rival is not None and self.outcome == "ties":
-            level = f", level with {rival} ({less(self.savings[rival])})"
-        saved = less(self.savings["ttamer"])
-        asked = {
-            name
-            for part in self.settings
-            for name, share in part.point.result.asked.items()
-            if share > 0
-        }
-        if len(asked) == 1:
-            only = asked.pop()
-            return f"{start}, {only} alone costs {saved}{level}: use {only} alone."
-        kind = "policy" if len(self.settings) == 1 else "mixture of two policies"
-        return f"{start}, ttamer costs {saved}{level}: use ttamer's {kind} at {self._price()}."
-
-    def _price(self) -> str:
-        """Return what the settings cost and how they err."""
-        cost = sum(part.share * part.point.result.cost for part in self.settings)
-        error = sum(part.share * part.point.result.error for part in self.settings)
-        measure = self.frontier.measure
-        error_in_words = shown_error(error, measure, digits=1)
-        return f"{self.frontier.priced(cost)} per input ({measure} {error_in_words})"
-
-    def notes(self) -> list[str]:
-        """Return what the sentence leaves out."""
-        frontier, outcome, rival = self.frontier, self.outcome, self.rival
-        if len(frontier.test_trace.names) == 1 or frontier.reference.cost <= 0:
-            return []
-        lines = []
-        if self.more:
-            same = "full accuracy" if frontier.measure == "error" else "mean loss"
-            lines.append(f"At its {same} nothing that can be served costs less.")
-        if outcome != "nothing" and len(self.settings) == 2:
-            family = self.settings[0].point.policy
-            lines.append(f"A mixture draws one of two settings of {family} at random per input.")
-        if outcome == "wins":
-            lines += self._runner_up()
-        if outcome == "loses":
-            lines.append(f"The rule {rival} {SUMMARIES.get(rival or '', 'is another rule')}.")
-        if outcome == "loses" and self.close:
-            lines.append("These rows are too few to tell the two apart with confidence.")
-        if "ttamer" not in self.savings:
-            gap = min(frontier.curve("ttamer")[1]) - frontier.reference.error
-            reached = difference(gap, frontier)
-            lines.append(f"The best ttamer reaches is {reached} more {frontier.measure}.")
-        return [*lines, *self._not_served()]
-
-    def _runner_up(self) -> list[str]:
-        """Return how the best of the other families does."""
-        if self.rival is not None and self.savings[self.rival] >= MIN_SAVING:
-            close = "; these rows cannot tell the two apart" if self.close else ""
-            saved = less(self.savings[self.rival])
-            return [f"The next rule that can be served is {self.rival}: {saved}{close}."]
-        return [f"No other rule that can be served costs less than {self.frontier.alone}."]
-
-    def _not_served(self) -> list[str]:
-        """Return the best rule that is cheaper than the one recommended and cannot be served."""
-        unserved = {n: s for n, s in self.savings.items() if not self.frontier.can_serve(n)}
-        best = max(unserved, key=unserved.__getitem__, default=None)
-        served = [s for name, s in self.savings.items() if name not in unserved]
-        if best is None or unserved[best] < max([0.0, *served]) + MIN_SAVING:
-            return []
-        return [
-            f"{best} would cost {less(unserved[best])}; ttamer measures it and does not serve it: "
-            f"it {SUMMARIES.get(best, 'is another rule')}."
-        ]

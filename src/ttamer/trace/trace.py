@@ -33,7 +33,7 @@ from ttamer._checks import (
 )
 from ttamer.cascade import CascadeSpec, split_nodes
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.show import card
+from ttamer.show import card, table
 from ttamer.trace import checks
 from ttamer.trace.losses import losses_of
 from ttamer.trace.schema import (
@@ -530,11 +530,30 @@ class Trace(Columns):
         return f"Trace({', '.join([counted(len(self.spec), 'node'), *names])}; {self.coverage})"
 
     def _repr_html_(self) -> str:
+        head, *rows = self._cells()
+        title = f"Trace: {counted(len(self), 'row', ',')}, {counted(len(self.spec), 'node')}"
+        return card(title, notes=[*self.notes, self.coverage], head=head, rows=rows)
+
+    def table(self) -> str:
+        """Return how often each node answers and is right, and what it costs, as text.
+
+        Returns:
+            A table with one line for each node.
+
+        >>> trace = Trace(CascadeSpec.of({"a": 1.0}), [[0.5], [0.7]], correct=[[True], [False]])
+        >>> print(trace.table())
+          node  answers  cost  mean confidence  right
+          a        100%     1              0.6  50.0%
+        """
+        head, *rows = self._cells()
+        return table(head, rows)
+
+    def _cells(self) -> list[list[str]]:
+        """Return a head, and a row for each node."""
+
         def means(values: NDArray[np.float64]) -> list[float]:
-            present = ~np.isnan(values)
-            with np.errstate(invalid="ignore"):  # NaN where nothing is known
-                mean: list[float] = (np.nansum(values, axis=0) / present.sum(axis=0)).tolist()
-            return mean
+            mean: list[float] = np.ma.masked_invalid(values).mean(axis=0).filled(np.nan).tolist()
+            return mean  # NaN where nothing is known
 
         columns = {
             "node": list(self.names),
@@ -544,13 +563,13 @@ class Trace(Columns):
         }
         with suppress(TraceError):  # it does not have which answers are right
             losses = means(self.loss * self.unit)
+            right = f"agrees with {self.names[-1]}" if self.spec.target == "last" else "right"
             if self.is_graded:
                 columns[self.measure] = map(number, losses)
             else:
-                columns["right"] = [percent(1 - loss, digits=1) for loss in losses]
+                columns[right] = [percent(1 - loss, digits=1) for loss in losses]
         rows = [list(row) for row in zip(*columns.values(), strict=True)] if len(self) else []
-        title = f"Trace: {counted(len(self), 'row', ',')}, {counted(len(self.spec), 'node')}"
-        return card(title, notes=[*self.notes, self.coverage], head=list(columns), rows=rows)
+        return [list(columns), *rows]
 
     def with_spec(self, spec: CascadeSpec) -> Trace:
         """Return the same rows for a cascade of the same nodes with other costs, kind or target.
