@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ttamer.llm.confidence import Unreadable
-from ttamer.llm.judging import Judge, LabelAgreement
+from ttamer.llm.judging import Judge, agreement_of, interval_of
 
 
 def reply(text):
@@ -49,7 +49,7 @@ def test_another_reply_is_no_score(text):
 @given(st.integers(1, 60), st.data())
 def test_the_interval_holds_the_share(answers, data):
     agree = data.draw(st.integers(0, answers))
-    low, high = LabelAgreement(answers, agree).interval
+    low, high = interval_of(agree, answers)
     assert 0 <= low <= agree / answers <= high <= 1
     assert (low == 0) == (agree == 0)
     assert (high == 1) == (agree == answers)
@@ -57,12 +57,8 @@ def test_the_interval_holds_the_share(answers, data):
 
 def test_a_judge_that_always_says_no_is_no_better_than_one_verdict_for_all():
     labels = [True] * 2 + [False] * 8
-    assert "no more than the same verdict for all (80%)" in str(
-        LabelAgreement.of([False] * 10, labels)
-    )
+    no = agreement_of([(False, label) for label in labels])
+    assert "no more than the same verdict for all (80%)" in no
     better = [True] * 3 + [False] * 7
-    assert "same verdict" not in str(LabelAgreement.of(better, labels))
-
-
-def test_without_labels_there_is_nothing_to_compare():
-    assert "there are none" in str(LabelAgreement.of([], []))
+    assert "same verdict" not in agreement_of([*zip(better, labels, strict=True)])
+    assert "there are none" in agreement_of([])

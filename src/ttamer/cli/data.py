@@ -229,9 +229,6 @@ def label_command(
         if log.spec.target == "last":
             after += '\n  and remove target = "last" from the cascade.toml that serves it'
     lines += facts["notes"]
-    if facts.get("unknown"):
-        unknown = counted(facts["unknown"], "label")
-        lines.append(f"{unknown} of other prompts or answers: not counted")
     cli.show(facts, "\n\n  ".join([*lines, f"written to {' and '.join(facts['written'])}"]) + after)
 
 
@@ -282,7 +279,6 @@ def _by_hand(
         "labels": len(labelling.right),
         "skipped": len(labelling.skipped),
         "more": labelling.estimate().more,
-        "unknown": labelling.unknown,
         "written": [str(labels)],
     }
     return facts, labelling

@@ -240,11 +240,8 @@ class Collection:
         """Return why a prompt lacks answers or verdicts; nothing where it has all."""
         asked = [(name, asked.missing.get(key)) for name, asked in self.asked.items()]
         if self.verdicts is not None:
-            verdicts = self.verdicts.asked.missing
-            requests = self.verdicts.requests(row).values()
-            asked += [("the judge", verdicts.get(key_of(request))) for request in requests]
-        gaps = (one._replace(why=f"{name} {one.why}") for name, one in asked if one)
-        return [*dict.fromkeys(gaps)]
+            asked += [("the judge", missing) for missing in self.verdicts.missing(row)]
+        return [*dict.fromkeys(one._replace(why=f"{who} {one.why}") for who, one in asked if one)]
 
 
 # What a log has

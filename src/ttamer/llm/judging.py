@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from ttamer.llm.client import open_session
 from ttamer.llm.compare import Comparison
 from ttamer.llm.confidence import Unreadable, answer_text, delimited
 from ttamer.llm.node import Upstream, Usage, call_cost
-from ttamer.llm.paid import Ask, Asked, PaidUpstream, Store, key_of, patient
+from ttamer.llm.paid import Ask, Asked, Missing, PaidUpstream, Store, key_of, patient
 from ttamer.llm.prompts import Answer, AnsweredPrompt
 from ttamer.llm.settings import CascadeSource, NodeSettings, comparison_of, read_nodes, spec_of
 from ttamer.stats.bounds import binomial_upper
@@ -113,40 +113,27 @@ class Judge:
         raise Unreadable(f"returned {wanted}")
 
 
-class LabelAgreement(NamedTuple):
-    """How often the verdicts of a judge agree with labels.
+def agreement_of(pairs: Sequence[tuple[bool, bool]]) -> str:
+    """Return how often a judge says what labels say; each pair is what both say of an answer.
 
-    >>> print(LabelAgreement.of([True, True, False, True], [True, True, False, False]))
+    >>> print(agreement_of([(True, True), (True, True), (False, False), (True, False)]))
     agrees with the labels on 3 of 4 answers (75%, 95% interval 19% to 99%)
     """
+    if not (count := len(pairs)):
+        return "cannot be compared with labels: there are none"
+    agree, right = sum(said == is_right for said, is_right in pairs), sum(r for _, r in pairs)
+    low, high = interval_of(agree, count)
+    text = f"agrees with the labels on {agree} of {count} answers ({agree / count:.0%}, "
+    text += f"95% interval {low:.0%} to {high:.0%})"
+    if agree > (constant := max(right, count - right)):
+        return text
+    return f"{text}, no more than the same verdict for all ({constant / count:.0%})"
 
-    answers: int  # that have a label
-    agree: int
-    constant: int = 0  # of the answers: on how many the more frequent verdict alone agrees
 
-    @classmethod
-    def of(cls, judged: Sequence[bool], by_label: Sequence[bool]) -> LabelAgreement:
-        """Count the answers on which both verdicts are equal."""
-        agree = sum(a == b for a, b in zip(judged, by_label, strict=True))
-        return cls(len(judged), agree, max(sum(by_label), len(judged) - sum(by_label)))
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The exact 95% interval for the share (Clopper and Pearson, 1934)."""
-        wrong = self.answers - self.agree
-        low = 1 - binomial_upper(wrong, self.answers, 0.025) if self.agree else 0.0
-        high = binomial_upper(self.agree, self.answers, 0.025) if wrong else 1.0
-        return low, high
-
-    def __str__(self) -> str:
-        if not self.answers:
-            return "cannot be compared with labels: there are none"
-        low, high = self.interval
-        text = f"agrees with the labels on {self.agree} of {self.answers} answers "
-        text += f"({self.agree / self.answers:.0%}, 95% interval {low:.0%} to {high:.0%})"
-        if self.agree > self.constant:
-            return text
-        return f"{text}, no more than the same verdict for all ({self.constant / self.answers:.0%})"
+def interval_of(agree: int, count: int) -> tuple[float, float]:
+    """Return the exact 95% interval for a share (Clopper and Pearson, 1934)."""
+    low = 1 - binomial_upper(count - agree, count, 0.025) if agree else 0.0
+    return low, binomial_upper(agree, count, 0.025) if agree < count else 1.0
 
 
 class Verdicts:
@@ -170,7 +157,7 @@ class Verdicts:
         self.judge, self.asked = judge, Asked(nodes[judge.node])
         self._paid, self._sees_labels = paid, sees_labels
 
-    def requests(self, row: AnsweredPrompt) -> dict[str, dict[str, Any]]:
+    def _requests(self, row: AnsweredPrompt) -> dict[str, dict[str, Any]]:
         """Return the requests for verdicts on the different answers with text, by answer."""
         label = row.reference if self._sees_labels else None
         if isinstance(label, tuple):
@@ -184,8 +171,13 @@ class Verdicts:
         report: Callable[[], None] = lambda: None,
     ) -> None:
         """Ask about the answers to prompts."""
-        waiting = {key_of(r): r for row in rows for r in self.requests(row).values()}
+        waiting = {key_of(r): r for row in rows for r in self._requests(row).values()}
         await self.asked.ask(waiting, partial(self._verdict, upstream), report)
+
+    def missing(self, row: AnsweredPrompt) -> list[Missing]:
+        """Return why verdicts on a row are missing."""
+        keys = map(key_of, self._requests(row).values())
+        return [self.asked.missing[key] for key in keys if key in self.asked.missing]
 
     async def _verdict(self, upstream: Upstream, request: Mapping[str, Any]) -> Answer:
         node, new = self.asked.node, dict[str, bytes]()
@@ -200,7 +192,7 @@ class Verdicts:
     def judged(self, row: AnsweredPrompt) -> AnsweredPrompt:
         """Return a row with what is right, as far as that is known; no text is wrong."""
         right = {"": 0.0}
-        for text, request in self.requests(row).items():
+        for text, request in self._requests(row).items():
             if verdict := self.asked.answers.get(key_of(request)):
                 right[text] = verdict.right
         answers = {
@@ -212,18 +204,16 @@ class Verdicts:
     def note(self, rows: Sequence[AnsweredPrompt], rule: Comparison) -> str:
         """Return what the verdicts on judged rows cost, and how often they agree with labels."""
         # Answers without text are wrong without a verdict, and would flatter the judge.
-        labelled = [
+        pairs = [
             (answer.right >= 0.5, rule.is_right(answer.text, row.reference))
             for row in rows
             for answer in row.answers.values()
             if row.reference and answer and answer.text.strip() and not math.isnan(answer.right)
         ]
-        judged, by_label = [said for said, _ in labelled], [is_so for _, is_so in labelled]
-        agreement = LabelAgreement.of(judged, by_label)
-        unseen = "" if self._sees_labels or not labelled else ", which it did not see"
+        unseen = "" if self._sees_labels or not pairs else ", which it did not see"
         return (
             f"judged by {self.judge.node!r} in {counted(len(self.asked.answers), 'call')} that "
-            f"cost {self.asked.spent:g}; the judge {agreement}{unseen}"
+            f"cost {self.asked.spent:g}; the judge {agreement_of(pairs)}{unseen}"
         )
 
 

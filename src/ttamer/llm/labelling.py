@@ -29,6 +29,7 @@ import math
 import os
 import re
 import secrets
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from itertools import chain
@@ -37,11 +38,10 @@ from typing import Annotated, Any, NamedTuple, Self
 import msgspec
 import numpy as np
 from aiohttp import web
-from numpy.typing import NDArray
 
 from ttamer._checks import counted
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.llm.paid import Store
+from ttamer.llm.paid import Store, key_of
 from ttamer.llm.prompts import AnsweredPrompt
 from ttamer.trace.trace import Trace
 
@@ -50,11 +50,10 @@ class Estimate(NamedTuple):
     """What the labels so far say, and how many more are worth it."""
 
     labels: int
+    # Half of the 95% interval for the difference in error between the best node and the node whose
+    # difference is known least; None for too few labels.
     half_width: float | None = None
-    """Half of the 95% interval for the difference in error between the best node and the node whose
-    difference is known least; ``None`` for too few labels."""
-    more: int | None = None
-    """How many more labels bring it down to the width wanted."""
+    more: int | None = None  # labels bring it down to the width wanted
 
     def __str__(self) -> str:
         labels = counted(self.labels, "label")
@@ -110,37 +109,28 @@ class Labelling:
             )
         self.trace, self.rows, self._labels = trace, rows, Store(path)
         self.within, self.uniform, self._codes = within, uniform, trace.prediction
-        self.right: dict[int, tuple[bool, ...]] = {}
-        """Whether each node is right, by row."""
+        self.right: dict[int, tuple[bool, ...]] = {}  # by row: whether each node is right
         self.skipped: set[int] = set()
-        self.unknown = 0
-        """The labels in the file that belong to no row of the trace."""
-        self._rows_of: dict[str, list[int]] = {}  # equal rows have one label
+        self._rows_of = defaultdict[str, list[int]](list)  # equal rows have one label
         for number, row in enumerate(rows):
-            self._rows_of.setdefault(row.key, []).append(number)
+            self._rows_of[row.key].append(number)
         codes = self._codes
+        # Shape (T,): whether all nodes return the same answer.
         self.agreed = (codes == codes[:, :1]).all(axis=1) & (codes[:, 0] >= 0)
-        """Shape (T,): whether all nodes return the same answer."""
-        self.order: list[int] = np.random.default_rng(0).permutation(len(trace)).tolist()
-        """The order in which rows are labelled."""
-        if not uniform:
-            self.order.sort(key=self._places().__getitem__)
-
-    def _places(self) -> NDArray[np.float64]:
-        """Return the place of each row in an order with one in five on which nodes agree."""
-        order, places = np.array(self.order, int), np.empty(len(self.order))
-        for same, per_round in ((False, self.agreed_every - 1), (True, 1)):
-            rows = order[self.agreed[order] == same]
-            # Those that agree come after the others of their round.
-            places[rows] = np.arange(len(rows)) // per_round + 0.5 * same
-        return places
+        order = np.random.default_rng(0).permutation(len(trace))
+        if not uniform:  # in rounds: some rows on which nodes differ, then one on which they agree
+            rounds = np.empty(len(order))
+            for same, per_round in ((False, self.agreed_every - 1), (True, 1)):
+                part = self.agreed[order] == same
+                rounds[part] = np.arange(part.sum()) // per_round + 0.5 * same
+            order = order[np.argsort(rounds, kind="stable")]
+        self.order: list[int] = order.tolist()
 
     def __enter__(self) -> Self:
         self._labels.__enter__()
-        labels = {key: label for key in self._rows_of if (label := self._labels.get(key))}
-        for key, label in labels.items():
-            self._set(key, json.loads(label))
-        self.unknown = len(self._labels) - len(labels)
+        for key in self._rows_of:
+            if label := self._labels.get(key):
+                self._set(key, json.loads(label))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -176,24 +166,17 @@ class Labelling:
         return next((row for row in self.order if row not in done), None)
 
     def choices(self, row: int) -> list[tuple[str, tuple[str, ...]]]:
-        """Return the different answers to a row, in an order that depends on their text alone.
-
-        Each comes with the nodes that returned it.
-        """
+        """Return the different answers to a row, each with the nodes that returned it."""
         # Answers that compare as equal are shown once, others each by its text.
         groups: dict[object, tuple[str, list[str]]] = {}
         prompt = self.rows[row]
-        for node, (name, answer) in enumerate(prompt.answers.items()):
+        for code, (name, answer) in zip(self._codes[row], prompt.answers.items(), strict=True):
             if answer is not None:
-                code = int(self._codes[row, node])
-                key = answer.text if code < 0 else code
+                key = answer.text if code < 0 else int(code)
                 groups.setdefault(key, (answer.text, []))[1].append(name)
-        # An order by hashes: it says nothing about who answered, and stays the same.
-        hashed = {
-            hashlib.sha256(f"{prompt.key}{text}".encode()).digest(): (text, tuple(nodes))
-            for text, nodes in groups.values()
-        }
-        return [hashed[digest] for digest in sorted(hashed)]
+        # An order by hashes of texts: it says nothing about who answered, and stays the same.
+        choices = [(text, tuple(names)) for text, names in groups.values()]
+        return sorted(choices, key=lambda choice: key_of(prompt.key, choice[0]))
 
     def to_dict(self, row: int | None) -> dict[str, Any]:
         """Return what the page shows for a row, in plain values; ``None`` once all are done."""
@@ -210,7 +193,7 @@ class Labelling:
         choices, reference = self.choices(row), self.rows[row].reference
         return facts | {
             "prompt": self.rows[row].prompt,
-            "reference": reference if isinstance(reference, str | None) else " | ".join(reference),
+            "reference": " | ".join(reference) if isinstance(reference, tuple) else reference,
             "answers": [text for text, _ in choices],
             "right": [right.get(nodes[0], False) for _, nodes in choices],
         }

@@ -124,7 +124,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             "ca_file": "set SSL_CERT_FILE in the environment of the server",
             "tokens": "a confidence is of all tokens of an answer",
             "temperature": "write params = {temperature = 0.7}",
-            "fallback max_rate": "they belong to the proxy in front of servers, such as LiteLLM",
+            "fallback max_rate": "it belongs to the proxy in front of servers, such as LiteLLM",
             "breaker": "it opens by itself, where half of the recent calls fail",
             "concurrency": "write max_concurrent",
             "max_wait": "a request waits for max_concurrent until its own deadline",
