@@ -127,6 +127,22 @@ def test_no_request_waits_for_an_audit_and_a_failed_one_is_no_part_of_a_sample(l
     assert good["nodes"]["large"]["chance"] == 1.0
 
 
+def test_a_node_that_failed_is_asked_once_more_and_both_calls_are_paid(logged):
+    served = logged(share=1.0, serve={"tradeoff": 0.0})
+    served.models["small"].plan = ["timeout"]
+
+    async def scenario(client):
+        cost = (await client.chat("prompt 1")).json()["ttamer"]["cost"]
+        await settle(served)
+        return cost
+
+    assert served.run(scenario) == 13.5  # a call that was late is paid
+    (row,) = rows_of(served.log)
+    assert row["nodes"]["small"]["cost"] == 2.0
+    assert "confidence" in row["nodes"]["small"]
+    assert read_decisions(served.log).audit_cost.tolist() == [1.0]
+
+
 def test_a_node_that_cannot_take_a_request_had_no_chance_there(logged):
     served = logged(share=1.0, serve={"tradeoff": 0.0}, node={"large": {"context": 5}})
 

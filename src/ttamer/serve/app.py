@@ -151,8 +151,8 @@ class Endpoints:
         del app
         async with self.service.opened():
             loop = asyncio.get_running_loop()
-            # Windows has no such signal, and other threads than the main one cannot take it.
-            with suppress(NotImplementedError, RuntimeError, ValueError, AttributeError):
+            # Other threads than the main one cannot take a signal.
+            with suppress(RuntimeError, ValueError):
                 loop.add_signal_handler(signal.SIGHUP, self.service.policies.hangup.set)
             yield
 

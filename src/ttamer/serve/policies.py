@@ -26,7 +26,7 @@ from ttamer.fitting.session import SingleNodeSession
 from ttamer.llm.node import ModelNode, Verification, Work
 from ttamer.runtime.cascade import Cascade, Decider
 from ttamer.runtime.reply import Reply
-from ttamer.serve.settings import OperatingPoint, Point, Settings, stated_points
+from ttamer.serve.settings import Point, Settings, stated_points
 
 log = logging.getLogger("ttamer")
 
@@ -116,13 +116,10 @@ def policy_at(artefact: FittedLadder | FittedPolicy, point: Point | None) -> Dec
     if point is None:
         return artefact.default()
     name, value = point
-    choose: dict[OperatingPoint, Callable[[float], Decider]] = {
-        "tradeoff": artefact.at,
-        "mistake_cost": artefact.for_mistake_cost,
-        "budget": artefact.for_budget,
-        "error": artefact.for_error,
-    }
-    return choose[name](value)
+    choose: Callable[[float], Decider] = getattr(
+        artefact, "at" if name == "tradeoff" else f"for_{name}"
+    )
+    return choose(value)
 
 
 class Incumbent:

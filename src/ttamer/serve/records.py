@@ -43,26 +43,22 @@ from ttamer.trace.decisions import LOG_VERSION, LoggedDecisions, log_files
 class Metrics:
     """The metrics of one process; label values come from the settings, never from clients."""
 
-    def __init__(self, nodes: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
         count = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
         buckets = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
         time_of = partial(Histogram, documentation="Time", registry=self.registry, buckets=buckets)
         self._requests = count("ttamer_requests_total", "Requests", ["status"])
         self._seconds = time_of("ttamer_request_seconds")
-        cost = count("ttamer_cost_total", "Cost of calls, in the cascade's units", ["node"])
-        answered = count("ttamer_answers_total", "Answers returned", ["node"])
-        seconds = time_of("ttamer_call_seconds", labelnames=["node"])
+        self._cost = count("ttamer_cost_total", "Cost of calls, in the cascade's units", ["node"])
+        self._answered = count("ttamer_answers_total", "Answers returned", ["node"])
+        self._call_seconds = time_of("ttamer_call_seconds", labelnames=["node"])
         self._calls = count("ttamer_calls_total", "Calls by their result", ["node", "result"])
         self.audits = count("ttamer_audits_total", "Audits by their result", ["result"])
         self.swaps = count("ttamer_swaps_total", "Policies put into service by the loop")
-        gauge = partial(Gauge, registry=self.registry)
         self.breakers = gauge("ttamer_breaker_open", "Whether a node is left alone", ["node"])
         self.embeddings_missing = gauge("ttamer_embeddings_missing", "Inputs not known")
-        # Looking a label up takes longer than counting.
-        self._cost = {name: cost.labels(name) for name in nodes}
-        self._answered = {name: answered.labels(name) for name in nodes}
-        self._call_seconds = {name: seconds.labels(name) for name in nodes}
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Add a gauge that is read when it is scraped."""
@@ -73,17 +69,15 @@ class Metrics:
         self._requests.labels(str(status)).inc()
         self._seconds.observe(seconds)
 
-    def called(self, calls: Iterable[NodeCall]) -> None:
-        """Count calls of nodes."""
+    def called(self, calls: Iterable[NodeCall], by: str | None = None) -> None:
+        """Count calls of nodes, and whose answer was returned."""
         for call in calls:
             result = "ok" if call.error is None else call.error.partition(":")[0]
             self._calls.labels(call.node, result).inc()
-            self._cost[call.node].inc(call.cost)
-            self._call_seconds[call.node].observe(call.seconds)
-
-    def answered(self, node: str) -> None:
-        """Count an answer that was returned."""
-        self._answered[node].inc()
+            self._cost.labels(call.node).inc(call.cost)
+            self._call_seconds.labels(call.node).observe(call.seconds)
+        if by is not None:
+            self._answered.labels(by).inc()
 
 
 class DecisionLog:
@@ -158,8 +152,10 @@ class DecisionLog:
             return
         asked = () if outcome is None else {call.node for call in outcome.asked}
         nodes: dict[str, dict[str, Any]] = {name: {"chance": chance} for name in self._spec.names}
-        for call in calls:  # an audit asks a node that failed once more: the later call counts
-            row: dict[str, Any] = {"cost": call.cost, "seconds": round(call.seconds, 4)}
+        for call in calls:
+            # An audit asks a node that failed once more: both calls may have been paid.
+            cost = call.cost + nodes.get(call.node, {}).get("cost", 0.0)
+            row: dict[str, Any] = {"cost": cost, "seconds": round(call.seconds, 4)}
             row["chance"] = 1.0 if call.node in asked else chance
             if is_ineligible(call):  # the node had no chance at all
                 row["chance"] = 0.0

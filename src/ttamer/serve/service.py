@@ -68,7 +68,7 @@ class Service:
         self.is_ready = False
         self.nodes: dict[str, ModelNode | Verification] = {}
         self.embeddings: Client | None = None
-        self.metrics = Metrics(spec.names)
+        self.metrics = Metrics()
         self.decisions = DecisionLog(serve.log, spec, texts=serve.log_texts)
         self.policies = PolicyStore(
             policy, settings, self.nodes, self.decisions.digest, force=force
@@ -185,8 +185,7 @@ class Service:
             raise Refused(400, "bad_inputs", str(error), param="ttamer.inputs") from None
         except RecursionError:  # it could just be read, and cannot be written
             raise Refused(400, "invalid_request", "the body is nested too deeply") from None
-        self.metrics.called(outcome.asked)
-        self.metrics.answered(outcome.by)
+        self.metrics.called(outcome.asked, outcome.by)
         return outcome
 
     def decide(self, request: DecideRequest) -> dict[str, Any]:

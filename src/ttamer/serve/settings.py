@@ -29,7 +29,7 @@ from ttamer.llm.settings import (
 OperatingPoint = Literal["tradeoff", "mistake_cost", "budget", "error"]
 Point = tuple[OperatingPoint, float]
 
-_PROXY = "keys, budgets and tenants belong to the proxy in front, such as LiteLLM"
+_PROXY = "it belongs to the proxy in front, such as LiteLLM, nginx or Envoy"
 _FILES = "four files of the decision log are kept, of 64 MiB each"
 
 
@@ -54,9 +54,8 @@ class AuditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             "keep_rows keep_bytes keep_days": _FILES,
             "error": "write error in [serve]: it is the operating point that the loop guarantees",
             "drop": "write error in [serve]; ttamer drift can guarantee a drop",
-            "confidence false_alarms refit_rows shadow_rows attempts window seed": (
-                "the loop uses its default; ttamer drift has the others"
-            ),
+            "confidence false_alarms refit_rows": "the job has its default; see ttamer drift",
+            "shadow_rows attempts window seed": "the job has its default",
         }
     )
 
@@ -101,28 +100,20 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     audit: Any = None
     removed: ClassVar = by_key(
         {
-            "keys_env keys_file": f"write token_env for the one token of the server; {_PROXY}",
-            "key": _PROXY,
+            "keys_env keys_file": "write token_env: the one token; others belong to the proxy",
             "admin_keys_env": "SIGHUP and a changed file reload the policy; there is no /admin",
             "hosts": "without a token only requests to this machine are answered",
-            "cors max_connections max_connections_per_address": (
-                "it belongs to the proxy in front, such as nginx or Envoy"
-            ),
+            "key cors max_connections max_connections_per_address hedge": _PROXY,
             "queue": "as many requests wait as max_concurrent are answered",
             "retry_after": "it is one second, or what a model's server asked for",
             "max_depth": "the parser has its own limit",
-            "hedge": "hedging belongs to the proxy in front of a model's servers",
             "direct": "ask a model at its own server",
-            "tradeoff_range budget_range error_range": (
-                'write allow = ["tradeoff"], "budget" or "error": any value may then be asked for'
-            ),
+            "tradeoff_range budget_range error_range": 'write allow = ["tradeoff"], or others',
             "trace_log": "write log: it is a trace",
             "trace_log_bytes trace_log_files": _FILES,
             "log_predictions": "write log_texts",
             "otel": "set OpenTelemetry's own ASGI instrumentation up around the app",
-            "speculate speculate_chance speculate_budget": (
-                "a stream is relayed where its node's answer is returned in any case"
-            ),
+            "speculate speculate_chance speculate_budget": 'write stream = "last" or "whole"',
             "signals": "what the policy reads of a prompt is computed",
             "keep_alive": "a stream without an answer has a comment every 10 seconds",
             "watch": "the policy's file is looked at every 2 seconds",
