@@ -188,10 +188,10 @@ def test_the_best_model_answers_batches_on_which_the_cascade_is_no_faster(
     assert fitted.best_model_ == "near"
     rows = np.concatenate([held, held])
     alone = [size for size in (1, 8, 64, 1000) if set(fitted.run_batch(rows[:size]).by) == {"near"}]
-    assert [size for size in alone if fitted._best_alone.of(fitted.policy_, size)] == sizes
+    assert [size for size in alone if fitted._is_as_fast_alone(size)] == sizes
     assert set(fitted.timings_) == {"linear", "near", "cascade", "near alone"}
     fitted.policy_ = fitted.ladder_.at(0.5)  # what was timed is another policy
-    assert not fitted._best_alone.of(fitted.policy_, 1)
+    assert not fitted._is_as_fast_alone(1)
 
 
 # Certificates

@@ -38,6 +38,7 @@ THRESHOLDS = [
     np.array([0.9, 0.8, 0.7, 0.0]),
     np.array([np.nan, 0.9, np.inf, 0.0]),
 ]
+NEVER = Regrouping(cost=np.inf)
 EVEN = Regrouping((1, 301), ((0.0, 300.0),) * EXITS, cost=100.0)
 """Regroups now and then: where the next segment runs on more than a hundred rows fewer."""
 
@@ -89,17 +90,14 @@ def test_regrouped_or_not_all_ways_of_running_answer_alike(kind, setting):
     rule = rule_of(kind, setting)
     inputs, _ = evidence(300, seed=2, broken=0.05)
     network = adding_network()
-    unchanged = Runner(network, rule, regrouping=Regrouping.never())(inputs)
-    regrouped = Runner(network, rule, regrouping=Regrouping.always())
+    unchanged = Runner(network, rule, regrouping=NEVER)(inputs)
+    regrouped = Runner(network, rule, regrouping=Regrouping())
     assert_same(regrouped(inputs), unchanged)
     assert_same(Runner(network, rule, regrouping=EVEN)(inputs), unchanged)
     for row in range(0, 300, 60):  # a row alone
         assert_same(regrouped(inputs[row : row + 1]), unchanged, slice(row, row + 1))
-    sizes = [70, 10, 0, 120, 1, 69, 30]
-    parts = list(regrouped.stream(inputs.split(sizes), window=3))
-    assert [len(part) for part in parts] == sizes
-    for rows, part in zip(torch.arange(300).split(sizes), parts, strict=True):
-        assert_same(part, unchanged, rows)
+    for rows in torch.arange(300).split([70, 10, 0, 120, 1, 69, 30]):
+        assert_same(regrouped(inputs[rows]), unchanged, rows)
 
 
 def test_long_cascades_where_a_belief_looks_back_at_some_exits_only():
@@ -109,7 +107,7 @@ def test_long_cascades_where_a_belief_looks_back_at_some_exits_only():
     for tradeoff in TRADEOFFS:
         policy = fitted("answers", exits=8).at(tradeoff)
         answers = Runner(network, policy)(inputs)
-        assert_same(answers, Runner(network, policy, regrouping=Regrouping.never())(inputs))
+        assert_same(answers, Runner(network, policy, regrouping=NEVER)(inputs))
         reported = assert_as_sessions(policy, network, answers)
         recalled += sum(answer != asked[-1] for asked, answer, _ in reported)
     assert recalled
@@ -196,10 +194,6 @@ def test_an_empty_batch(kind, setting):
     assert answers.logits.shape == (0, CLASSES)
     assert answers.asked.shape == answers.confidence.shape == answers.prediction.shape == (0, EXITS)
     assert answers.unclear == 0
-    assert list(runner.stream([])) == []
-    parts = list(runner.stream([inputs[:0], inputs, inputs[:0]]))
-    assert [len(part) for part in parts] == [0, 10, 0]
-    assert_same(parts[1], runner(inputs))
 
 
 @pytest.mark.parametrize(("limit", "last"), [(0.0, 0), (np.inf, EXITS - 1)])
@@ -255,7 +249,7 @@ def test_without_regrouping_segments_run_on_the_whole_batch():
     inputs, _ = evidence(200, seed=8)
     network = adding_network()
     calls = Calls.of(network)
-    answers = Runner(network, fitted().at(0.9), regrouping=Regrouping.never())(inputs)
+    answers = Runner(network, fitted().at(0.9), regrouping=NEVER)(inputs)
     assert not answers.asked[:, 1:].all(dim=0).any()
     assert calls.segments == calls.ramps == {k: [200] for k in range(EXITS)}
 
@@ -285,40 +279,6 @@ def test_the_next_batch_leaves_answers_as_they_are(monkeypatch):
     assert all(map(torch.equal, parts_of(answers), before))
 
 
-def test_batches_of_a_window_go_together():
-    inputs, _ = evidence(100, seed=8)
-    network = adding_network()
-    calls = Calls.of(network)
-    runner = Runner(network, rule_of("set", 0))
-    sizes = [len(part) for part in runner.stream(inputs.split(20), window=3)]
-    assert sizes == [20] * 5
-    assert calls.segments[0] == [60, 40]
-    with pytest.raises(ArgumentError, match="window is 0; it must be a whole number from 1 on"):
-        list(runner.stream([inputs], window=0))
-    read = iter(inputs.split(20))
-    next(runner.stream(read, window=2))
-    assert len(list(read)) == 3  # not read further than its window
-
-
-def test_batches_of_other_shapes_go_apart_in_their_order():
-    network = EarlyExit([Mean(), nn.Linear(1, 4)], [nn.Linear(1, 3)], nn.Linear(4, 3))
-    runner = Runner(network, threshold_tables(np.array([np.inf, 0.0])))
-    calls = Calls.of(network)
-    batches = [torch.randn(rows, width) for rows, width in ((2, 8), (3, 8), (1, 5), (4, 8))]
-    found = list(runner.stream(batches))
-    assert [len(answers) for answers in found] == [2, 3, 1, 4]
-    assert calls.segments[0] == [5, 1, 4]
-    for answers, batch in zip(found, batches, strict=True):
-        torch.testing.assert_close(answers.logits, runner(batch).logits)
-
-
-class Mean(nn.Module):
-    """A block that takes inputs of any width."""
-
-    def forward(self, value):
-        return value.mean(dim=1, keepdim=True)
-
-
 # Values and precision
 
 
@@ -330,11 +290,6 @@ def test_tuples():
     want = plain(inputs)
     assert_same(pairs(pair_of(inputs)), want)
     assert_same(pairs(list(pair_of(inputs))), want)
-    cut = [pair_of(part) for part in inputs.split(50)]
-    for found, wanted in zip(
-        pairs.stream(cut, window=2), plain.stream(inputs.split(50)), strict=True
-    ):
-        assert_same(found, wanted)
 
 
 def test_inputs_of_another_kind_are_refused():
@@ -353,9 +308,8 @@ def test_inputs_of_another_kind_are_refused():
         (single, torch.zeros(4), r"returns shape \(3,\), .* for one input, inputs\[None"),
         (training, inputs, r"in training mode: call network\.eval\(\)"),
     ):
-        for run in (runner, lambda batch, runner=runner: list(runner.stream([batch]))):
-            with pytest.raises(ArgumentError, match=text):
-                run(value)
+        with pytest.raises(ArgumentError, match=text):
+            runner(value)
 
 
 @pytest.mark.parametrize("belief", ["answers", "markov"])
@@ -382,7 +336,7 @@ def test_half_precision_that_rounds_decides_by_what_it_computed():
     labels = torch.randint(0, CLASSES, (40,))
     trace = trace_of(network, [(inputs, labels)], precision="bf16")
     policy = fit(trace, belief="markov", states=4, tradeoffs=[0.8])[0]
-    for rule in (Regrouping.never(), Regrouping.always()):
+    for rule in (NEVER, Regrouping()):
         answers = Runner(network, policy, precision="bf16", regrouping=rule)(inputs)
         assert_as_sessions(policy, network, answers)
         assert answers.logits.dtype == torch.bfloat16
@@ -397,8 +351,6 @@ def test_under_inference_mode_and_with_inputs_that_want_gradients():
     want = runner(inputs)
     with torch.inference_mode():
         assert_same(runner(inputs.clone()), want)
-        parts = list(runner.stream(inputs.split(25)))
-        assert [len(part) for part in parts] == [25, 25, 10]
     found = runner(inputs.clone().requires_grad_())
     assert_same(found, want)
     assert not found.logits.requires_grad
@@ -428,7 +380,7 @@ def test_convolutions_regrouped_answer_as_they_do_whole():
     # Half way between two confidences: sums may be rounded otherwise in a smaller batch.
     ordered = logits.softmax(-1).amax(-1).sort(dim=1).values
     tables = threshold_tables((ordered[:, 39] + ordered[:, 40]).double().numpy() / 2)
-    whole = Runner(network, tables, regrouping=Regrouping.never())(inputs)
+    whole = Runner(network, tables, regrouping=NEVER)(inputs)
     assert len(whole.exit.unique()) == 4
     regrouped = Runner(network, tables)(inputs)
     torch.testing.assert_close(regrouped.logits, whole.logits)
@@ -559,9 +511,9 @@ def test_it_pays_where_the_segments_up_to_the_next_exit_save_more_than_it_costs(
     assert RULE.pays(1, 2, rows=16, alive=2)
     assert not RULE.pays(1, 2, rows=16, alive=4)
     for alive in range(1, 16):
-        assert Regrouping.always().pays(0, 1, 16, alive)
-        assert not Regrouping.never().pays(0, 1, 16, alive)
-    for rule in (RULE, Regrouping.always(), Regrouping.never()):
+        assert Regrouping().pays(0, 1, 16, alive)
+        assert not NEVER.pays(0, 1, 16, alive)
+    for rule in (RULE, Regrouping(), NEVER):
         assert not rule.pays(0, 2, rows=16, alive=16)
 
 

@@ -33,14 +33,12 @@ def torch_command() -> None:
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32")
 @cli.flag("--graphs", help="Run parts as CUDA graphs.")
 @cli.option("--threads", "N", "CPU threads (default: PyTorch's).", type=click.IntRange(1))
-@cli.output_option("Write the profile as JSON.")
 @cli.option("--cascade", "FILE", "Write a cascade.toml for the largest batch.", type=cli.Output())
 def profile_command(
     network: str,
     batch: tuple[int, ...],
     device: str | None,
     threads: int | None,
-    output: str | None,
     cascade: str | None,
     **how: Any,
 ) -> None:
@@ -65,8 +63,6 @@ def profile_command(
     model, example = _network(network)
     progress = cli.progress_line()
     measured = profile(model.to(target), example, sizes=batch, progress=progress, **how)
-    if output:
-        measured.save(output)
     if cascade:
         measured.costs(max(measured.sizes)).spec().to_file(cascade)
     cli.show(asdict(measured), _text(network, measured))

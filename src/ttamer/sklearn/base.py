@@ -34,7 +34,7 @@ from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import MIN_ROWS, fit
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.runtime.cascade import BatchOutcome, groups_to_ask, rows_at
-from ttamer.sklearn.timing import BestAlone, CallTiming, Work, timed
+from ttamer.sklearn.timing import CallTiming, Work, timed
 from ttamer.trace.trace import Trace
 
 Table = Any  # an array, a sparse matrix, a frame, or a list of texts
@@ -43,25 +43,18 @@ Table = Any  # an array, a sparse matrix, a frame, or a list of texts
 class Replies(NamedTuple):
     """The replies of one model to some rows."""
 
-    code: NDArray[np.intp]
-    """Shape (rows,): the class, by its number; -1 of a regressor."""
-    confidence: NDArray[np.float64]
-    """Shape (rows,)."""
-    answer: NDArray[Any]
-    """Shape (rows, ...): what the estimator returns."""
+    code: NDArray[np.intp]  # (rows,): the class, by its number; -1 of a regressor
+    confidence: NDArray[np.float64]  # (rows,)
+    answer: NDArray[Any]  # (rows, ...): what the estimator returns
 
 
 class Decided(NamedTuple):
     """What a cascade did on some rows."""
 
-    replies: Replies
-    """Those that are returned."""
-    by: NDArray[np.intp]
-    """Shape (rows,): the model whose answer that is."""
-    asked: NDArray[np.bool_]
-    """Shape (rows, models)."""
-    cost: NDArray[np.float64]
-    """Shape (rows,)."""
+    replies: Replies  # those that are returned
+    by: NDArray[np.intp]  # (rows,): the model whose answer that is
+    asked: NDArray[np.bool_]  # (rows, models)
+    cost: NDArray[np.float64]  # (rows,)
 
 
 class Learning(NamedTuple):
@@ -69,14 +62,10 @@ class Learning(NamedTuple):
 
     rows: Table
     target: NDArray[Any]
-    strata: NDArray[Any]
-    """Shape (rows,): what is spread evenly over folds."""
-    groups: NDArray[Any] | None
-    """Shape (rows,): rows of one group are never split."""
-    weight: NDArray[np.float64] | None
-    """Shape (rows,): how much a row counts."""
-    training: NDArray[np.float64] | None
-    """Shape (rows,): how much it counts for models that take weights: its class counts, too."""
+    strata: NDArray[Any]  # (rows,): what is spread evenly over folds
+    groups: NDArray[Any] | None  # (rows,): rows of one group are never split
+    weight: NDArray[np.float64] | None  # (rows,): how much a row counts
+    training: NDArray[np.float64] | None  # for models that take weights: its class counts, too
 
     def counted(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return those rows whose weight is not zero."""
@@ -109,8 +98,9 @@ class CascadeEstimator(BaseEstimator):
     ladder_: FittedLadder | None
     policy_: FittedPolicy | None
     best_model_: str
-    _best_alone: BestAlone | None
-    """When the best model is as fast as the policy that was timed."""
+    # The sizes of batches that were timed, with whether the best model was as fast as the policy.
+    _alone_at: dict[int, bool]
+    _timed_policy: FittedPolicy | None
 
     @abstractmethod
     def _target(self, y: Any) -> NDArray[Any]:
@@ -227,7 +217,7 @@ class CascadeEstimator(BaseEstimator):
         losses = np.average(np.asarray(trace.loss), axis=0, weights=weight)
         self.costs_ = dict(zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True))
         self.best_model_ = trace.names[int(np.argmin(losses))]
-        self.trace_ = self.ladder_ = self.policy_ = self._best_alone = None
+        self.trace_ = self.ladder_ = self.policy_ = self._timed_policy = None
         if len(trace) < MIN_ROWS:
             return self
         ladder = fit(trace, **(self.fit_options or {}))
@@ -251,7 +241,9 @@ class CascadeEstimator(BaseEstimator):
             works = {"cascade": self._decide, f"{self.best_model_} alone": best}
             timings, times = timed(works, samples)
             self.timings_ |= timings
-            self._best_alone = BestAlone(self.policy_, times)
+            # Less than a twentieth is noise, and the model alone is never slower than itself.
+            self._alone_at = {size: slow > 0.95 * fast for size, (slow, fast) in times.items()}
+            self._timed_policy = self.policy_
         return self
 
     def predict(self, X: Table) -> NDArray[Any]:  # noqa: N803
@@ -264,9 +256,16 @@ class CascadeEstimator(BaseEstimator):
             Shape (rows,): the classes, or the predictions.
         """
         check_is_fitted(self, "models_")
-        if self._best_alone is not None and self._best_alone.of(self.policy_, _count(X)):
+        if self._is_as_fast_alone(_count(X)):
             return np.ravel(dict(self.models_)[self.best_model_].predict(X))  # it checks the rows
         return self._returned(self._decide(X).replies)
+
+    def _is_as_fast_alone(self, rows: int) -> bool:
+        """Return whether the best model answers so many rows as fast as the policy."""
+        if self._timed_policy is None or self.policy_ is not self._timed_policy:
+            return False  # not timed, or another was chosen since
+        # Beyond the largest size, what was measured there counts.
+        return self._alone_at[min((s for s in self._alone_at if s >= rows), default=self.batch)]
 
     def run_batch(self, X: Table) -> BatchOutcome:  # noqa: N803
         """Return for each row the answer, the model that gave it, the models asked and the cost.
@@ -411,37 +410,39 @@ class CascadeEstimator(BaseEstimator):
         """
         check_is_fitted(self, "models_")
         rows = self._checked(rows, reset=False)
-        count, policy = _count(rows), self.policy_
-        single: str | None = self.best_model_
-        if policy and not (self._best_alone and self._best_alone.of(policy, count)):
-            single = policy.single_node
-        if policy is None or single is not None:
-            node = [name for name, _ in self.models_].index(single or self.best_model_)
-            name, model = self.models_[node]
-            asked = np.tile(np.arange(len(self.models_)) == node, (count, 1))
-            cost = np.full(count, self._price(name, count))
-            return Decided(self._replies(name, model, rows), np.full(count, node), asked, cost)
+        count, policy, names = _count(rows), self.policy_, [name for name, _ in self.models_]
+        alone = policy.single_node if policy else self.best_model_
+        if self._is_as_fast_alone(count):
+            alone = self.best_model_
+        asked, cost = np.zeros((count, len(names)), bool), np.zeros(count)
+        parts: list[tuple[int, NDArray[np.intp], Replies]] = []
+
+        def ask(node: int, group: NDArray[np.intp]) -> Replies:
+            part = rows if len(group) == count else rows_at(rows, group)
+            parts.append((node, group, self._replies(*self.models_[node], part)))
+            asked[group, node] = True
+            cost[group] += self._price(names[node], len(group))
+            return parts[-1][-1]
+
+        if policy is None or alone is not None:
+            by = np.full(count, names.index(alone or self.best_model_))
+            return Decided(ask(int(by[0]), np.arange(count)), by, asked, cost)
         batch: Any = policy.batch(count)
         number_of: Mapping[str, int] = policy.rule.codes  # type: ignore[union-attr]  # steps decide
         classes = () if self.trace_ is None else self.trace_.classes
         numbers = (number_of.get(name, len(number_of) + k) for k, name in enumerate(classes))
         codes = np.array([*numbers, -1])
-        answered: list[tuple[int, NDArray[np.intp], Replies]] = []
-        cost = np.zeros(count)
         for node, group in groups_to_ask(batch):
-            replies = self._replies(*self.models_[node], rows_at(rows, group))
+            replies = ask(node, group)
             sure = np.where(np.isnan(replies.confidence), -np.inf, replies.confidence)
             batch.observe_codes(group, sure, codes[replies.code])
-            answered.append((node, group, replies))
-            cost[group] += self._price(self.models_[node][0], len(group))
         chosen = []
-        for node, group, replies in answered:
+        for node, group, replies in parts:
             returned = batch.answer[group] == node
             chosen.append((group[returned], *(part[returned] for part in replies)))
         at, *columns = map(np.concatenate, zip(*chosen, strict=True))
         order = np.argsort(at)
-        replies = Replies(*(column[order] for column in columns))
-        return Decided(replies, batch.answer, batch.asked, cost)
+        return Decided(Replies(*(part[order] for part in columns)), batch.answer, asked, cost)
 
 
 def _folds(learning: Learning, cv: Any) -> list[tuple[Any, Any]]:
@@ -474,7 +475,8 @@ def _folds(learning: Learning, cv: Any) -> list[tuple[Any, Any]]:
 
 def _count(rows: Table) -> int:
     """Return the number of rows; a sparse matrix has no length."""
-    return int(rows.shape[0]) if hasattr(rows, "shape") else len(rows)
+    rows = rows if hasattr(rows, "shape") or isinstance(rows, list) else np.asarray(rows)
+    return len(rows) if isinstance(rows, list) else int(rows.shape[0])
 
 
 def _samples(rows: Table, batch: int) -> dict[int, list[Table]]:

@@ -71,25 +71,3 @@ def timed(
         for name, column in zip(works, columns, strict=True)
     }
     return lines, times
-
-
-class BestAlone:
-    """Whether the best model answers batches as fast as the policy beside which it was timed.
-
-    >>> best = BestAlone("policy", {1: [9.0, 10.0], 64: [200.0, 100.0]})
-    >>> [best.of("policy", rows) for rows in (1, 2, 1000)], best.of("another", 2)
-    ([False, True, True], False)
-    """
-
-    def __init__(self, policy: object, times: Mapping[int, Sequence[float]]) -> None:
-        """Take the times of the cascade and of the model, by the size of batches, increasing."""
-        self._policy = policy
-        # Less than a twentieth is noise, and the model alone is never slower than itself.
-        self._is_as_fast = {size: slow > 0.95 * best for size, (slow, best) in times.items()}
-
-    def of(self, policy: object, rows: int) -> bool:
-        """Return whether the model may answer a batch in place of a policy."""
-        measured = [is_as_fast for size, is_as_fast in self._is_as_fast.items() if size >= rows]
-        # Beyond the largest size, what was measured there counts.
-        is_as_fast = measured[0] if measured else [*self._is_as_fast.values()][-1]
-        return policy is self._policy and is_as_fast

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ttamer._checks import counted, require_kind
 from ttamer.errors import ArgumentError
-from ttamer.torch.devices import LABEL_NAMES, Inputs, Value, device_of
+from ttamer.torch.devices import LABEL_NAMES, Inputs, Value, device_of, tensors_of
 from ttamer.torch.early_exit import POOLS, EarlyExit, Pool, Ramp, pooled_ramp
 
 # What a block may get besides tensors.
@@ -91,7 +91,7 @@ def attach(
                 "weights and the example"
             )
         chain = _chain(model, names, inputs, keys)
-        blocks: list[nn.Module] = [_First(chain, model)]
+        blocks: list[nn.Module] = [_First(chain)]
         blocks += [_Block(chain, k) for k in range(1, len(names))]
         if names[-1] in wanted:  # an exit between the last block and the head
             blocks.append(nn.Identity())
@@ -109,19 +109,18 @@ def attach(
             _check_ramp(module, value, expected.shape, name)
             ramps.append(module)
         exits = [name.replace(".", "_") for name in names if name in wanted]
-        network = EarlyExit(
-            blocks, ramps, _Rest(chain, model), names=[*exits, "full"], input_names=keys
-        )
+        network = EarlyExit(blocks, ramps, _Rest(chain), names=[*exits, "full"], input_names=keys)
         network.eval()
-        _check(network, model, inputs, keys)
-    network.direct = partial(_whole, chain, model)
+        _check(network, chain, inputs)
+    network.direct = chain.full
     return network
 
 
 @dataclass(frozen=True, eq=False)
 class _Chain:
-    """How the blocks of a model are called."""
+    """A model, and how its blocks are called."""
 
+    model: nn.Module
     keys: tuple[str, ...] | None
     """The names of the model's arguments, or ``None`` where they go by position."""
     count: int
@@ -136,6 +135,88 @@ class _Chain:
     gets other tensors than those before it."""
     mask: int | None
     """The position of the mask in a value, if the model takes one."""
+
+    def inputs(self, value: Value) -> tuple[Tensor, ...]:
+        """Return the model's inputs; refuse another number than in the example."""
+        inputs = tensors_of(value)
+        if len(inputs) != self.count:
+            names = "" if self.keys is None else f" ({', '.join(self.keys)})"
+            raise ArgumentError(
+                f"the network takes {counted(self.count, 'tensor')}, as in the example{names}, "
+                f"not {len(inputs)}"
+            )
+        return inputs
+
+    def full(self, value: Value) -> Tensor:
+        """Return the logits of the model as it is."""
+        return _logits(_call(self.model, self.inputs(value), self.keys))
+
+    def probe(self, inputs: Sequence[Tensor]) -> list[list[Any]]:
+        """Return the values that blocks get, as far as they are looked at; no block runs."""
+        calls: list[list[Any]] = []
+
+        def pass_on(call: _Call, *args: Any, **kwargs: Any) -> Any:
+            leaves: list[Any] = []
+            _flatten((args, kwargs), leaves)
+            calls.append(leaves)
+            if len(calls) == self.probed:
+                raise _Reached
+            return call.output(leaves[call.hidden])
+
+        probed = zip(self.blocks[: self.probed], self.calls, strict=False)
+        forwards = {block: partial(pass_on, call) for block, call in probed}
+        with _replaced(forwards), contextlib.suppress(_Reached):
+            _call(self.model, inputs, self.keys)
+        if len(calls) < self.probed:
+            raise ArgumentError(
+                f"{type(self.model).__name__} does not run the blocks that it was attached with, "
+                f"such as a {type(self.blocks[len(calls)]).__name__}: where modules are replaced, "
+                "as by quantize_dynamic, do that before exits are attached"
+            )
+        return calls
+
+    def compare(self, calls: Sequence[Sequence[Any]], *, training: bool) -> None:
+        """Refuse inputs for which blocks get other tensors or constants than for the example.
+
+        Some constants differ while training, such as whether keys and values are kept; those of
+        later blocks may depend on what blocks return.
+        """
+        shape = "give inputs of the shape of the example, or build EarlyExit(blocks, ramps, head)"
+        for number, (leaves, call) in enumerate(zip(calls, self.calls, strict=False)):
+            if len(leaves) != len(call.sources):
+                raise ArgumentError(
+                    f"the blocks get {len(leaves)} values for these inputs and got "
+                    f"{len(call.sources)} for the example: {shape}"
+                )
+            for leaf, (kind, constant) in zip(leaves, call.sources, strict=True):
+                if kind == "constant" and isinstance(leaf, Tensor):
+                    raise ArgumentError(
+                        "the blocks get a tensor that they did not get for the example, such as a "
+                        "mask for padding: attach with an example that has padding"
+                    )
+                if kind == "constant" and leaf != constant and not number and not training:
+                    raise ArgumentError(
+                        f"the blocks get {leaf!r} for these inputs and got {constant!r} for the "
+                        f"example: {shape}"
+                    )
+
+    def run_block(
+        self, number: int, hidden: Tensor, carried: Sequence[Tensor | None]
+    ) -> tuple[Tensor, Any]:
+        """Call one block, and return the hidden state of its output, and all of it."""
+        call = self.calls[number]
+
+        def value(kind: str, what: Any) -> Any:
+            if kind != "carried":
+                return hidden if kind == "hidden" else what
+            tensor = carried[what]
+            if tensor is None or (tensor.ndim == 2 and tensor.shape[1] == 0):  # it was left out
+                return None
+            return tensor if self.carried[what].batched else tensor[0]
+
+        args, kwargs = _unflatten(call.spec, [value(*source) for source in call.sources])
+        output = self.blocks[number](*args, **kwargs)
+        return output if call.part is None else output[call.part], output
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,17 +264,17 @@ class _Reached(Exception):  # noqa: N818 - it ends a run early, it is not an err
 class _First(nn.Module):
     """The model up to and with its first block."""
 
-    def __init__(self, chain: _Chain, model: nn.Module) -> None:
+    def __init__(self, chain: _Chain) -> None:
         super().__init__()
-        self.model = model  # registered once, here: the other parts only refer to it
+        self.model = chain.model  # registered once, here: the other parts only refer to it
         self._chain = chain
 
     def forward(self, value: Value) -> tuple[Tensor, ...]:
         """Return the output of the first block, what later blocks get, and the model's inputs."""
         chain = self._chain
-        inputs = _given(chain, value)
-        calls = _probe(self.model, chain, inputs)
-        _compare(chain, calls, training=self.training)
+        inputs = chain.inputs(value)
+        calls = chain.probe(inputs)
+        chain.compare(calls, training=self.training)
 
         def with_rows(leaf: Tensor | None, batched: bool) -> Tensor:
             rows = inputs[0].shape[0]  # not len, which an export to ONNX would take for a constant
@@ -205,11 +286,11 @@ class _First(nn.Module):
             None if block is None else with_rows(calls[block][at], batched)
             for block, at, batched in chain.carried
         ]
-        output = _run_block(chain, 0, calls[0][chain.calls[0].hidden], carried)
+        hidden, output = chain.run_block(0, calls[0][chain.calls[0].hidden], carried)
         for number, (block, at, batched) in enumerate(chain.carried):
             if block is None:
                 carried[number] = with_rows(output[at], batched)
-        return (_hidden(chain, 0, output), *carried, *inputs)  # type: ignore[arg-type]
+        return (hidden, *carried, *inputs)  # type: ignore[arg-type]
 
 
 class _Block(nn.Module):
@@ -222,11 +303,10 @@ class _Block(nn.Module):
 
     def forward(self, value: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the output of the block, and the rest of the value as it is."""
-        chain, hidden = self._chain, value[0]
+        chain, (hidden, *others) = self._chain, value
         if chain.calls[self._number].in_place and not torch.is_inference_mode_enabled():
             hidden = hidden.clone()  # a ramp that learns reads it again for its gradients
-        output = _run_block(chain, self._number, hidden, value[1:])
-        return (_hidden(chain, self._number, output), *value[1:])
+        return (chain.run_block(self._number, hidden, others)[0], *others)
 
     def extra_repr(self) -> str:
         """Show the block where PyTorch prints modules."""
@@ -236,39 +316,20 @@ class _Block(nn.Module):
 class _Rest(nn.Module):
     """The model after its last block: all of it, with the blocks replaced by their known output."""
 
-    def __init__(self, chain: _Chain, model: nn.Module) -> None:
+    def __init__(self, chain: _Chain) -> None:
         super().__init__()
         self._chain = chain
-        self._model = (model,)  # not registered a second time
 
     def forward(self, value: tuple[Tensor, ...]) -> Tensor:
         """Return the logits."""
-        chain, hidden = self._chain, value[0]
-        inputs = value[1 + len(chain.carried) :]
+        chain = self._chain
 
         def known(call: _Call) -> Callable[..., Any]:
-            return lambda *_args, **_kwargs: call.output(hidden)
+            return lambda *_args, **_kwargs: call.output(value[0])
 
         replaced = dict(zip(chain.blocks, map(known, chain.calls), strict=True))
         with _replaced(replaced):
-            return _logits(_call(self._model[0], inputs, chain.keys))
-
-
-def _given(chain: _Chain, value: Value) -> tuple[Tensor, ...]:
-    """Return the model's inputs; refuse another number than in the example."""
-    inputs = (value,) if isinstance(value, Tensor) else tuple(value)
-    if len(inputs) != chain.count:
-        names = "" if chain.keys is None else f" ({', '.join(chain.keys)})"
-        raise ArgumentError(
-            f"the network takes {counted(chain.count, 'tensor')}, as in the example{names}, not "
-            f"{len(inputs)}"
-        )
-    return inputs
-
-
-def _whole(chain: _Chain, model: nn.Module, value: Value) -> Tensor:
-    """Return the logits of the model as it is."""
-    return _logits(_call(model, _given(chain, value), chain.keys))
+            return chain.full(value[1 + len(chain.carried) :])
 
 
 def _layers(hidden: Tensor, classes: int, name: str) -> tuple[nn.Module, ...]:
@@ -412,81 +473,6 @@ def _unflatten(spec: Any, leaves: Sequence[Any]) -> Any:
     return leaves[spec]
 
 
-def _probe(model: nn.Module, chain: _Chain, inputs: Sequence[Tensor]) -> list[list[Any]]:
-    """Return the values that blocks get, as far as they are looked at, without running a block."""
-    calls: list[list[Any]] = []
-
-    def pass_on(call: _Call, *args: Any, **kwargs: Any) -> Any:
-        leaves: list[Any] = []
-        _flatten((args, kwargs), leaves)
-        calls.append(leaves)
-        if len(calls) == chain.probed:
-            raise _Reached
-        return call.output(leaves[call.hidden])
-
-    probed = zip(chain.blocks[: chain.probed], chain.calls, strict=False)
-    forwards = {block: partial(pass_on, call) for block, call in probed}
-    with _replaced(forwards), contextlib.suppress(_Reached):
-        _call(model, inputs, chain.keys)
-    if len(calls) < chain.probed:
-        raise ArgumentError(
-            f"{type(model).__name__} does not run the blocks that it was attached with, such as a "
-            f"{type(chain.blocks[len(calls)]).__name__}: where modules are replaced, as by "
-            "quantize_dynamic, do that before exits are attached"
-        )
-    return calls
-
-
-def _compare(chain: _Chain, calls: Sequence[Sequence[Any]], *, training: bool) -> None:
-    """Raise an error where blocks get tensors or constants that they did not get for the example.
-
-    Some constants differ while training, such as whether keys and values are kept; those of later
-    blocks may depend on what blocks return.
-    """
-    for number, (leaves, call) in enumerate(zip(calls, chain.calls, strict=False)):
-        if len(leaves) != len(call.sources):
-            raise ArgumentError(
-                f"the blocks get {len(leaves)} values for these inputs and got "
-                f"{len(call.sources)} for the example: give inputs of the shape of the example, or "
-                "build EarlyExit(blocks, ramps, head)"
-            )
-        for leaf, (kind, constant) in zip(leaves, call.sources, strict=True):
-            if kind == "constant" and isinstance(leaf, Tensor):
-                raise ArgumentError(
-                    "the blocks get a tensor that they did not get for the example, such as a mask "
-                    "for padding: attach with an example that has padding"
-                )
-            if kind == "constant" and leaf != constant and not number and not training:
-                raise ArgumentError(
-                    f"the blocks get {leaf!r} for these inputs and got {constant!r} for the "
-                    "example: give inputs of the shape of the example, or build EarlyExit(blocks, "
-                    "ramps, head)"
-                )
-
-
-def _run_block(chain: _Chain, number: int, hidden: Tensor, carried: Sequence[Tensor | None]) -> Any:
-    """Call one block, and return its output."""
-
-    def value(kind: str, what: Any) -> Any:
-        if kind != "carried":
-            return hidden if kind == "hidden" else what
-        tensor = carried[what]
-        if tensor is None or (tensor.ndim == 2 and tensor.shape[1] == 0):  # it was left out
-            return None
-        return tensor if chain.carried[what].batched else tensor[0]
-
-    call = chain.calls[number]
-    args, kwargs = _unflatten(call.spec, [value(*source) for source in call.sources])
-    return chain.blocks[number](*args, **kwargs)
-
-
-def _hidden(chain: _Chain, number: int, output: Any) -> Tensor:
-    """Return the hidden state of a block's output."""
-    part = chain.calls[number].part
-    hidden: Tensor = output if part is None else output[part]
-    return hidden
-
-
 class _Forward:
     """The forward of a module while threads replace it, each for its own calls."""
 
@@ -621,6 +607,7 @@ def _chain(
     marking = [k for k, key in enumerate(keys or ()) if key in ("attention_mask", "mask")]
     masks = [k for k in marking if inputs[k].ndim == 2]
     chain = _Chain(
+        model=model,
         keys=keys,
         count=len(inputs),
         blocks=blocks,
@@ -629,7 +616,7 @@ def _chain(
         probed=1 + max(kinds.index(kind) for kind in kinds),
         mask=1 + len(carried) + masks[0] if masks else None,
     )
-    _check_known(model, chain, inputs, tensors, names)
+    _check_known(chain, inputs, tensors, names)
     return chain
 
 
@@ -681,7 +668,6 @@ def _check_batch(name: str, hidden: Any, more: Any, rows: int) -> None:
 
 
 def _check_known(
-    model: nn.Module,
     chain: _Chain,
     inputs: Sequence[Tensor],
     tensors: Sequence[Tensor],
@@ -696,7 +682,7 @@ def _check_known(
     calls: list[list[Any]] = []
     if later:
         with contextlib.suppress(Exception):  # whatever a model does without its blocks
-            calls = _probe(model, chain, inputs)
+            calls = chain.probe(inputs)
     for block, at, tensor in later:
         leaf = calls[block][at] if block < len(calls) else None
         if not isinstance(leaf, Tensor) or not torch.equal(leaf, tensor):
@@ -766,24 +752,20 @@ def _changes(values: Sequence[Any]) -> list[int]:
     ]
 
 
-def _check(
-    network: EarlyExit,
-    model: nn.Module,
-    inputs: tuple[Tensor, ...],
-    keys: tuple[str, ...] | None,
-) -> None:
+def _check(network: EarlyExit, chain: _Chain, inputs: tuple[Tensor, ...]) -> None:
     """Raise an error unless the full output is that of the model, also for some of the rows."""
     for rows in (len(inputs[0]), len(inputs[0]) - 1):
         fewer = tuple(tensor[:rows] for tensor in inputs)
-        expected = _logits(_call(model, fewer, keys))
+        expected = chain.full(fewer)
         try:
             logits = network.full(fewer if len(fewer) > 1 else fewer[0])
         except ArgumentError:
             raise
         except Exception as error:  # whatever a model does with what its blocks return
             raise ArgumentError(
-                f"{type(model).__name__} cannot run with its blocks apart: {type(error).__name__}: "
-                f"{error}; choose other points, or build EarlyExit(blocks, ramps, head)"
+                f"{type(chain.model).__name__} cannot run with its blocks apart: "
+                f"{type(error).__name__}: {error}; choose other points, or build "
+                "EarlyExit(blocks, ramps, head)"
             ) from error
         limit = 1e-4 * (1 + float(expected.abs().max()))  # what rounding may cause
         difference = float((logits - expected).abs().max())

@@ -15,7 +15,7 @@ session does. A GPU decides in :mod:`ttamer.torch.cuda`, by the same tables.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -47,12 +47,15 @@ class LossTables:
     """Shape (exits, bins - 1): increasing confidences, padded with inf."""
     first: int
     """The stage where every input starts."""
-    exit_of: tuple[int, ...]
-    """The exit that is asked at each stage."""
     loss: Ints
     """Shape (exits, bins): the column of the loss of each bin; smaller is better."""
     onward: Ints
     """Shape (exits, bins, columns): the exit to ask next, or ``STOP``."""
+
+    @property
+    def exit_of(self) -> tuple[int, ...]:
+        """The exit that is asked at each stage: itself."""
+        return tuple(range(len(self.bounds)))
 
     @property
     def reached(self) -> tuple[int, ...]:
@@ -112,11 +115,10 @@ class BeliefTables:
     @property
     def reached(self) -> tuple[int, ...]:
         """The exits that any input may ask, in order."""
-        reached, front = {self.first}, {self.first}
-        while front:
-            front = {int(k) for k in self.onward[sorted(front)].flat} - reached - {STOP}
-            reached |= front
-        return tuple(sorted({self.exit_of[stage] for stage in reached}))
+        stages = [self.first]
+        for stage in stages:  # it grows meanwhile
+            stages += sorted(set(self.onward[stage].tolist()) - {STOP, *stages})
+        return tuple(sorted({self.exit_of[stage] for stage in stages}))
 
 
 Tables = LossTables | BeliefTables
@@ -136,15 +138,20 @@ def threshold_tables(thresholds: Floats) -> LossTables:
     >>> tables.first, tables.reached
     (0, (0, 2))
     """
-    count = len(thresholds)
-    asked = [k for k in range(count - 1) if not np.isnan(thresholds[k])] + [count - 1]
+    last = len(thresholds) - 1
+    return _line_tables([*np.flatnonzero(~np.isnan(thresholds[:last])), last], thresholds)
+
+
+def _line_tables(asked: Sequence[int], limits: Floats) -> LossTables:
+    """Return tables that ask exits in turn until a confidence reaches its limit."""
+    count = len(limits)
     bounds = np.full((count, 1), np.inf)
     onward = np.full((count, 2, count), STOP, np.int32)
     for k, following in pairwise(asked):
-        bounds[k, 0] = thresholds[k]
+        bounds[k, 0] = limits[k]
         onward[k, 0] = following
     loss = np.arange(count - 1, -1, -1, dtype=np.int32)  # the last one asked answers
-    return LossTables(bounds, asked[0], tuple(range(count)), np.stack([loss, loss], axis=1), onward)
+    return LossTables(bounds, int(asked[0]), np.stack([loss, loss], axis=1), onward)
 
 
 def tables_of(
@@ -157,7 +164,6 @@ def tables_of(
     The policy may be for some of the exits only: the others are never asked. ``classes`` are the
     names of the network's classes as in the trace, or their number if the trace has numbers.
     """
-    texts = [str(k) for k in range(classes)] if isinstance(classes, int) else list(classes)
     rule: object = policy
     if isinstance(policy, FittedPolicy):
         if policy.spec.kind != "exits":
@@ -173,32 +179,29 @@ def tables_of(
             "ladder.at(tradeoff) of a ladder, or .expensive of a mixture: its promise holds for it",
             param="policy",
         )
-    numbers = _numbers(rule.names, exits)
-    if isinstance(rule, SingleNode):
-        limits = np.full(numbers[rule.node] + 1, np.nan)
-        limits[[numbers[k] for k in rule.before]] = np.inf
-        return _spread(threshold_tables(limits), range(len(limits)), len(exits))
-    if isinstance(rule, StepPolicy):
-        return _spread(_step_tables(rule, texts), numbers, len(exits))
-    if not isinstance(rule.solved, WalkPolicy):
-        raise ArgumentError("a network runs policies that walk from exit to exit", param="policy")
-    return _spread(_loss_tables(rule.tables.edges, rule.solved), numbers, len(exits))
-
-
-def _numbers(names: Sequence[str], exits: Sequence[str]) -> list[int]:
-    """Return the numbers of a policy's exits in the network."""
-    numbers = [list(exits).index(name) for name in names if name in exits]
-    if len(numbers) < len(names) or numbers != sorted(numbers):
+    numbers = [list(exits).index(name) for name in rule.names if name in exits]
+    if len(numbers) < len(rule.names) or numbers != sorted(numbers):
         raise ArgumentError(
-            f"the policy was fitted for {counted(len(names), 'exit')} ({', '.join(names)}) and the "
-            f"network has {len(exits)} ({', '.join(exits)}): fit it on a trace of this network",
+            f"the policy was fitted for {counted(len(rule.names), 'exit')} "
+            f"({', '.join(rule.names)}) and the network has {len(exits)} ({', '.join(exits)}): fit "
+            "it on a trace of this network",
             param="policy",
         )
-    return numbers
+    if isinstance(rule, SingleNode):
+        asked = [numbers[k] for k in (*rule.before, rule.node)]
+        return _line_tables(asked, np.full(len(exits), np.inf))
+    if isinstance(rule, StepPolicy):
+        texts = [str(k) for k in range(classes)] if isinstance(classes, int) else list(classes)
+        return _step_tables(rule, texts, numbers, len(exits))
+    if not isinstance(rule.solved, WalkPolicy):
+        raise ArgumentError("a network runs policies that walk from exit to exit", param="policy")
+    return _walk_tables(rule.tables.edges, rule.solved, numbers, len(exits))
 
 
-def _step_tables(policy: StepPolicy, classes: Sequence[str]) -> BeliefTables:
-    """Return the tables of a policy on beliefs, for its own exits."""
+def _step_tables(
+    policy: StepPolicy, classes: Sequence[str], numbers: Sequence[int], count: int
+) -> BeliefTables:
+    """Return the tables of a policy on beliefs whose exits have some numbers of ``count``."""
     belief = policy.tables.belief
     if policy.tables.prior is not None:
         raise ArgumentError(
@@ -229,17 +232,21 @@ def _step_tables(policy: StepPolicy, classes: Sequence[str]) -> BeliefTables:
         edges.append(cuts)
         onward.append([None if node < 0 else (*step, node) for node in following])
         waiting += {later for later in onward[-1] if later and later not in {*stages, *waiting}}
-    numbers = [[STOP if step is None else stages[step] for step in row] for row in onward]
-    states = max(map(len, numbers))
+    offsets = np.zeros((count, len(classes)))
+    for number, offset in zip(numbers, belief.offsets, strict=True):
+        offsets[number] = offset[codes] if len(offset) else 0.0
+    weights = _weights(belief, [belief.context(step) for step in stages], codes)
     return BeliefTables(
-        bounds=_padded(belief.bounds),
+        bounds=_padded(_placed(belief.bounds, numbers, count)),
         first=0,
-        exit_of=tuple(step[-1] for step in stages),
-        levels=_padded(belief.levels, 0.0),
-        offsets=np.array([t[codes] if len(t) else np.zeros(len(classes)) for t in belief.offsets]),
+        exit_of=tuple(numbers[step[-1]] for step in stages),
+        levels=_padded(_placed(belief.levels, numbers, count), 0.0),
+        offsets=offsets,
         edges=_padded(edges),
-        onward=np.array([row + [STOP] * (states - len(row)) for row in numbers], np.int32),
-        **_weights(belief, [belief.context(step) for step in stages], codes),
+        onward=_padded(
+            [[STOP if step is None else stages[step] for step in row] for row in onward], STOP
+        ).astype(np.int32),
+        **weights | {"context": np.array([*numbers, -1])[weights["context"]]},
     )
 
 
@@ -301,47 +308,27 @@ def _choices(policy: StepPolicy, step: Step) -> tuple[Floats, list[int]]:
     return x[changes], choice[[0, *changes]].tolist()
 
 
-def _spread(tables: Tables, numbers: Sequence[int], count: int) -> Tables:
-    """Return tables for a network of ``count`` exits where these exits have some numbers."""
-
-    def rows(array: NDArray[Any], filling: float) -> Any:
-        spread = np.full((count, *array.shape[1:]), filling, array.dtype)
-        spread[list(numbers)] = array
-        return spread
-
-    bounds = rows(tables.bounds, np.inf)
-    if isinstance(tables, LossTables):
-        number = np.array([*numbers, STOP], np.int32)
-        return LossTables(
-            bounds=bounds,
-            first=numbers[tables.first],
-            exit_of=tuple(range(count)),
-            loss=rows(tables.loss, 0),
-            onward=rows(number[tables.onward], STOP),
-        )
-    return replace(
-        tables,
-        bounds=bounds,
-        exit_of=tuple(numbers[k] for k in tables.exit_of),
-        levels=rows(tables.levels, 0.0),
-        offsets=rows(tables.offsets, 0.0),
-        context=np.array([*numbers, -1])[tables.context],
-    )
-
-
-def _loss_tables(edges: Sequence[Floats], policy: WalkPolicy) -> LossTables:
+def _walk_tables(
+    edges: Sequence[Floats], policy: WalkPolicy, numbers: Sequence[int], count: int
+) -> LossTables:
     """Return the tables of the paper's policy, by bins of the confidence."""
-    problem, bounds = policy.problem, _padded(edges)
-    loss = np.zeros((len(edges), bounds.shape[1] + 1), np.int32)
+    problem, bounds = policy.problem, _padded(_placed(edges, numbers, count))
+    number_of = np.array([*numbers, STOP], np.int32)
+    loss = np.zeros((count, bounds.shape[1] + 1), np.int32)
     onward = np.full((*loss.shape, len(problem.grid)), STOP, np.int32)
-    for k, position in enumerate(problem.grid.positions):
-        loss[k, : len(position)] = position
-        onward[k, : len(position)] = policy.choices[k]
-    first = int(policy.choices[-1][0, -1])
-    return LossTables(bounds, first, tuple(range(len(edges))), loss, onward)
+    for k, (number, position) in enumerate(zip(numbers, problem.grid.positions, strict=True)):
+        loss[number, : len(position)] = position
+        onward[number, : len(position)] = number_of[policy.choices[k]]
+    return LossTables(bounds, int(number_of[policy.choices[-1][0, -1]]), loss, onward)
 
 
-def _padded(rows: Sequence[Floats], filling: float = np.inf) -> Floats:
+def _placed(rows: Sequence[Floats], numbers: Sequence[int], count: int) -> list[Floats]:
+    """Return ``count`` rows, of which those with these numbers are known and others are empty."""
+    row_of = dict(zip(numbers, rows, strict=True))
+    return [row_of.get(k, np.empty(0)) for k in range(count)]
+
+
+def _padded(rows: Sequence[Any], filling: float = np.inf) -> Floats:
     """Return rows of different lengths as one array, padded at their ends."""
     padded = np.full((len(rows), max([1, *map(len, rows)])), filling)
     for k, row in enumerate(rows):

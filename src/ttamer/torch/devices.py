@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -61,10 +61,7 @@ def autocast(
 
 def to_device(value: Inputs, device: torch.device, names: Sequence[str] | None = None) -> Value:
     """Return a value on a device; that of a mapping is in the order of the names."""
-    value = by_position(value, names)
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    return tuple(tensor.to(device, non_blocking=True) for tensor in value)
+    return changed(by_position(value, names), lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def by_position(inputs: Inputs, names: Sequence[str] | None) -> Value:
@@ -145,13 +142,20 @@ def tensors_of(value: Value) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, Tensor) else tuple(value)
 
 
+def changed(value: Value, change: Callable[[Tensor], Tensor]) -> Value:
+    """Return a value with each of its tensors changed."""
+    return change(value) if isinstance(value, Tensor) else tuple(map(change, value))
+
+
 def take(value: Value, rows: Tensor) -> Value:
     """Return some rows of a value in their order; the memory format of images does not change."""
-    if isinstance(value, tuple):
-        return tuple(cast("Tensor", take(tensor, rows)) for tensor in value)
-    ordered = in_memory_order(value)
-    selected = ordered.index_select(0, rows)
-    return selected if ordered is value else selected.permute(0, 3, 1, 2)
+
+    def selected(tensor: Tensor) -> Tensor:
+        ordered = in_memory_order(tensor)
+        some = ordered.index_select(0, rows)
+        return some if ordered is tensor else some.permute(0, 3, 1, 2)
+
+    return changed(value, selected)
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:

@@ -15,17 +15,14 @@ costs asks an exit only where that pays on this machine, at this batch size.
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -222,36 +219,6 @@ class Profile:
         """
         return Regrouping(self.groups, self.segments, self.regroup)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the profile as JSON.
-
-        Args:
-            path: The file to write.
-        """
-        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Profile:
-        """Read a profile.
-
-        Args:
-            path: A file that :meth:`save` wrote.
-
-        Returns:
-            The profile.
-
-        Raises:
-            ArgumentError: The file cannot be read, or is not a profile.
-        """
-        try:
-            return msgspec.json.decode(Path(path).read_bytes(), type=cls)
-        except OSError as error:
-            raise ArgumentError(
-                f"{path}: cannot be read: {error.strerror or error}", param="path"
-            ) from None
-        except msgspec.DecodeError as error:
-            raise ArgumentError(f"{path}: not a profile: {error}", param="path") from None
-
 
 @torch.inference_mode()
 def profile(
@@ -307,20 +274,12 @@ def profile(
     regroup, as_run = 0.0, _as_graphs() if graphs else lambda work: work
     moved = to_device(example, device, network.input_names)
     with autocast(device, precision):
-        batches = [
-            take(moved, torch.arange(size, device=device) % rows_of(moved)) for size in groups
-        ]
-        if not graphs:
-            reach = dict(zip(groups, segment_times(network, batches, device), strict=True))
-        # The largest first: the others find its memory free.
-        for size, value in reversed(list(zip(groups, batches, strict=True))):
-            if not graphs and size not in sizes:
-                continue
+        for size in reversed(groups):  # the largest first: the others find its memory free
             if progress is not None:
                 progress(f"timing batches of {size}")
+            value = take(moved, torch.arange(size, device=device) % rows_of(moved))
             parts = _Parts(network, value, as_run, graphs=graphs)
-            if graphs:
-                reach[size] = parts.segments()
+            reach[size] = parts.segments()
             if size in sizes:
                 ask[size], per_call[size] = parts.asking(precision)
             if size == groups[-1] and not graphs:  # with graphs it is part of every exit asked
@@ -374,7 +333,8 @@ class _Parts:
         """Time every segment."""
         pairs = zip(self._network.segments, self._values, strict=False)
         parts = [self._as_run(partial(segment, value)) for segment, value in pairs]
-        return in_sequence(parts, self._device)
+        # Without graphs the time is often the host's, which a runner waits for too.
+        return in_sequence(parts, self._device, ahead=self._graphs)
 
     def asking(self, precision: Precision, *, probed: int = 3) -> tuple[tuple[float, ...], float]:
         """Time what asking every exit adds, by calls that ask some of them, and a call once."""
@@ -465,30 +425,14 @@ def separated(
     return (*(ramp + max(added - once, 0.0) for ramp in ramps[:-1]), head), once
 
 
-def in_sequence(parts: Sequence[Work], device: torch.device) -> tuple[float, ...]:
+def in_sequence(
+    parts: Sequence[Work], device: torch.device, *, ahead: bool = True
+) -> tuple[float, ...]:
     """Return the seconds of each part when they run one after another: medians of a few passes."""
-    return _medians(_turns([partial(_part_times, parts, device)]))[0]
-
-
-def segment_times(
-    network: EarlyExit, batches: Sequence[Value], device: torch.device
-) -> list[tuple[float, ...]]:
-    """Return the seconds of each segment without graphs, per batch: medians of passes in turns.
-
-    Without graphs times are often the host's, whose speed changes: all batches see the same.
-    """
-
-    def flow(batch: Value) -> list[float]:
-        value: Any = batch
-
-        def run(segment: Callable[[Any], Any]) -> None:
-            nonlocal value
-            value = segment(value)
-
-        parts = [partial(run, segment) for segment in network.segments]
-        return _part_times(parts, device, ahead=False)
-
-    return _medians(_turns([partial(flow, batch) for batch in batches]))
+    turns = _turns([partial(_part_times, parts, device, ahead=ahead)])
+    return tuple(
+        statistics.median(times) for times in zip(*(flow for (flow,) in turns), strict=True)
+    )
 
 
 def timed_in_turns(works: Sequence[Work], device: torch.device) -> list[tuple[float, ...]]:
@@ -520,15 +464,7 @@ def _turns(flows: Sequence[Callable[[], list[float]]]) -> list[list[list[float]]
     return turns
 
 
-def _medians(turns: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float, ...]]:
-    """Return the median seconds of each part of every flow."""
-    return [
-        tuple(statistics.median(part) for part in zip(*flow, strict=True))
-        for flow in zip(*turns, strict=True)
-    ]
-
-
-def _part_times(parts: Sequence[Work], device: torch.device, *, ahead: bool = True) -> list[float]:
+def _part_times(parts: Sequence[Work], device: torch.device, *, ahead: bool) -> list[float]:
     """Run parts once, and return the seconds of each; ``ahead``: once before, without waiting."""
     if device.type != "cuda":
         times = [time.perf_counter()]

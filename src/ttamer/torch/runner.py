@@ -1,24 +1,22 @@
 """Running a network with a policy: rows that are done leave, and answers keep the inputs' order.
 
 After every exit asked the host waits for the device once, to read which rows continue; survivors
-are regrouped where that pays. :meth:`Runner.stream` runs several batches together, so that the
-survivors still fill the device and one wait serves them all.
+are regrouped where that pays.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ttamer._checks import counted, require_whole
+from ttamer._checks import counted
 from ttamer.errors import ArgumentError
 from ttamer.fitting.ladder import FittedPolicy
 from ttamer.torch.deciding import (
@@ -32,14 +30,13 @@ from ttamer.torch.deciding import (
 from ttamer.torch.devices import (
     Inputs,
     Precision,
-    Value,
     autocast,
+    changed,
     check_current,
     check_precision,
     device_of,
     rows_of,
     take,
-    tensors_of,
     to_device,
 )
 from ttamer.torch.early_exit import HAS_TRITON, EarlyExit, require_exits
@@ -49,36 +46,20 @@ from ttamer.torch.early_exit import HAS_TRITON, EarlyExit, require_exits
 class Regrouping:
     """When survivors are regrouped: where fewer rows up to the next exit save more than it costs.
 
+    Without measurements: whenever any row has left, and with an infinite ``cost`` never.
+
     >>> Regrouping((8, 64), ((1.0, 4.0), (1.0, 4.0)), cost=0.5).pays(0, 1, rows=64, alive=8)
     True
     >>> Regrouping((8, 64), ((1.0, 4.0), (1.0, 4.0)), cost=9.0).pays(0, 1, rows=64, alive=8)
     False
     """
 
-    sizes: tuple[int, ...]
-    """The numbers of rows that were measured, increasing; empty for a rule without measurements."""
-    seconds: tuple[tuple[float, ...], ...]
+    sizes: tuple[int, ...] = ()
+    """The numbers of rows that were measured, increasing."""
+    seconds: tuple[tuple[float, ...], ...] = ()
     """Per segment, the seconds for each of these numbers of rows."""
-    cost: float
+    cost: float = 0.0
     """The seconds that regrouping takes."""
-
-    @classmethod
-    def always(cls) -> Regrouping:
-        """Return the rule that regroups whenever any row has left.
-
-        Returns:
-            The rule, without measurements.
-        """
-        return cls((), (), 0.0)
-
-    @classmethod
-    def never(cls) -> Regrouping:
-        """Return the rule that never regroups.
-
-        Returns:
-            The rule, without measurements.
-        """
-        return cls((), (), float("inf"))
 
     def pays(self, after: int, due: int, rows: int, alive: int) -> bool:
         """Decide whether to regroup.
@@ -181,10 +162,6 @@ class Answers:
         """The number of NaN confidences of exits asked; they count as the lowest."""
         return int((self.asked & torch.isnan(self.confidence)).sum())
 
-    def _take(self, rows: Tensor) -> Answers:
-        """Return the answers of some rows."""
-        return Answers(**{name: part[rows] for name, part in vars(self).items()})
-
 
 class Runner:
     """A network with exits and the policy that decides on them.
@@ -226,7 +203,7 @@ class Runner:
         require_exits(network)
         self.network = network.eval()
         self.precision: Precision = precision
-        self.regrouping = regrouping or Regrouping.always()
+        self.regrouping = regrouping or Regrouping()
         self._device = device_of(network)
         check_current(self._device)
         check_precision(precision)
@@ -270,25 +247,6 @@ class Runner:
         with autocast(self._device, self.precision):
             return self._run(value)
 
-    def stream(self, batches: Iterable[Inputs], *, window: int = 8) -> Iterator[Answers]:
-        """Run many batches, several of them together.
-
-        Args:
-            batches: The inputs of each batch.
-            window: How many batches run together, where their inputs have the same shape, such as
-                texts of the same width.
-
-        Returns:
-            The answers of each batch, in order.
-
-        Raises:
-            ArgumentError: ``window`` is not a whole number of at least 1.
-        """
-        require_whole(window, "window", least=1)
-        source = iter(batches)
-        while several := list(islice(source, window)):
-            yield from self._together(several)
-
     def _check_mode(self) -> None:
         """Refuse a network in training mode: with dropout answers would be random."""
         if self.network.training:
@@ -297,26 +255,12 @@ class Runner:
                 param="network",
             )
 
-    def _together(self, batches: list[Inputs]) -> Iterator[Answers]:
-        """Run batches of one shape as one, and yield the answers of each batch, in order."""
-        names = self.network.input_names
-        moved = (to_device(batch, self._device, names) for batch in batches)
-        for _, alike in groupby(moved, _shapes):
-            group = list(alike)
-            parts = zip(*map(tensors_of, group), strict=True)
-            joined = tuple(torch.cat(part) for part in parts)
-            answers, start = self(joined[0] if isinstance(group[0], Tensor) else joined), 0
-            for size in map(rows_of, group):
-                yield answers._take(torch.arange(start, start + size, device=self._device))
-                start += size
-
     def _run(self, value: Any) -> Answers:
         """Run a batch that is on the device, regrouping its survivors."""
         count = rows_of(value)
         if not count:  # many layers refuse a batch without rows: one row is run
-            ones = tuple(tensor.new_ones((1, *tensor.shape[1:])) for tensor in tensors_of(value))
-            answers = self._run(ones[0] if isinstance(value, Tensor) else ones)
-            return answers._take(torch.arange(0, device=self._device))
+            one = self._run(changed(value, lambda part: part.new_ones((1, *part.shape[1:]))))
+            return Answers(**{name: part[:0] for name, part in vars(one).items()})
         if count not in self._sized:
             self._sized[count] = (group_sizes(count), torch.arange(count, device=self._device))
         sizes, rows = self._sized[count]
@@ -352,11 +296,6 @@ class Runner:
                 param="inputs",
             )
         return self._decider.start(count, logits.shape[1], logits.dtype)
-
-
-def _shapes(value: Value) -> list[torch.Size]:
-    """Return the shapes of a value's tensors, without the batch."""
-    return [tensor.shape[1:] for tensor in tensors_of(value)]
 
 
 def decider_for(tables: Tables, device: torch.device) -> Any:

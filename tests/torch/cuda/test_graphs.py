@@ -71,7 +71,7 @@ def same(one, two):
 @pytest.mark.usefixtures("replayed")
 @pytest.mark.parametrize(
     ("regrouping", "tradeoff"),
-    [(Regrouping.always(), 0.97), (Regrouping.always(), 1.0), (Regrouping.never(), 0.97)],
+    [(Regrouping(), 0.97), (Regrouping(), 1.0), (Regrouping(cost=np.inf), 0.97)],
     ids=str,
 )
 def test_graphs_answer_as_a_plain_runner_does(regrouping, tradeoff):
