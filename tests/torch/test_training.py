@@ -113,10 +113,6 @@ def test_the_loss_of_all_and_of_ramps_is_the_sum_over_exits():
     small = {"epochs": 1, "rate": 1e-12, "weight_decay": 0.0}
     assert train(network, whole, recipe("all", **small)) == pytest.approx([sum(each)], rel=1e-5)
     assert train(network, whole, recipe("backbone", **small)) == pytest.approx(each[-1:], rel=1e-5)
-    numbers, count = range(1, len(each) + 1), len(each)
-    deep = sum(2 * k / (count + 1) * loss for k, loss in zip(numbers, each, strict=True))
-    by_depth = recipe("all", **small, exit_weights="depth")
-    assert train(network, whole, by_depth) == pytest.approx([deep], rel=1e-5)
 
 
 def test_afterwards_the_network_evaluates_and_everything_can_be_trained_again():
@@ -255,7 +251,6 @@ def test_the_rate_rises_over_the_warm_up_and_falls_as_a_cosine():
         ({"warmup": 1.0}, "warmup is 1.0"),
         ({"warmup": -0.1}, "warmup is -0.1"),
         ({"optimiser": "adam"}, "optimiser must be .*, not 'adam'"),
-        ({"exit_weights": "late"}, "exit_weights must be .*, not 'late'"),
     ],
 )
 def test_a_recipe_out_of_range_is_refused(changes, text):

@@ -121,20 +121,16 @@ class _Chain:
     """A model, and how its blocks are called."""
 
     model: nn.Module
+    # The names of the model's arguments, or None where they go by position.
     keys: tuple[str, ...] | None
-    """The names of the model's arguments, or ``None`` where they go by position."""
-    count: int
-    """The number of the model's arguments."""
+    count: int  # the number of the model's arguments
     blocks: tuple[nn.Module, ...]
-    calls: tuple[_Call, ...]
-    """How each of them is called for the example."""
-    carried: tuple[_Carried, ...]
-    """The tensors besides the hidden state that blocks get."""
+    calls: tuple[_Call, ...]  # how each of them is called for the example
+    carried: tuple[_Carried, ...]  # the tensors besides the hidden state that blocks get
+    # The number of blocks whose calls are looked at before any block runs: up to the last that gets
+    # other tensors than those before it.
     probed: int
-    """The number of blocks whose calls are looked at before any block runs: up to the last that
-    gets other tensors than those before it."""
-    mask: int | None
-    """The position of the mask in a value, if the model takes one."""
+    mask: int | None  # the position of the mask in a value, if the model takes one
 
     def inputs(self, value: Value) -> tuple[Tensor, ...]:
         """Return the model's inputs; refuse another number than in the example."""
@@ -223,18 +219,14 @@ class _Chain:
 class _Call:
     """How one block is called, and what it returns."""
 
-    spec: Any
-    """The structure of its arguments, with the positions of its values."""
+    spec: Any  # the structure of its arguments, with the positions of its values
+    # Per value: ("hidden", None), ("carried", its number) or ("constant", value).
     sources: tuple[tuple[str, Any], ...]
-    """Per value: ("hidden", ``None``), ("carried", its number) or ("constant", value)."""
-    hidden: int
-    """The position of the hidden state among the values."""
+    hidden: int  # the position of the hidden state among the values
+    # The position of the hidden state in the output; None where it is the output itself.
     part: int | None
-    """The position of the hidden state in the output; ``None`` where it is the output itself."""
-    parts: tuple[Any, ...]
-    """The constants of an output of several parts, and ``None`` for its tensors."""
-    in_place: bool
-    """Whether the block changes the hidden state that it gets."""
+    parts: tuple[Any, ...]  # the constants of an output of several parts, and None for its tensors
+    in_place: bool  # whether the block changes the hidden state that it gets
 
     def output(self, hidden: Tensor) -> Any:
         """Return an output of this form without its other tensors, such as attention weights.
@@ -249,12 +241,9 @@ class _Call:
 class _Carried(NamedTuple):
     """A tensor besides the hidden state that blocks get."""
 
-    block: int | None
-    """The first block that gets it, or ``None`` where the first block returns it."""
-    at: int
-    """Its position among the values of that block, or in the output of the first."""
-    batched: bool
-    """Whether it has the batch as its first dimension."""
+    block: int | None  # the first block that gets it, or None where the first block returns it
+    at: int  # its position among the values of that block, or in the output of the first
+    batched: bool  # whether it has the batch as its first dimension
 
 
 class _Reached(Exception):  # noqa: N818 - it ends a run early, it is not an error
@@ -709,15 +698,11 @@ class _Recorded(NamedTuple):
     """One call of a block."""
 
     block: nn.Module
-    leaves: list[Any]
-    """The values that it got."""
-    spec: Any
-    """Their structure."""
+    leaves: list[Any]  # the values that it got
+    spec: Any  # their structure
     output: Any
-    read: list[int]
-    """How often each of its values had been changed in place when it returned."""
-    returned: list[int]
-    """The same of each part of its output."""
+    read: list[int]  # how often each of its values had been changed in place when it returned
+    returned: list[int]  # the same of each part of its output
 
 
 def _calls(

@@ -43,14 +43,10 @@ NO_ANSWER = -1  # the prediction of an exit whose logits have a NaN
 class LossTables:
     """Tables whose stages are exits, for thresholds and for policies on the loss in hand."""
 
-    bounds: Floats
-    """Shape (exits, bins - 1): increasing confidences, padded with inf."""
-    first: int
-    """The stage where every input starts."""
-    loss: Ints
-    """Shape (exits, bins): the column of the loss of each bin; smaller is better."""
-    onward: Ints
-    """Shape (exits, bins, columns): the exit to ask next, or ``STOP``."""
+    bounds: Floats  # shape (exits, bins - 1): increasing confidences, padded with inf
+    first: int  # the stage where every input starts
+    loss: Ints  # shape (exits, bins): the column of the loss of each bin; smaller is better
+    onward: Ints  # shape (exits, bins, columns): the exit to ask next, or STOP
 
     @property
     def exit_of(self) -> tuple[int, ...]:
@@ -85,32 +81,24 @@ class BeliefTables:
     Answers that agree share the mean of their log-odds, rounded to the grid.
     """
 
-    bounds: Floats
-    """Shape (exits, bins - 1): increasing confidences, padded with inf."""
-    first: int
-    """The stage where every input starts."""
-    exit_of: tuple[int, ...]
-    """The exit that is asked at each stage."""
-    levels: Floats
-    """Shape (exits, bins): the log-odds of an answer of each bin."""
-    offsets: Floats
-    """Shape (exits, classes): what predicting a class adds."""
-    context: NDArray[np.int64]
-    """Shape (stages, width): the exits that count, padded with -1."""
+    bounds: Floats  # shape (exits, bins - 1): increasing confidences, padded with inf
+    first: int  # the stage where every input starts
+    exit_of: tuple[int, ...]  # the exit that is asked at each stage
+    levels: Floats  # shape (exits, bins): the log-odds of an answer of each bin
+    offsets: Floats  # shape (exits, classes): what predicting a class adds
+    context: NDArray[np.int64]  # shape (stages, width): the exits that count, padded with -1
+    # Shape (stages, width, 3): per answer, the constant and the weights of its odds and offset.
     weights: Floats
-    """Shape (stages, width, 3): per answer, the constant and the weights of its odds and offset."""
+    # Shape (stages, width, width, 5): per answer and peer, the weights of agreement, of its odds in
+    # agreement, of its odds otherwise, of its offset otherwise, and of what the classes of both
+    # add; 0 for the answer itself.
     peers: Floats
-    """Shape (stages, width, width, 5): per answer and peer, the weights of agreement, of its odds
-    in agreement, of its odds otherwise, of its offset otherwise, and of what the classes of both
-    add; 0 for the answer itself."""
+    # Shape (stages, width, width): per answer and peer, the number of their table in pairs.
     pair_of: Ints
-    """Shape (stages, width, width): per answer and peer, the number of their table in ``pairs``."""
+    # Shape (tables, classes, classes): what the classes of an answer and of a peer add.
     pairs: Floats
-    """Shape (tables, classes, classes): what the classes of an answer and of a peer add."""
-    edges: Floats
-    """Shape (stages, states - 1): increasing x, padded with inf."""
-    onward: Ints
-    """Shape (stages, states): the stage to go to next, or ``STOP``."""
+    edges: Floats  # shape (stages, states - 1): increasing x, padded with inf
+    onward: Ints  # shape (stages, states): the stage to go to next, or STOP
 
     @property
     def reached(self) -> tuple[int, ...]:
@@ -360,24 +348,17 @@ def check_classes(tables: Tables, classes: int) -> None:
 class Carry:
     """The state of a batch of B inputs, one row each, in the caller's order."""
 
-    stage: NDArray[np.int64]
-    """Shape (B,): the stage where the input is due next, or ``STOP``."""
-    owner: NDArray[np.int64]
-    """Shape (B,): the exit whose answer is the best so far."""
-    best: Ints
-    """Shape (B,): the column of its loss, for :class:`LossTables`."""
+    stage: NDArray[np.int64]  # shape (B,): the stage where the input is due next, or STOP
+    owner: NDArray[np.int64]  # shape (B,): the exit whose answer is the best so far
+    best: Ints  # shape (B,): the column of its loss, for LossTables
+    # Shape (B, exits): the confidence of each exit; NaN where it was not asked, or has none.
     confidence: NDArray[np.float32]
-    """Shape (B, exits): the confidence of each exit; NaN where it was not asked, or has none."""
-    prediction: Ints
-    """Shape (B, exits): the class each exit predicts; ``NO_ANSWER`` where none."""
-    odds: Floats
-    """Shape (B, exits): the log-odds of each exit's answer, for beliefs."""
-    offset: Floats
-    """Shape (B, exits): what each predicted class adds, for beliefs."""
-    asked: NDArray[np.int64]
-    """Shape (B,): a bit for every exit that was asked."""
+    prediction: Ints  # shape (B, exits): the class each exit predicts; NO_ANSWER where none
+    odds: Floats  # shape (B, exits): the log-odds of each exit's answer, for beliefs
+    offset: Floats  # shape (B, exits): what each predicted class adds, for beliefs
+    asked: NDArray[np.int64]  # shape (B,): a bit for every exit that was asked
+    # Shape (exits, B, classes): the logits of each exit; not written where it was not asked.
     logits: Tensor
-    """Shape (exits, B, classes): the logits of each exit; not written where it was not asked."""
 
 
 class HostDecider:

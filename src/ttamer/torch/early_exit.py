@@ -171,10 +171,6 @@ class Ramp(nn.Module):
 
     def __init__(self, *layers: nn.Module, pool: Pool | None = None, mask: int | None = 1) -> None:
         super().__init__()
-        if pool is not None and pool not in POOLS:
-            raise ArgumentError(
-                f"pool must be one of {', '.join(POOLS)}, not {pool!r}", param="pool"
-            )
         self.layers = nn.Sequential(*layers)
         self.pool = pool
         self.mask = mask if pool in ("mean", "last") else None
@@ -186,14 +182,10 @@ class Ramp(nn.Module):
             return cast("Tensor", self.layers(hidden))
         mask = None if self.mask is None else _mask_for(value[self.mask], hidden.shape[1])
         if not self.training and _runs_kernels(hidden):
-            return self._in_kernels(hidden, mask)
+            from ttamer.torch.cuda import run_ramp
+
+            return run_ramp(self.layers, hidden, mask, self.pool)
         return cast("Tensor", self.layers(pooled(hidden, mask, self.pool)))
-
-    def _in_kernels(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
-        """Return logits: in one kernel where at most a norm comes before the last layer."""
-        from ttamer.torch.cuda import run_ramp
-
-        return run_ramp(self.layers, hidden, mask, cast("Pool", self.pool))
 
     def extra_repr(self) -> str:
         """Show the pooling where PyTorch prints modules."""

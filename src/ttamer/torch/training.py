@@ -30,7 +30,6 @@ from ttamer.torch.early_exit import EarlyExit, require_exits
 
 Part = Literal["backbone", "ramps", "all"]
 Optimiser = Literal["sgd", "adamw"]
-Weights = Literal["equal", "depth"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Recipe:
 
     ``backbone`` trains the network without ramps; ``ramps`` trains the ramps alone with the
     backbone frozen, so that the head's answers do not change; ``all`` trains everything on the
-    weighted sum of all exits' losses.
+    sum of all exits' losses.
 
     Raises:
         ArgumentError: A field is out of its range.
@@ -66,12 +65,9 @@ class Recipe:
     """What the network computes in."""
     seed: int = 0
     """The seed of shuffling and dropout."""
-    exit_weights: Weights = "equal"
-    """The weights of the exits' losses in ``all``: equal, or in proportion to the exit's number, so
-    that early exits change the network less."""
 
     def __post_init__(self) -> None:
-        choices = {"part": Part, "optimiser": Optimiser, "exit_weights": Weights}
+        choices = {"part": Part, "optimiser": Optimiser}
         for name, choice in choices.items():
             if getattr(self, name) not in get_args(choice):
                 raise ArgumentError(
@@ -254,11 +250,7 @@ class _Learner:
             return cross_entropy(full, _targets(labels, full))
         exits = self.network(inputs) if self.recipe.part == "all" else self._ramps(inputs)
         targets = _targets(labels, exits[0])
-        losses = torch.stack([cross_entropy(logits.float(), targets) for logits in exits])
-        if self.recipe.part == "all" and self.recipe.exit_weights == "depth":
-            numbers = torch.arange(1, len(exits) + 1, device=losses.device)
-            losses = losses * (2 * numbers / (len(exits) + 1))  # the mean weight is 1
-        return losses.sum()
+        return torch.stack([cross_entropy(logits.float(), targets) for logits in exits]).sum()
 
     def _ramps(self, inputs: Value) -> list[Tensor]:
         """Return the logits of the ramps, without gradients in the backbone."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from ttamer.cascade import Target
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FittedPolicy
-from ttamer.torch.devices import Inputs, Precision, Value, by_position, rows_of, wait
+from ttamer.torch.devices import Inputs, Precision, Value, by_position, changed, rows_of, wait
 from ttamer.torch.early_exit import EarlyExit, require_exits
 from ttamer.torch.profiling import Profile, full_run, profile, runner_for
 from ttamer.torch.runner import Runner, group_sizes
@@ -171,62 +170,44 @@ def recommend(
     require_whole(batch, "batch", least=1)
     require_number(more_error, "more_error")
     require_number(caution, "caution")
-    batches = [part for part in _split(inputs, batch) if rows_of(part) == batch]
+    starts = range(0, rows_of(inputs) - batch + 1, batch)
+    batches = [changed(inputs, lambda part, k=k: part[k : k + batch]) for k in starts]  # type: ignore[misc]
     if not batches:
         raise ArgumentError(
             f"inputs has {counted(rows_of(inputs), 'row')} to time on; give at least one batch of "
             f"{batch}",
             param="inputs",
         )
+    how: dict[str, Any] = {"precision": precision, "graphs": graphs}
     if measured is None:
-        measured = profile(
-            network, batches[0], sizes=(batch,), precision=precision, graphs=graphs, progress=report
-        )
+        measured = profile(network, batches[0], sizes=(batch,), progress=report, **how)
     full_error = float(complete_losses(trace)[:, -1].mean())
-    candidates = search(
-        trace, measured, batch, max_error=full_error + more_error, caution=caution, progress=report
-    )
-    runners = [
-        runner_for(
-            network,
-            candidate.policy,
-            batches[0],
-            classes=classes,
-            precision=precision,
-            regrouping=measured.regrouping(),
-            graphs=graphs,
-        )
-        for candidate in candidates
-    ]
+    candidates = search(trace, measured, batch, full_error + more_error, caution, report)
+    options = how | {"classes": classes, "regrouping": measured.regrouping()}
+    runners = [runner_for(network, c.policy, batches[0], **options) for c in candidates]
     report(f"timing {counted(len(runners), 'policy')} beside the network")
-    full = full_run(network, batches[0], precision=precision, graphs=graphs)
+    full = full_run(network, batches[0], **how)
     alone, *seconds = time_each_batch([full, *runners], batches)
     timings = [Timing.of(times, batch) for times in seconds]
     usual, tried = Timing.of(alone, batch), tuple(candidates)
     best = min(range(len(timings)), key=lambda k: timings[k].mean, default=None)
     if best is None or not clearly_faster(seconds[best], alone):
         return Tuning(full, None, None, full_error, full_error, usual, usual, tried)
-    runner, candidate = runners[best], candidates[best]
-    return Tuning(
-        lambda value: runner(value).logits,
-        runner,
-        candidate.policy,
-        candidate.error,
-        full_error,
-        timings[best],
-        usual,
-        tried,
-    )
+    runner, policy, error = runners[best], candidates[best].policy, candidates[best].error
+
+    def run(value: Inputs) -> Tensor:
+        return runner(value).logits
+
+    return Tuning(run, runner, policy, error, full_error, timings[best], usual, tried)
 
 
 def search(
     trace: Trace,
     measured: Profile,
     batch: int,
-    *,
     max_error: float,
     caution: float = 0.0,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> list[Candidate]:
     """Return the policies within an error bound with the lowest predicted times, fastest first.
 
@@ -238,9 +219,8 @@ def search(
 
     def fastest(ramps: tuple[int, ...], target: Target | None = None) -> Candidate | None:
         """Return the fastest policy for some ramps, and note it unless a faster asks the same."""
-        if progress is not None:
-            progress(f"ramps {', '.join(measured.names[k] for k in ramps)}")
-        candidates = fitted_for(trace, measured, batch, ramps, target=target)
+        progress(f"ramps {', '.join(measured.names[k] for k in ramps)}")
+        candidates = fitted_for(trace, measured, batch, ramps, target)
         allowed = [c for c in candidates if c.error + caution * c.spread <= max_error]
         fast = min(allowed, key=lambda candidate: candidate.seconds, default=None)
         if fast is not None:
@@ -272,7 +252,6 @@ def fitted_for(
     measured: Profile,
     batch: int,
     ramps: tuple[int, ...],
-    *,
     target: Target | None = None,
 ) -> list[Candidate]:
     """Fit a ladder for these ramps and the head, and predict the time of each policy.
@@ -378,10 +357,3 @@ def clearly_faster(policy: NDArray[np.float64], network: NDArray[np.float64]) ->
 def _slowest_usual(seconds: NDArray[np.float64]) -> float:
     """Return the largest of some times without the slowest hundredth: one of them at least."""
     return float(np.sort(seconds)[max(1, int(0.99 * len(seconds))) - 1])
-
-
-def _split(value: Value, size: int) -> list[Value]:
-    """Split a value into batches."""
-    if isinstance(value, Tensor):
-        return list(torch.split(value, size))
-    return list(zip(*(torch.split(tensor, size) for tensor in value), strict=True))

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from ttamer.errors import ArgumentError
 from ttamer.torch.cuda import branching
 from ttamer.torch.cuda.branching import counters, counters_of
-from ttamer.torch.cuda.ramp_kernel import MAX_CLASSES, classify, is_norm, pool_tokens
+from ttamer.torch.cuda.ramp_kernel import MAX_CLASSES, is_norm, run_ramp
 from ttamer.torch.early_exit import POOLS, Ramp, pooled
 
 SHAPES = ((1, 5, 3), (4, 70, 33), (3, 300, 64), (2, 1, 100), (5, 17, 48))
@@ -41,15 +40,6 @@ def ramp_of(kind, pool, width, classes, dtype):
     return ramp.to(dtype).eval()
 
 
-@pytest.mark.parametrize(("rows", "tokens", "width"), SHAPES)
-@pytest.mark.parametrize("pool", POOLS)
-def test_one_kernel_pools_as_operations_do(rows, tokens, width, pool):
-    hidden, mask = value_of(rows, tokens, width)
-    for given in (mask, mask.long(), None):
-        found = pool_tokens(hidden, given, pool)
-        torch.testing.assert_close(found, pooled(hidden, given, pool), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", ["none", "layer", "rms", "dense", "two", "unbiased"])
 @pytest.mark.parametrize("pool", POOLS)
@@ -62,7 +52,7 @@ def test_kernels_answer_as_the_layers_of_a_ramp_do(pool, kind, dtype):
         hidden, mask = value_of(rows, tokens, width, seed=seed, dtype=dtype)
         with torch.inference_mode():
             for given in (mask, None):
-                found = ramp._in_kernels(hidden, given)
+                found = run_ramp(ramp.layers, hidden, given, pool)
                 wanted = ramp.layers(pooled(hidden.float(), given, pool).to(dtype))
                 assert found.dtype == wanted.dtype
                 torch.testing.assert_close(found, wanted, rtol=least, atol=least)
@@ -74,7 +64,10 @@ def test_autocast_decides_the_type_of_logits():
     torch.manual_seed(0)
     ramp = ramp_of("none", "first", 40, 2, torch.bfloat16).float()
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
-        found, wanted = ramp._in_kernels(hidden.float(), mask), ramp((hidden.float(), mask))
+        found, wanted = (
+            run_ramp(ramp.layers, hidden.float(), mask, "first"),
+            ramp((hidden.float(), mask)),
+        )
     assert found.dtype == wanted.dtype == torch.bfloat16
     torch.testing.assert_close(found, wanted, rtol=2**-7, atol=2**-7)
 
@@ -84,21 +77,23 @@ def test_more_classes_or_rows_than_kernels_take(monkeypatch):
     many = Ramp(nn.LayerNorm(8), nn.Linear(8, MAX_CLASSES + 1), pool="mean").eval()
     few = Ramp(nn.LayerNorm(8), nn.Linear(8, 2), pool="mean").eval()
     with torch.inference_mode():
-        torch.testing.assert_close(many._in_kernels(hidden, mask), many((hidden, mask)))
+        torch.testing.assert_close(
+            run_ramp(many.layers, hidden, mask, "mean"), many((hidden, mask))
+        )
         monkeypatch.setattr(branching, "MAX_COUNTERS", 4)
-        torch.testing.assert_close(few._in_kernels(hidden, mask), few((hidden, mask)))
+        torch.testing.assert_close(run_ramp(few.layers, hidden, mask, "mean"), few((hidden, mask)))
 
 
 def test_counters_are_left_at_zero_and_have_one_owner():
     hidden, mask = value_of(5, 9, 80)
-    last = nn.Linear(80, 2)
+    layers = nn.Sequential(nn.Linear(80, 2))
     with torch.inference_mode():
-        first = classify(hidden, mask, last, pool="mean")
+        first = run_ramp(layers, hidden, mask, "mean")
         with counters_of("other"):
             other = counters(5, CPU)
-            assert torch.equal(classify(hidden, mask, last, pool="mean"), first)
+            assert torch.equal(run_ramp(layers, hidden, mask, "mean"), first)
             assert counters(5, CPU) is other
-        assert torch.equal(classify(hidden, mask, last, pool="mean"), first)
+        assert torch.equal(run_ramp(layers, hidden, mask, "mean"), first)
     assert counters(5, CPU) is not other
     assert not other.any()
     assert not counters(5, CPU).any()
@@ -117,7 +112,9 @@ def test_layers_that_compute_something_else_are_left_to_pytorch():
     with torch.inference_mode():
         for layers in ((nn.LayerNorm(8), Scaled(8, 2)), (Shifted(8), nn.Linear(8, 2))):
             ramp = Ramp(*layers, pool="mean").eval()
-            torch.testing.assert_close(ramp._in_kernels(hidden, mask), ramp((hidden, mask)))
+            torch.testing.assert_close(
+                run_ramp(ramp.layers, hidden, mask, "mean"), ramp((hidden, mask))
+            )
 
 
 def test_norms_without_weights_are_left_to_pytorch():
@@ -131,12 +128,13 @@ def test_norms_without_weights_are_left_to_pytorch():
 def test_the_last_token_counts_where_padding_comes_first():
     hidden, mask = value_of(4, 9, 8)
     flipped = mask.flip(1)
-    assert torch.equal(pool_tokens(hidden, flipped, "last"), pooled(hidden, flipped, "last"))
+    layers = nn.Sequential(nn.Linear(8, 2))
+    with torch.inference_mode():
+        logits = run_ramp(layers, hidden, flipped, "last")
+        torch.testing.assert_close(logits, layers(pooled(hidden, flipped, "last")))
 
 
-def test_ways_of_pooling_are_checked():
-    with pytest.raises(ArgumentError, match="first, mean, last, not 'max'"):
-        Ramp(nn.Linear(4, 2), pool="max")
+def test_only_means_and_last_tokens_read_a_mask():
     assert Ramp(nn.Linear(4, 2)).mask is None is Ramp(nn.Linear(4, 2), pool="first").mask
     assert Ramp(nn.Linear(4, 2), pool="last", mask=3).mask == 3
 

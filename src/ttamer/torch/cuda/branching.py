@@ -106,11 +106,10 @@ _unused: list[Any] = []
 class Branch:
     """Graphs that run one after another, and what follows them."""
 
-    graphs: tuple[torch.cuda.CUDAGraph, ...]
-    """Graphs that PyTorch has captured and kept."""
+    graphs: tuple[torch.cuda.CUDAGraph, ...]  # graphs that PyTorch has captured and kept
+    # Shape (exits + 1, rows + 1): by the next exit and the rows that continue, the branch of the
+    # next step, or NONE; None in the last step.
     cases: Tensor | None
-    """Shape (exits + 1, rows + 1): by the next exit and the rows that continue, the branch of the
-    next step, or ``NONE``; ``None`` in the last step."""
 
 
 class BranchingGraph:

@@ -49,16 +49,14 @@ class KernelCarry:
     odds: Tensor
     offset: Tensor
     logits: Tensor
-    answer: Tensor
-    """Shape (B, classes): the logits returned, of the rows that have stopped."""
+    answer: Tensor  # shape (B, classes): the logits returned, of the rows that have stopped
     owner: Tensor
     asked: Tensor
     confidence: Tensor
     prediction: Tensor
-    packed: Tensor
-    """The memory of what answers are made of, ``answer`` to ``prediction``. uint8."""
+    packed: Tensor  # the memory of what answers are made of, answer to prediction. uint8
+    # The bytes that each of these takes, and their names, types and shapes.
     layout: tuple[list[int], Layout]
-    """The bytes that each of these takes, and their names, types and shapes."""
 
     @property
     def parts(self) -> tuple[Tensor, ...]:

@@ -36,6 +36,7 @@ from ttamer.torch.devices import (
     Value,
     autocast,
     by_position,
+    changed,
     check_current,
     device_of,
     rows_of,
@@ -56,10 +57,8 @@ START = -1
 class Case(NamedTuple):
     """A group that arrives at a step."""
 
-    size: int
-    """The number of rows, with padding."""
-    asks: bool
-    """Whether some row is due at the exit of the step."""
+    size: int  # the number of rows, with padding
+    asks: bool  # whether some row is due at the exit of the step
 
 
 class GraphRunner(Runner):
@@ -238,14 +237,11 @@ class GraphRunner(Runner):
 class _Group(NamedTuple):
     """The rows that arrive at an exit, and where those that continue are written."""
 
-    value: Any
-    """What the segments have computed for them."""
-    rows: Tensor
-    """Their positions in the batch; -1 for padding."""
-    buffer: Any
-    """The buffer that the next step reads, or ``None`` where it reads ``value``."""
+    value: Any  # what the segments have computed for them
+    rows: Tensor  # their positions in the batch; -1 for padding
+    buffer: Any  # the buffer that the next step reads, or None where it reads value
+    # The positions in the group, and in the batch, of the rows that continue.
     lists: tuple[Tensor, Tensor]
-    """The positions in the group, and in the batch, of the rows that continue."""
 
     def regroup(self) -> None:
         """Write the rows that continue to the buffer, the first ones first."""
@@ -302,7 +298,6 @@ def _fitting_rows(value: Value, largest: int) -> int:
     return count
 
 
-def _first(value: Any, size: int) -> Any:
+def _first(value: Value, size: int) -> Value:
     """Return the first rows of a value."""
-    parts = tuple(tensor[:size] for tensor in tensors_of(value))
-    return parts[0] if isinstance(value, torch.Tensor) else parts
+    return changed(value, lambda part: part[:size])

@@ -27,7 +27,7 @@ from ttamer.torch.cuda.branching import (
     driver,
     kernels,
 )
-from ttamer.torch.devices import in_memory_order, tensors_of
+from ttamer.torch.devices import changed, in_memory_order, tensors_of
 
 # The largest number of tensors that one kernel copies.
 MAX_TENSORS = 4
@@ -63,10 +63,14 @@ class InputMemory:
         if self._copy is not None and self._copy(sources):
             return
         if [part.shape[1:] for part in sources] != [part.shape[1:] for part in self._targets]:
+            received, expected = (
+                ", ".join(str(tuple(part.shape)) for part in parts)
+                for parts in (sources, self._targets)
+            )
             raise ArgumentError(
-                f"the inputs have shapes {_shapes(sources)}, and the example of the graphs "
-                f"{_shapes(self._targets)}, whose first number may be smaller: pad the inputs, or "
-                "use Runner, which takes any shape",
+                f"the inputs have shapes {received}, and the example of the graphs {expected}, "
+                "whose first number may be smaller: pad the inputs, or use Runner, which takes any "
+                "shape",
                 param="inputs",
             )
         rows = sources[0].shape[0]
@@ -145,18 +149,12 @@ def like(value: Any, rows: int) -> Any:
             zeros = zeros.to(memory_format=torch.channels_last)
         return zeros
 
-    parts = tuple(memory(tensor) for tensor in tensors_of(value))
-    return parts[0] if isinstance(value, torch.Tensor) else parts
+    return changed(value, memory)
 
 
 def _can_launch(tensors: Sequence[Tensor]) -> bool:
     """Return whether one kernel can copy to these tensors."""
-    return 0 < len(tensors) <= MAX_TENSORS and tensors[0].is_cuda and is_installed("cuda.bindings")
-
-
-def _shapes(tensors: Sequence[Tensor]) -> str:
-    """Return shapes for an error message."""
-    return ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+    return len(tensors) <= MAX_TENSORS and tensors[0].is_cuda and is_installed("cuda.bindings")
 
 
 # The number of words of a row that one program copies.

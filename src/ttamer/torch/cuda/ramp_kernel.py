@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from ttamer.torch.cuda.branching import block_for, counters
-from ttamer.torch.early_exit import Pool, run_in_order
+from ttamer.torch.early_exit import Pool, pooled
 
 # The most classes of :func:`classify`, which computes one after another.
 MAX_CLASSES = 32
@@ -23,17 +23,22 @@ NO_NORM, LAYER_NORM, RMS_NORM = (tl.constexpr(k) for k in range(3))
 
 
 def run_ramp(layers: nn.Sequential, hidden: Tensor, mask: Tensor | None, pool: Pool) -> Tensor:
-    """Return logits: in one kernel where at most a norm comes before the last layer."""
+    """Return logits: in one kernel where at most a norm comes before a last layer of few classes.
+
+    What is left to PyTorch's operations takes several kernels.
+    """
     *before, last = (layer for layer in layers if not isinstance(layer, nn.Dropout))
-    if type(last) is not nn.Linear or last.out_features > MAX_CLASSES:
-        logits: Tensor = layers(pool_tokens(hidden, mask, pool))
+    counts = counters(len(hidden), hidden.device) if pool == "mean" else None
+    if (
+        type(last) is not nn.Linear
+        or last.out_features > MAX_CLASSES
+        or len(before) > 1
+        or not all(map(is_norm, before))
+        or (pool == "mean" and counts is None)
+    ):
+        logits: Tensor = layers(pooled(hidden, mask, pool))
         return logits
-    if not before:
-        return classify(hidden, mask, last, pool=pool)
-    if len(before) == 1 and is_norm(before[0]):
-        return classify(hidden, mask, last, pool=pool, norm=before[0])
-    vectors = run_in_order(before, pool_tokens(hidden, mask, pool))
-    return classify(vectors.unsqueeze(1), None, last, pool="first")
+    return classify(hidden, mask, last, counts, pool=pool, norm=before[0] if before else None)
 
 
 def is_norm(layer: nn.Module) -> bool:
@@ -44,44 +49,18 @@ def is_norm(layer: nn.Module) -> bool:
     return plain and layer.weight is not None and len(layer.normalized_shape) == 1
 
 
-def pool_tokens(hidden: Tensor, mask: Tensor | None, pool: Pool) -> Tensor:
-    """Return one vector per input, as :func:`ttamer.torch.early_exit.pooled` does."""
-    if pool == "first":
-        return hidden[:, 0]
-    rows, tokens, width = hidden.shape
-    hidden, readable = hidden.contiguous(), _readable(mask, hidden)
-    out = torch.empty((rows, width), dtype=hidden.dtype, device=hidden.device)
-    _pool[rows, -(-width // WIDTH_BLOCK), 1](
-        hidden,
-        readable,
-        out,
-        tokens,
-        width,
-        pool == "mean",
-        mask is not None,
-        WIDTH_BLOCK,
-        _token_block(tokens),
-    )
-    return out
-
-
 def classify(
     hidden: Tensor,
     mask: Tensor | None,
     last: nn.Linear,
+    arrived: Tensor | None,
     *,
     pool: Pool,
-    norm: nn.Module | None = None,
+    norm: nn.Module | None,
 ) -> Tensor:
-    """Return logits of tokens, pooled: of the norm of the vectors, if it is given."""
+    """Return logits of tokens, pooled; ``arrived`` are a counter for each row, for means."""
     rows, tokens, width = hidden.shape
-    device, arrived = hidden.device, None
-    if pool == "mean":
-        arrived = counters(rows, device)
-        if arrived is None:
-            hidden, mask, pool = pool_tokens(hidden, mask, pool).unsqueeze(1), None, "first"
-            tokens = 1
-    kind = hidden.dtype
+    device, kind = hidden.device, hidden.dtype
     if torch.is_autocast_enabled(device.type):
         kind = torch.get_autocast_dtype(device.type)
     hidden = hidden.contiguous()
@@ -89,10 +68,16 @@ def classify(
     weight, bias = last.weight.contiguous(), last.bias
     scale: Tensor = weight if norm is None else norm.weight  # type: ignore[assignment]
     shift: Tensor | None = getattr(norm, "bias", None)
-    # Where there is no shift or bias, what stands in its place is not read.
+    eps = getattr(norm, "eps", 0.0)
+    normed = NO_NORM if norm is None else LAYER_NORM
+    normed = RMS_NORM if isinstance(norm, nn.RMSNorm) else normed
+    if mask is not None:
+        mask = mask.contiguous()
+        mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+    # Where there is no mask, shift or bias, what stands in its place is not read.
     arguments = (
         hidden,
-        _readable(mask, hidden),
+        hidden if mask is None else mask,
         scale,
         scale if shift is None else shift,
         weight,
@@ -102,14 +87,14 @@ def classify(
     )
     constants = (
         width,
-        _norm_kind(norm),
-        _eps(norm),
+        normed.value,
+        torch.finfo(torch.float32).eps if eps is None else float(eps),
         shift is not None,
         bias is not None,
         last.out_features,
         block_for(width),
         mask is not None,
-        _token_block(tokens),
+        min(block_for(tokens, 16), 256),  # a program that waits for few reads in turn takes longer
     )
     if arrived is not None:
         vectors = torch.empty((rows, width), dtype=hidden.dtype, device=device)
@@ -119,76 +104,6 @@ def classify(
     else:
         _classify_token[rows, 1, 1](*arguments, *constants, pool == "last")
     return out
-
-
-def _readable(mask: Tensor | None, hidden: Tensor) -> Tensor:
-    """Return a mask as kernels read it; without one, what stands in its place."""
-    if mask is None:
-        return hidden
-    mask = mask.contiguous()
-    return mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-
-
-def _token_block(tokens: int) -> int:
-    """Return how many tokens are read at once.
-
-    A program that waits for few reads in turn takes longer.
-    """
-    return min(block_for(tokens, 16), 256)
-
-
-def _norm_kind(norm: nn.Module | None) -> int:
-    """Return the number of a kind of norm."""
-    if norm is None:
-        return int(NO_NORM.value)
-    return int((LAYER_NORM if isinstance(norm, nn.LayerNorm) else RMS_NORM).value)
-
-
-def _eps(norm: nn.Module | None) -> float:
-    """Return what a norm adds to the mean square."""
-    eps = getattr(norm, "eps", 0.0)
-    return torch.finfo(torch.float32).eps if eps is None else float(eps)
-
-
-@triton.jit
-def _mean_of(
-    start,
-    mask,
-    column,
-    inside,
-    tokens,
-    width,
-    MASKED: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr,
-    TOKEN_BLOCK: tl.constexpr,
-):
-    """Return the mean over the tokens of some columns of one row."""
-    total = tl.zeros((WIDTH_BLOCK,), tl.float32)
-    count = tl.zeros((TOKEN_BLOCK,), tl.int32)
-    for first in range(0, tokens, TOKEN_BLOCK):
-        token = first + tl.arange(0, TOKEN_BLOCK)
-        counts = token < tokens
-        if MASKED:
-            counts = tl.load(mask + token, mask=counts, other=0) != 0
-        count += counts.to(tl.int32)
-        where = start + token[:, None] * width + column[None, :]
-        part = tl.load(where, mask=counts[:, None] & inside[None, :], other=0.0)
-        total += tl.sum(part.to(tl.float32), axis=0)
-    return total / tl.maximum(tl.sum(count, axis=0), 1).to(tl.float32)
-
-
-@triton.jit
-def _last_of(mask, tokens, MASKED: tl.constexpr, TOKEN_BLOCK: tl.constexpr):
-    """Return the position of the last token of one row that is not padding, or 0."""
-    last = tokens - 1
-    if MASKED:
-        position = tl.zeros((TOKEN_BLOCK,), tl.int32)
-        for first in range(0, tokens, TOKEN_BLOCK):
-            token = first + tl.arange(0, TOKEN_BLOCK)
-            counts = tl.load(mask + token, mask=token < tokens, other=0) != 0
-            position = tl.where(counts, token, position)
-        last = tl.max(position, axis=0)
-    return last
 
 
 @triton.jit
@@ -228,40 +143,6 @@ def _logits_of(
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _pool(
-    hidden,
-    mask,
-    out,
-    tokens,
-    width: tl.constexpr,
-    IS_MEAN: tl.constexpr,
-    MASKED: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr,
-    TOKEN_BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * WIDTH_BLOCK + tl.arange(0, WIDTH_BLOCK)
-    inside = column < width
-    start = hidden + row * tokens * width
-    if IS_MEAN:
-        answer = _mean_of(
-            start,
-            mask + row * tokens,
-            column,
-            inside,
-            tokens,
-            width,
-            MASKED,
-            WIDTH_BLOCK,
-            TOKEN_BLOCK,
-        )
-    else:
-        last = _last_of(mask + row * tokens, tokens, MASKED, TOKEN_BLOCK)
-        answer = tl.load(start + last * width + column, mask=inside, other=0.0)
-    tl.store(out + row * width + column, answer.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["tokens"])
 def _classify_token(
     hidden,
     mask,
@@ -288,7 +169,15 @@ def _classify_token(
     inside = column < width
     start = hidden + row * tokens * width
     if IS_LAST:
-        start += _last_of(mask + row * tokens, tokens, MASKED, TOKEN_BLOCK) * width
+        last = tokens - 1
+        if MASKED:  # the last token that is not padding, or the first
+            position = tl.zeros((TOKEN_BLOCK,), tl.int32)
+            for first in range(0, tokens, TOKEN_BLOCK):
+                token = first + tl.arange(0, TOKEN_BLOCK)
+                counts = tl.load(mask + row * tokens + token, mask=token < tokens, other=0) != 0
+                position = tl.where(counts, token, position)
+            last = tl.max(position, axis=0)
+        start += last * width
     vector = tl.load(start + column, mask=inside, other=0.0).to(tl.float32)
     _logits_of(
         vector,
@@ -337,10 +226,19 @@ def _classify_mean(
     column = tl.program_id(1) * WIDTH_BLOCK + tl.arange(0, WIDTH_BLOCK)
     inside = column < width
     start = hidden + row * tokens * width
-    part = _mean_of(
-        start, mask + row * tokens, column, inside, tokens, width, MASKED, WIDTH_BLOCK, TOKEN_BLOCK
-    )
-    tl.store(vectors + row * width + column, part.to(vectors.dtype.element_ty), mask=inside)
+    total = tl.zeros((WIDTH_BLOCK,), tl.float32)
+    count = tl.zeros((TOKEN_BLOCK,), tl.int32)
+    for first in range(0, tokens, TOKEN_BLOCK):
+        token = first + tl.arange(0, TOKEN_BLOCK)
+        counts = token < tokens
+        if MASKED:
+            counts = tl.load(mask + row * tokens + token, mask=counts, other=0) != 0
+        count += counts.to(tl.int32)
+        where = start + token[:, None] * width + column[None, :]
+        part = tl.load(where, mask=counts[:, None] & inside[None, :], other=0.0)
+        total += tl.sum(part.to(tl.float32), axis=0)
+    mean = total / tl.maximum(tl.sum(count, axis=0), 1).to(tl.float32)
+    tl.store(vectors + row * width + column, mean.to(vectors.dtype.element_ty), mask=inside)
     tl.debug_barrier()  # all threads of this program have stored their part
     before = tl.atomic_add(arrived + row, 1, sem="acq_rel")
     if before == tl.num_programs(1) - 1:
