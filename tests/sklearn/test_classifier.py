@@ -373,6 +373,7 @@ def test_parameters_of_the_models_are_reached_by_name():
     cascade = CascadeClassifier(models).set_params(line__logisticregression__C=3.0)
     assert cascade.get_params()["line__logisticregression__C"] == 3.0
     assert clone(cascade).get_params()["line__logisticregression__C"] == 3.0
+    assert isinstance(dict(cascade.set_params(near=GaussianNB()).models)["near"], GaussianNB)
 
 
 @pytest.mark.parametrize(
@@ -380,6 +381,10 @@ def test_parameters_of_the_models_are_reached_by_name():
     [
         ({"models": KNeighborsClassifier()}, "list of .name, model."),
         ({"models": []}, "list of .name, model."),
+        ({"models": [("cascade", GaussianNB())]}, "the name 'cascade' cannot be used"),
+        ({"models": [("batch", GaussianNB())]}, "the name 'batch' cannot be used"),
+        ({"models": [("a__b", GaussianNB())]}, "the name 'a__b' cannot be used"),
+        ({"models": [MODELS[0]] * 2}, "the name 'linear' cannot be used"),
         ({"costs": "money"}, 'it must be "time" or a mapping'),
         ({"costs": {"linear": 1.0}}, "they must be those of the models: 'linear', 'near'"),
         ({"budget": 1.0, "mistake_cost": 1.0}, "give one of them"),

@@ -311,12 +311,12 @@ class CascadeEstimator(BaseEstimator):
                 param="models",
             )
         names = [name for name, _ in self.models]
-        reserved = super().get_params(deep=False)
+        reserved = {*super().get_params(deep=False), "cascade"}  # the latter in timings_
         for name, count in Counter(names).items():
             if count > 1 or name in reserved or "__" in name:
                 raise ArgumentError(
                     f"the name {name!r} cannot be used: each model needs one of its own, without "
-                    '"__", that is no parameter of the cascade',
+                    '"__", other than "cascade" and the parameters of the cascade',
                     param="models",
                 )
         if isinstance(self.costs, Mapping) and set(self.costs) != set(names):
