@@ -336,9 +336,7 @@ def test_a_plan_says_what_would_be_asked_and_paid(make_served):
     assert "verdicts of small: 60 calls, at most 60\nin all at most" in str(judged)
     served.change("cost = 1.0", 'cost = 1.0\nconfidence = "self-report"')
     assert plan_collection(served.cascade, limit, paid).calls == {"small": 60, "large": 150}
-    served.change('self-report"', 'verifier"\nverifier = "large"')
-    assert plan_collection(served.cascade, limit, paid).calls == {"small": 30, "large": 180}
-    served.change('confidence = "verifier"\nverifier = "large"', "")
+    served.change('confidence = "self-report"', "")
     assert served.counts == [0, 0]
     spent = collected(served, limit).costs.sum(axis=0)
     assert (plan.cost["large"], plan.cost["small"]) >= tuple(spent[::-1])

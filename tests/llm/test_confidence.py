@@ -13,10 +13,8 @@ from ttamer.llm.confidence import (
     is_plain_text,
     probability_of_answer,
     probability_of_choice,
-    probability_of_yes,
     question_text,
     reported_confidence,
-    verifier_body,
 )
 
 
@@ -170,34 +168,6 @@ def test_what_was_asked_is_read_from_every_shape():
     assert question_text({"messages": [{"role": "assistant", "content": None}, 3]}) == ""
 
 
-def test_a_verifier_is_asked_for_one_word_about_question_and_answer():
-    body = verifier_body("2 + 2 {x}?", "4 {y}")
-    text = body["messages"][1]["content"]
-    assert "2 + 2 {x}?" in text
-    assert "4 {y}" in text
-    assert (body["temperature"], body["logprobs"]) == (0, True)
-
-
-@pytest.mark.parametrize(
-    ("top", "probability"),
-    [
-        ([("yes", 0.6), ("no", 0.2)], 0.75),
-        ([(" Yes", 0.3), ("yes", 0.3), ("No", 0.2), ("maybe", 0.2)], 0.75),
-        ([("no", 0.5)], 0.0),
-        ([("Yes.", 0.5)], 1.0),
-    ],
-)
-def test_the_verifiers_probability_of_yes(top, probability):
-    assert probability_of_yes(chat(("yes", 0.5), top=top)) == pytest.approx(probability)
-
-
-def test_a_verdict_may_come_after_a_token_or_two():
-    response = chat(("\n", 0.9), ("no", 0.8))
-    assert probability_of_yes(response) == 0.0
-    with pytest.raises(Unreadable, match="neither yes nor no"):
-        probability_of_yes(chat(("perhaps", 0.9)))
-
-
 def test_agreement_is_the_share_of_the_modal_prediction():
     assert agreement(["A", "B", "B"]) == (1, pytest.approx(2 / 3))
     assert agreement(["A", "B"]) == (0, 0.5)
@@ -238,7 +208,6 @@ def test_whatever_a_server_sends_is_read_or_unreadable(response):
     readers = (
         answer_text,
         probability_of_answer,
-        probability_of_yes,
         lambda each: probability_of_choice(each, "B"),
     )
     for read in readers:
@@ -248,9 +217,8 @@ def test_whatever_a_server_sends_is_read_or_unreadable(response):
 
 @given(damaged())
 def test_probabilities_lie_between_0_and_1(response):
-    for read in (probability_of_answer, probability_of_yes):
-        with contextlib.suppress(Unreadable):
-            assert 0 <= read(response) <= 1
+    with contextlib.suppress(Unreadable):
+        assert 0 <= probability_of_answer(response) <= 1
 
 
 @pytest.mark.parametrize(

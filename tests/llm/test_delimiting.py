@@ -7,12 +7,11 @@ import re
 import pytest
 from hypothesis import given, strategies as st
 
-from ttamer.llm.confidence import report_request, verifier_body
+from ttamer.llm.confidence import report_request
 from ttamer.llm.judging import Judge
 
 REQUESTS = {
     "judge": Judge("large").request,
-    "verifier": lambda question, answer, _: verifier_body(question, answer),
     "self-report": lambda question, answer, _: report_request(question, answer),
 }
 

@@ -43,8 +43,8 @@ def settings(**options):
     return NodeSettings(name="small", **{"cost": 1.0, "upstream": "http://h/v1", **options})
 
 
-def ask(fake, compare=None, body=None, verifier=None, work=None, **options):
-    own = ModelNode(settings(**options), fake, compare, verifier=verifier)
+def ask(fake, compare=None, body=None, work=None, **options):
+    own = ModelNode(settings(**options), fake, compare)
     work = work or Work(body or {"messages": [{"role": "user", "content": "2 + 2?"}]})
     return asyncio.run(own.ask(work)), work
 
@@ -82,18 +82,6 @@ def test_a_self_report_is_a_second_call_and_never_costs_the_answer():
     lost = UpstreamFailed("small", "timeout", "late")
     reply, _ = ask(Fake(completion(), lost), confidence="self-report")
     assert (reply.confidence, reply.cost) == (0.0, 2.0)
-
-
-def test_a_verifier_judges_the_answer_at_its_own_price():
-    verdict = completion("yes", -0.1)
-    verdict["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = []
-    judge = ModelNode(NodeSettings(name="big", cost=5.0, upstream="http://h/v1"), Fake(verdict))
-    reply, _ = ask(Fake(completion()), confidence="verifier", verifier=judge)
-    assert (reply.confidence, reply.cost) == (1.0, 6.0)
-    broken = ModelNode(judge.settings, Fake(UpstreamFailed("big", "busy", "no")))
-    with pytest.raises(UpstreamFailed, match="its verifier failed") as error:
-        ask(Fake(completion()), confidence="verifier", verifier=broken)
-    assert error.value.node == "small"
 
 
 def test_several_answers_agree_and_all_are_paid_but_those_that_never_were_made():
@@ -260,8 +248,7 @@ def test_nodes_are_read_from_a_cascade():
         ('confidence = "sure"', "confidence is 'sure'; it must be 'a"),
         ('upstream2 = "x"', "unknown key 'upstream2'; did you mean 'upstream'"),
         ("samples = 3", 'applies to confidence = "agreement" only'),
-        ('confidence = "verifier"', "verifier is '', and there is no such node; the nodes are"),
-        ('confidence = "verifier"\nverifier = "no"', "there is no such node; the nodes are"),
+        ("verifier = 'big'", 'verifier is no setting any more: write confidence = "self-report"'),
         ("field = 'score'", "field is no setting any more: for servers of another format"),
         ('confidence = "field"', "confidence is 'field'; it must be 'agreement'"),
         ("params = {logprobs = false}", "params remove logprobs"),

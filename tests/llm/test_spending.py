@@ -120,10 +120,9 @@ def test_a_log_with_labels_on_some_rows_takes_a_new_model(served, log, tmp_path)
 
 def test_a_judge_that_is_not_asked_itself_says_whether_new_answers_are_right(served, log, tmp_path):
     judged = dataclasses.replace(log, label=None, correct=(log.loss == 0))
-    served.change('name = "large"', 'name = "large"\nconfidence = "verifier"\nverifier = "small"')
     served.upstreams["small"].yes = lambda prompt: 0.9 if "Question 7?" in prompt else 0.1
     trace = joined(served, judged, tmp_path / "new.paid", judge=Judge("small"))
-    assert len(served.upstreams["small"].requests) == 60 + 2 * 60  # answers, verifying, verdicts
+    assert len(served.upstreams["small"].requests) == 60 + 60  # answers, verdicts
     right = trace.prompt == "Question 7?"
     np.testing.assert_array_equal(trace.loss[:, 1] == 0, right)
     np.testing.assert_array_equal(trace.loss[:, 0], log.loss[:, 0])

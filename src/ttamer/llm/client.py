@@ -247,7 +247,7 @@ class Client:
     breaking = retried | {"timeout", "garbage", "too_large"}
     # What helps where a server does not take a field that its text names.
     remedies: ClassVar = {
-        "logprobs": 'confidence = "none", "self-report", "verifier" or "agreement"',
+        "logprobs": 'confidence = "none", "self-report" or "agreement"',
         "max_tokens": 'rename = {max_tokens = "max_completion_tokens"}',
         "temperature": "params = {temperature = false}",
     }

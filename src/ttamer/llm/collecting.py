@@ -24,7 +24,7 @@ from ttamer._checks import counted, require_number
 from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.fitting import plan_calls
 from ttamer.fitting.fits import fit
-from ttamer.llm.client import UpstreamFailed, open_session
+from ttamer.llm.client import open_session
 from ttamer.llm.confidence import Unreadable, question_text
 from ttamer.llm.judging import Judge, Verdicts
 from ttamer.llm.node import ModelNode, Upstream, Work
@@ -133,20 +133,9 @@ class Collection:
             self.progress(done, sum(node.total for node in asked), failed)
 
     async def _ask(self, name: str, body: Mapping[str, Any]) -> Answer:
-        new: dict[str, bytes] = {}
-
-        def node_of(asked: str, verifier: ModelNode | None = None) -> ModelNode:
-            settings = self.nodes[asked]
-            upstream = PaidUpstream(settings, self.upstreams[asked], self.paid, new)
-            return ModelNode(settings, upstream, self.rule, verifier=verifier)
-
-        judge, work = self.nodes[name].verifier, Work(dict(body))
-        try:
-            reply = await node_of(name, node_of(judge) if judge else None).ask(work)
-        except UpstreamFailed as error:
-            if error.kind != "garbage":  # what came before, such as the answer to be verified
-                self.paid.add(new)
-            raise
+        settings, work, new = self.nodes[name], Work(dict(body)), dict[str, bytes]()
+        upstream = PaidUpstream(settings, self.upstreams[name], self.paid, new)
+        reply = await ModelNode(settings, upstream, self.rule).ask(work)
         if not work.is_measured:
             raise Unreadable(
                 "returned no usage, and its tokens have a price: give the node a cost in place of "

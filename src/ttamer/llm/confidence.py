@@ -1,10 +1,10 @@
 """What an OpenAI-compatible response says: its answer, and how sure the model is of it.
 
 The sources of a confidence are the log-probabilities of the answer's tokens, agreement among
-several answers, a verifier and a self-report. A response that lacks what is needed is an
-:class:`Unreadable` that names it. Nothing here calls a model.
+several answers and a self-report. A response that lacks what is needed is an :class:`Unreadable`
+that names it. Nothing here calls a model.
 
-A judge, a verifier and a self-report read texts that others wrote. These texts stand between marks
+A judge and a self-report read texts that others wrote. These texts stand between marks
 that none of them contains, so that no text can end its part and give instructions.
 """
 
@@ -145,45 +145,12 @@ def probability_of_choice(response: Mapping[str, Any], letter: str) -> float:
 
 
 def question_text(body: Mapping[str, Any]) -> str:
-    """Return the text of a request, for a verifier."""
+    """Return the text of a request, for a judge."""
     messages = body.get("messages")
     if not isinstance(messages, list):
         return str(body.get("prompt", body.get("input", "")))
     texts = [message_text(m.get("content")) for m in messages if isinstance(m, dict)]
     return "\n\n".join(text for text in texts if text)
-
-
-def verifier_body(question: str, answer: str) -> dict[str, Any]:
-    """Return the request that asks a verifier about an answer."""
-    messages = delimited(
-        question,
-        answer,
-        rubric="Judge whether a proposed answer to a question is right.",
-        reply="one word, yes or no",
-        ask="Is the answer right? Reply yes or no.",
-    )
-    # 20 likely tokens are the most that OpenAI returns; the verdict may come after a space.
-    options = {"max_tokens": 4, "temperature": 0, "logprobs": True, "top_logprobs": 20}
-    return {"messages": messages, **options}
-
-
-def probability_of_yes(response: Mapping[str, Any]) -> float:
-    """Return a verifier's probability of "yes", of "yes" and "no" together.
-
-    >>> top = [{"token": " Yes", "logprob": -0.5}, {"token": "no", "logprob": -0.5}]
-    >>> token = {"token": " Yes", "logprob": -0.5, "top_logprobs": top}
-    >>> probability_of_yes({"choices": [{"logprobs": {"content": [token]}}]})
-    0.5
-    """
-    for entry in _tokens(response):
-        verdict = {"yes": 0.0, "no": 0.0}
-        for token in entry.top_logprobs or [entry]:
-            word = str(token.token).strip(_AROUND).casefold()
-            if word in verdict:
-                verdict[word] += math.exp(token.log)
-        if total := verdict["yes"] + verdict["no"]:
-            return verdict["yes"] / total
-    raise Unreadable("the verifier returned neither yes nor no")
 
 
 def agreement(predictions: Sequence[str | None]) -> tuple[int, float]:
@@ -211,7 +178,6 @@ def _choice_of(response: Mapping[str, Any]) -> dict[str, Any]:
 class _Token(msgspec.Struct):
     logprob: float
     token: str | None = None
-    top_logprobs: list[_Token] | None = None
 
     @property
     def log(self) -> float:
@@ -230,7 +196,7 @@ def _tokens(response: Mapping[str, Any]) -> list[_Token]:
     except (msgspec.ValidationError, RecursionError):
         raise Unreadable(
             "returned no log-probabilities: the upstream must support logprobs, or the node needs "
-            'another confidence ("agreement", "verifier", "self-report", "none")'
+            'another confidence ("agreement", "self-report", "none")'
         ) from None
     return [token for token in tokens if token.token != ""]
 

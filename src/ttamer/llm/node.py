@@ -27,12 +27,10 @@ from ttamer.llm.confidence import (
     message_text,
     probability_of_answer,
     probability_of_choice,
-    probability_of_yes,
     product_of_tokens,
     question_text,
     report_request,
     reported_confidence,
-    verifier_body,
 )
 from ttamer.llm.settings import NodeSettings
 from ttamer.runtime.reply import Reply
@@ -143,20 +141,13 @@ class ModelAnswer:
 
 
 class ModelNode:
-    """A model with a source of confidence; ``verifier`` judges its answers, where it has one."""
+    """A model with a source of confidence."""
 
     def __init__(
-        self,
-        settings: NodeSettings,
-        upstream: Upstream,
-        compare: Comparison | None = None,
-        *,
-        verifier: ModelNode | None = None,
+        self, settings: NodeSettings, upstream: Upstream, compare: Comparison | None = None
     ) -> None:
-        self.settings, self.upstream = settings, upstream
-        self.name = settings.name
+        self.settings, self.upstream, self.name = settings, upstream, settings.name
         self.compare = compare or Comparison()
-        self.verifier = verifier
 
     async def ask(self, work: Work) -> Reply:
         """Return the reply to a request; its ``answer`` is a :class:`ModelAnswer`.
@@ -183,8 +174,8 @@ class ModelNode:
         """Return the reply in a response, with its confidence; ``cost`` is that of the call."""
         source, text = self.settings.confidence, answer_text(response)
         prediction, confidence, extra = self.compare.prediction(text), 0.0, 0.0
-        if source in ("verifier", "self-report"):
-            confidence, extra = await self.judged(text, work)
+        if source == "self-report":
+            confidence, extra = await self.reported(text, work)
         elif source != "none":
             confidence = self._of_tokens(response, prediction)
         shown = _shown(response, work.body) if self.settings.needs_logprobs else response
@@ -198,35 +189,19 @@ class ModelNode:
         work.answers[self.name] = answer
         return Reply(answer.prediction, confidence, answer, answer.cost)
 
-    async def judged(self, text: str, work: Work) -> tuple[float, float]:
-        """Return the confidence that a call of its own gives to an answer, and its cost.
-
-        An answer without text has the lowest, without a call.
-        """
-        # There is nothing to judge, and judges tend to say yes to it.
+    async def reported(self, text: str, work: Work) -> tuple[float, float]:
+        """Return how sure the model says it is of an answer, 0 where it does not, and the cost."""
+        # There is nothing to judge without a text, and models tend to say yes to it.
         if not text.strip():
             return 0.0, 0.0
-        question = question_text(work.body)
-        if self.verifier is None:
-            try:
-                report = await self._call(work, report_request(question, text))
-            except UpstreamFailed as error:  # a report never costs the answer
-                return 0.0, self.settings.cost if error.paid else 0.0
-            cost = self._cost(report, work)
-            with suppress(Unreadable):
-                return reported_confidence(report.body), cost
-            return 0.0, cost
         try:
-            verdict = await self.verifier._call(work, verifier_body(question, text))
-        except UpstreamFailed as error:
-            raise UpstreamFailed(
-                self.name,
-                error.kind,
-                f"its verifier failed: {error}",
-                status=error.status,
-                retry_after=error.retry_after,
-            ) from None
-        return probability_of_yes(verdict.body), self.verifier._cost(verdict, work)
+            report = await self._call(work, report_request(question_text(work.body), text))
+        except UpstreamFailed as error:  # a report never costs the answer
+            return 0.0, self.settings.cost if error.paid else 0.0
+        cost = self._cost(report, work)
+        with suppress(Unreadable):
+            return reported_confidence(report.body), cost
+        return 0.0, cost
 
     async def _ask_samples(self, work: Work) -> Reply:
         """Ask several times; the answer is the first of those that agree most."""
@@ -297,19 +272,16 @@ class ModelNode:
 class Verification:
     """The second node that ``verify_cost`` makes of one: the same answer, with its confidence."""
 
-    def __init__(self, node: ModelNode, source: NodeSettings, verifier: ModelNode | None) -> None:
-        self.node, self.name, self.settings = node, node.name + SUFFIX, source
-        self._judge = ModelNode(source, node.upstream, node.compare, verifier=verifier)
+    def __init__(self, node: ModelNode, settings: NodeSettings) -> None:
+        self.node, self.name, self.settings = node, node.name + SUFFIX, settings
+        self._reporter = ModelNode(settings, node.upstream, node.compare)
 
     async def ask(self, work: Work) -> Reply:
         """Return the answer that the node gave, with its confidence, at the cost of that alone."""
         answer = work.answers.get(self.node.name)
         if answer is None:
             raise UpstreamFailed(self.name, "ineligible", "there is no answer to verify")
-        try:
-            confidence, cost = await self._judge.judged(answer.text, work)
-        except Unreadable as error:
-            raise UpstreamFailed(self.name, "garbage", str(error)) from None
+        confidence, cost = await self._reporter.reported(answer.text, work)
         return Reply(answer.prediction, confidence, answer, cost)
 
 
@@ -320,19 +292,15 @@ def open_nodes(
     compare: Comparison,
 ) -> dict[str, ModelNode | Verification]:
     """Return the nodes of a cascade by name, in the order of ``split_nodes(spec)``."""
-    upstreams = {name: upstream(node) for name, node in settings.items()}
-    judges = {name: ModelNode(node, upstreams[name], compare) for name, node in settings.items()}
     nodes: dict[str, ModelNode | Verification] = {}
     for node in spec.nodes:
-        table, asked = settings[node.name], upstreams[node.name]
-        verifier = judges.get(table.verifier)
+        table = settings[node.name]
         # With verify_cost: the answer alone, and its confidence as a step that a policy may skip.
         plain = table if node.verify_cost is None else replace(table, confidence="none")
-        answering = ModelNode(plain, asked, compare, verifier=verifier)
-        nodes[node.name] = answering
+        nodes[node.name] = answering = ModelNode(plain, upstream(table), compare)
         if node.verify_cost is not None:
-            judging = replace(table, cost=node.verify_cost)
-            nodes[node.name + SUFFIX] = Verification(answering, judging, verifier)
+            reporting = replace(table, cost=node.verify_cost)
+            nodes[node.name + SUFFIX] = Verification(answering, reporting)
     return nodes
 
 

@@ -23,7 +23,7 @@ from ttamer.llm.compare import Comparison
 Above0 = Annotated[float, Meta(gt=0)]
 AtLeast0 = Annotated[float, Meta(ge=0)]
 Url = Annotated[str, Meta(pattern=r"^https?://[^/\s]+")]
-Confidence = Literal["logprobs", "product", "agreement", "verifier", "self-report", "none"]
+Confidence = Literal["logprobs", "product", "agreement", "self-report", "none"]
 Capability = Literal["images", "tools", "json_schema"]
 CascadeSource = CascadeSpec | str | os.PathLike[str]
 """A cascade, or the path of its ``cascade.toml``."""
@@ -102,8 +102,6 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     confidence: Confidence = "logprobs"
     samples: Annotated[int, Meta(ge=2, le=64)] = 5
     """The number of answers, with confidence "agreement"."""
-    verifier: str = ""
-    """The node that judges this node's answers, with confidence "verifier"."""
     cost_per_token: TokenCost | None = None
     timeout: Above0 = 30.0
     """The seconds that one call may take at most; the limit that is learnt is below it."""
@@ -118,6 +116,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         {
             "api": "nodes speak OpenAI's format; for others put LiteLLM in front, and name its URL",
             "answer field": "for servers of another format use ttamer.Cascade with your function",
+            "verifier": 'write confidence = "self-report": a model is asked about its own answer',
             "key_header": 'write headers = {"api-key" = {env = "NAME"}}',
             "query": "write the query into upstream",
             "proxy proxy_auth_env": "set HTTPS_PROXY in the environment of the server",
@@ -186,27 +185,21 @@ def _check_confidence(
 ) -> None:
     """Refuse a source of confidence that lacks its option, and an option without its source."""
     source = node.confidence
-    for option, needed in (("verifier", "verifier"), ("samples", "agreement")):
-        if option in table and source != needed:
-            raise CascadeError(
-                f'{where}: has {option}, which applies to confidence = "{needed}" only, not '
-                f'"{source}"; change one of them'
-            )
-    if source == "verifier" and node.verifier not in spec.names:
+    if "samples" in table and source != "agreement":
         raise CascadeError(
-            f"{where}: verifier is {node.verifier!r}, and there is no such node; "
-            f"the nodes are {', '.join(spec.names)}"
+            f'{where}: has samples, which applies to confidence = "agreement" only, not '
+            f'"{source}"; change one of them'
         )
     if node.needs_logprobs and node.params.get("logprobs") is False:
         raise CascadeError(
             f'{where}: params remove logprobs, and confidence = "{source}" needs '
-            'them; set it to "agreement", "verifier", "self-report" or "none"'
+            'them; set it to "agreement", "self-report" or "none"'
         )
     verify_cost = spec.nodes[spec.index_of(node.name)].verify_cost
-    if verify_cost is not None and source not in ("verifier", "self-report"):
+    if verify_cost is not None and source != "self-report":
         raise CascadeError(
             f'{where}: has verify_cost, and its confidence = "{source}" comes with the '
-            'answer; use "verifier" or "self-report", or remove verify_cost'
+            'answer; use "self-report", or remove verify_cost'
         )
 
 

@@ -198,8 +198,6 @@ def _sampler(audit: AuditSettings, settings: Settings) -> AuditSampler:
     for node in settings.nodes.values():
         calls = {"agreement": node.samples, "self-report": 2}.get(node.confidence, 1)
         cost += node.cost * calls
-        if node.verifier:
-            cost += settings.nodes[node.verifier].cost
     try:
         return AuditSampler(audit.share, cost=cost, budget=audit.budget)
     except ArgumentError as error:
