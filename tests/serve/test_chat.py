@@ -5,7 +5,6 @@ import json
 
 import httpx2
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ttamer.llm.client import UpstreamFailed
 
@@ -433,81 +432,6 @@ def test_a_request_that_is_wrong_is_refused_with_the_field(serve, fields, status
     assert (response.status_code, error["param"]) == (status, param)
     assert error["message"]
     assert not served.models["small"].bodies
-
-
-BODIES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["messages", "role", "content", "model", "stream", "n", "ttamer"]),
-            inner,
-            max_size=4,
-        )
-    ),
-    max_leaves=10,
-)
-
-
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
-)
-@given(
-    bodies=st.lists(
-        st.binary(max_size=40) | BODIES.map(lambda b: json.dumps(b).encode()),
-        min_size=1,
-        max_size=8,
-    )
-)
-def test_no_body_is_an_error_of_the_server(serve, bodies):
-    served = serve(serve={"allow": ["tradeoff"]})
-
-    async def scenario(client):
-        posts = [await client.post("/chat/completions", content=body) for body in bodies]
-        return [each.status_code for each in posts]
-
-    assert set(served.run(scenario)) <= {200, 400, 404}
-
-
-def test_the_worst_texts_of_a_body_are_refused_or_answered(serve):
-    served = serve()
-    bodies = [
-        b"\xff\xfe{",
-        b'{"messages": [{"content": "\xe9"}]}',
-        b"[" * 100_000,
-        b'"\\ud800"',
-        b'{"messages": [{"content": "\\ud800"}]}',
-        b'{"messages": [{"content": 1}]}',
-        b"",
-        b"null",
-        b'{"messages": [{}]}',
-        b'{"messages": [{"content": null}], "n": 1e999}',
-    ]
-
-    async def scenario(client):
-        return [(await client.post("/chat/completions", content=b)).status_code for b in bodies]
-
-    statuses = served.run(scenario)
-    assert set(statuses) <= {200, 400}
-    assert statuses[0] == 400
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_body_that_can_be_read_but_not_written_is_refused(serve, stream):
-    """The parser and the writer have the depth of the stack where they are called."""
-    served = serve(node={"small": {"context": 10_000}})
-
-    async def scenario(client):
-        statuses = set()
-        for depth in range(900, 1000, 3):
-            nested = b'"tools": ' + b"[" * depth + b"]" * depth
-            start = b'{"messages": [{"role": "user", "content": "x"}], '
-            start += b'"stream": true, ' if stream else b""
-            response = await client.post("/chat/completions", content=start + nested + b"}")
-            statuses.add(response.status_code)
-        return statuses
-
-    assert served.run(scenario) == {200, 400}
 
 
 def test_a_path_or_method_that_is_not_there_is_an_error_in_openais_form(serve):
