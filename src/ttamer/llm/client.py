@@ -330,9 +330,8 @@ class Client:
             decoded = _decoded(await self._read(response))
             if decoded is None:
                 raise self._failure("garbage", "returned no JSON object")
-            cost = stated_cost(response.headers.get("x-litellm-response-cost"))
         self.limit.took(time.monotonic() - start)
-        return Response(decoded, cost)
+        return Response(decoded, stated_cost(response.headers.get("x-litellm-response-cost")))
 
     @asynccontextmanager
     async def stream(
@@ -435,15 +434,12 @@ class Client:
         finally:
             self._slots.release()
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytearray:
-        content = bytearray()
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         if (response.content_length or 0) <= self.max_response:
-            async for part in response.content.iter_any():
-                content += part
-                if len(content) > self.max_response:
-                    break
-            else:
-                return content
+            try:
+                await response.content.readexactly(self.max_response + 1)
+            except asyncio.IncompleteReadError as error:
+                return error.partial
         raise self._failure("too_large", f"returned more than {self.max_response} bytes")
 
     async def _refused(self, response: aiohttp.ClientResponse) -> UpstreamFailed:

@@ -32,7 +32,6 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib.resources import files
-from itertools import chain
 from typing import Annotated, Any, NamedTuple, Self
 
 import msgspec
@@ -180,13 +179,8 @@ class Labelling:
 
     def to_dict(self, row: int | None) -> dict[str, Any]:
         """Return what the page shows for a row, in plain values; ``None`` once all are done."""
-        facts: dict[str, Any] = {
-            "row": row,
-            "labelled": len(self.right),
-            "skipped": len(self.skipped),
-            "rows": len(self.rows),
-            "note": str(self.estimate()),
-        }
+        facts: dict[str, Any] = {"row": row, "rows": len(self.rows), "note": str(self.estimate())}
+        facts |= {"labelled": len(self.right), "skipped": len(self.skipped)}
         if row is None:
             return facts
         right = dict(zip(self.trace.names, self.right.get(row, ()), strict=False))
@@ -285,6 +279,18 @@ class LabelPage:
                 web.post("/{token}/done", self._done),
             ]
         )
+        html = files("ttamer.llm").joinpath("label.html").read_text("utf-8")
+        # The browser runs the one script and style of the page, and connects nowhere else.
+        hashes = {
+            tag: base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+            for tag, inside in re.findall(r"<(script|style)>(.*?)</\1>", html, re.DOTALL)
+        }
+        self._html = html
+        self._policy = (
+            f"default-src 'none'; script-src 'sha256-{hashes['script']}'; style-src "
+            f"'sha256-{hashes['style']}'; connect-src 'self'; img-src data:; base-uri 'none'; "
+            "form-action 'none'; frame-ancestors 'self'"
+        )
 
     async def serve(self, port: int = 0, ready: Callable[[str], object] = print) -> None:
         """Serve the page until the person is done; ``ready`` is called with its address.
@@ -324,19 +330,12 @@ class LabelPage:
         return response
 
     async def _show(self, _request: web.Request) -> web.Response:
-        """Send the page: the browser runs its one script and style, and connects nowhere else."""
-        html = files("ttamer.llm").joinpath("label.html").read_text("utf-8")
-        policy = (
-            f"default-src 'none'; script-src {_hash(html, 'script')}; style-src "
-            f"{_hash(html, 'style')}; connect-src 'self'; img-src data:; base-uri 'none'; "
-            "form-action 'none'; frame-ancestors 'self'"
-        )
         headers = {
-            "content-security-policy": policy,
+            "content-security-policy": self._policy,
             "referrer-policy": "no-referrer",
             "x-content-type-options": "nosniff",
         }
-        return web.Response(text=html, content_type="text/html", headers=headers)
+        return web.Response(text=self._html, content_type="text/html", headers=headers)
 
     async def _row(self, request: web.Request) -> web.Response:
         asked = request.match_info["row"]
@@ -346,25 +345,18 @@ class LabelPage:
         return web.json_response(self.labelling.to_dict(row))
 
     async def _label(self, request: web.Request) -> web.Response:
+        names: list[str] | None = None
         try:
             label = msgspec.json.decode(await request.read(), type=_Label)
-            right = label.right
             choices = self.labelling.choices(label.row)
-            if right is not None:
-                pairs = zip(right, (nodes for _, nodes in choices), strict=True)
-                names = [*chain.from_iterable(nodes for is_right, nodes in pairs if is_right)]
+            if label.right is not None:
+                pairs = zip(label.right, choices, strict=True)
+                names = [name for is_right, (_, nodes) in pairs if is_right for name in nodes]
         except (msgspec.MsgspecError, IndexError, ValueError):
             raise web.HTTPBadRequest from None
-        self.labelling.add(label.row, None if right is None else names)
+        self.labelling.add(label.row, names)
         return web.json_response(self.labelling.to_dict(self.labelling.next()))
 
     async def _done(self, _request: web.Request) -> web.Response:
         self.is_done.set()
         return web.json_response({})
-
-
-def _hash(page: str, tag: str) -> str:
-    """Return the hash by which a browser accepts the one inline script or style of the page."""
-    (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-    digest = hashlib.sha256(inside.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
