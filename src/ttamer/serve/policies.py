@@ -26,7 +26,7 @@ from ttamer.fitting.session import SingleNodeSession
 from ttamer.llm.node import ModelNode, Verification, Work
 from ttamer.runtime.cascade import Cascade, Decider
 from ttamer.runtime.reply import Reply
-from ttamer.serve.settings import Point, Settings, stated_points
+from ttamer.serve.settings import Point, Settings
 
 log = logging.getLogger("ttamer")
 
@@ -187,7 +187,7 @@ class PolicyStore:
                 f"{self.path}: was solved from a problem, and serving needs a fit, which relates "
                 "confidences to errors; make one with: ttamer fit"
             )
-        policy = policy_at(artefact, next(iter(stated_points(serve)), None))
+        policy = policy_at(artefact, next(iter(serve.stated), None))
         version = str(opened.facts["sha256"])[:16]
         active = Active(policy, version, artefact, self._nodes, self._digest, serve.max_cost)
         for mistake in self._mistakes(active, artefact):

@@ -20,7 +20,7 @@ from ttamer.runtime.calling import Call, CallResult
 from ttamer.runtime.cascade import Cascade
 from ttamer.runtime.reply import CascadeFailed, NodeCall, Outcome
 from ttamer.serve.policies import Active
-from ttamer.serve.settings import Point, stated_points
+from ttamer.serve.settings import Point, Points
 
 CASCADE = "ttamer"
 REQUEST_ID = r"^[A-Za-z0-9._-]{1,64}$"
@@ -102,13 +102,9 @@ def refused_body(error: Exception) -> Refused:
     return Refused(400, "invalid_request", message, param=path or None)
 
 
-class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Choice(Points, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The field ``ttamer`` of a request: at most one operating point, limits, explanations."""
 
-    tradeoff: Annotated[float, Meta(ge=0, le=1)] | None = None
-    mistake_cost: Above0 | None = None
-    budget: Above0 | None = None
-    error: Annotated[float, Meta(ge=0)] | None = None
     max_cost: Above0 | None = None
     timeout: Above0 | None = None
     """Seconds; that of the server holds where it is shorter."""
@@ -118,7 +114,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def point(self, allowed: Sequence[str]) -> Point | None:
         """Return the operating point; refuse one that the operator does not allow."""
-        stated = stated_points(self)
+        stated = self.stated
         if len(stated) > 1:
             names = " and ".join(name for name, _ in stated)
             raise Refused(400, "bad_choice", f"ttamer has {names}; keep one", param="ttamer")
@@ -176,7 +172,7 @@ class Job:
     @property
     def is_chosen(self) -> bool:
         """Whether the request chose its operating point or its cap on the cost."""
-        return bool(stated_points(self.chat.choice)) or self.chat.choice.max_cost is not None
+        return bool(self.chat.choice.stated) or self.chat.choice.max_cost is not None
 
 
 async def answer(call: Call) -> CallResult:

@@ -158,8 +158,6 @@ def serve(
     BoundedH11.max_connections = max(16, (files - 128) // 2)
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
         http=BoundedH11,
         ws="none",
         lifespan="on",

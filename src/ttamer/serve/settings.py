@@ -60,21 +60,35 @@ class AuditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     )
 
 
-class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The ``[serve]`` table; every key is optional."""
+class Points(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The operating point, of the server or of a request: at most one of these.
 
-    token_env: str = ""
-    """The environment variable with the bearer token of the server; without it there is none."""
-    compare: Any = "normalised"
-    """How answers are compared: a kind, or a table with the kind and its options."""
+    >>> Points(budget=2.0).stated
+    [('budget', 2.0)]
+    """
+
     tradeoff: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """The operating point is one of tradeoff, mistake_cost, budget and error."""
     mistake_cost: Above0 | None = None
     """The cost of a wrong answer, in the cascade's units."""
     budget: Above0 | None = None
     """The mean cost of a request."""
     error: AtLeast0 | None = None
     """The share of wrong answers."""
+
+    @property
+    def stated(self) -> list[Point]:
+        """Those that are stated."""
+        names: tuple[OperatingPoint, ...] = get_args(OperatingPoint)
+        return [(name, value) for name in names if (value := getattr(self, name)) is not None]
+
+
+class ServeSettings(Points, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The ``[serve]`` table; every key is optional."""
+
+    token_env: str = ""
+    """The environment variable with the bearer token of the server; without it there is none."""
+    compare: Any = "normalised"
+    """How answers are compared: a kind, or a table with the kind and its options."""
     allow: tuple[OperatingPoint, ...] = ()
     """Which of these a request may choose for itself."""
     max_cost: Above0 | None = None
@@ -121,16 +135,6 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             "drain": "write ttamer serve --drain SECONDS",
         }
     )
-
-
-def stated_points(table: msgspec.Struct) -> list[Point]:
-    """Return the operating points that settings, or a request, state; more than one is a mistake.
-
-    >>> stated_points(ServeSettings(budget=2.0))
-    [('budget', 2.0)]
-    """
-    names: tuple[OperatingPoint, ...] = get_args(OperatingPoint)
-    return [(name, value) for name in names if (value := getattr(table, name)) is not None]
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,7 @@ class Settings:
     def _mistakes(self) -> Iterator[str]:
         """Yield what is wrong with settings that are right each by itself."""
         serve, audit, names = self.serve, self.audit, ", ".join(self.source.names)
-        most, points = self.source.loss_bound or 1.0, stated_points(serve)
+        most, points = self.source.loss_bound or 1.0, serve.stated
         if len(points) > 1:
             stated = " and ".join(name for name, _ in points)
             yield f"[serve]: has {stated}, and there is one operating point; keep one"

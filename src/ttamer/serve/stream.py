@@ -155,7 +155,9 @@ class _Stream(StreamingResponse):
             and stream is not None
             # Other confidences need the whole answer, or several.
             and node.settings.confidence in ("logprobs", "product", "none")
-            and is_last(call, may_differ=may_differ)
+            # The policy stops after it, and has no other answer to return, or that may differ.
+            and call.session.is_last
+            and (may_differ or all(earlier.error is not None for earlier in call.asked))
             and not ineligible(node.settings, work.body)
         ):
             return await answer(call)
@@ -179,16 +181,6 @@ class _Stream(StreamingResponse):
             with suppress(Unreadable, ValueError, TypeError, LookupError):
                 prediction, confidence, *_ = await node.read(relayed.response, cost, work)
         return NodeCall(call.node, prediction, confidence, cost, time.monotonic() - start, error)
-
-
-def is_last(call: Call, *, may_differ: bool) -> bool:
-    """Return whether the policy stops after this call and returns its answer, whatever it is.
-
-    With ``may_differ`` it is enough that it stops.
-    """
-    if not call.session.is_last:
-        return False
-    return may_differ or all(earlier.error is not None for earlier in call.asked)
 
 
 class _Relayed:
