@@ -35,7 +35,7 @@ def read(tmp_path, *lines, end=""):
         ([HEAD, row(label={"a": 1})], r"line 2: .*got `object`.*label"),
         ([HEAD, row(time="now")], r"line 2: .*got `str`.*time"),
         ([HEAD, row(), {"feedback": "r1", "scores": [1]}], r"line 3: .*got `array`.*scores"),
-        ([HEAD, row(), {"feedback": "r1", "score": 7}], r"score: 1 are not from 0 to 1"),
+        ([HEAD, row(), {"feedback": "r1", "score": 7}], "'small.score': row 0 .* is above 1"),
         ([HEAD, [1]], r"line 2: .*got `array`"),
         ([HEAD], "has no requests"),
         ([{"v": 1, "nodes": {"small": ANSWER}}], "no cascade in its first line"),

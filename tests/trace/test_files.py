@@ -167,7 +167,6 @@ def test_scores_are_read_as_losses(tmp_path, suffix):
         ("a.loss", [0.0, -1.0], "row 1 (counting from 0) is negative"),
         ("a.loss", [0.0, float("inf")], "missing, NaN or infinite"),
         ("a.chance", [0.5, 1.5], "row 1 (counting from 0) is above 1"),
-        ("signal.s", [0.5, 1.5], "is named 'input.s' now: rename it"),
     ],
 )
 def test_losses_that_cannot_be_are_named(tmp_path, column, values, says):

@@ -140,7 +140,7 @@ def test_unknown_target():
         ),
         ({"inputs": {"": [1.0]}}, "input ''"),
         ({"inputs": {"s": [np.nan]}}, "'input.s': row 0 .* is missing, NaN"),
-        ({"inputs": {"s": [1.0, 2.0]}}, "input 's': has shape"),
+        ({"inputs": {"s": [1.0, 2.0]}}, "input.s: has shape"),
         ({"margin": [[np.inf, 1.0]]}, "'a.margin': row 0"),
     ],
 )
@@ -309,7 +309,7 @@ def test_arrays_of_numbers_have_the_codes_of_their_numbers(kind, values):
 
 @pytest.mark.parametrize(
     ("score", "says"),
-    [("x", "score: must be numbers"), (1.5, "score: 1 are not from 0 to 1, the first is 1.5")],
+    [("x", "score: must be numbers"), (1.5, "'b.score': row 0 .* is above 1, .* <node>.loss")],
 )
 def test_scores_that_are_none(score, says):
     with pytest.raises(TraceError, match=says):
@@ -335,7 +335,7 @@ def test_values_that_are_no_class():
 def test_repr_is_one_short_line_with_the_coverage():
     trace = pair(cost=np.ones((3, 2)), inputs={"s": [1, 2, 3]}, correct=np.ones((3, 2), bool))
     assert repr(trace) == (
-        "Trace(2 nodes, prediction, correct, label, cost per row, input.s; 3 rows, each with an "
+        "Trace(2 nodes, prediction, correct, cost per row, label, input.s; 3 rows, each with an "
         "answer of every node; a label on all; the loss of every answer is known)"
     )
     gaps = np.full((4, 30), np.nan)

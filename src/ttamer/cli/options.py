@@ -20,7 +20,7 @@ from ttamer.cli import cleared, warn
 from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.show import ProgressReport
 from ttamer.trace.io import SUFFIXES, beside, open_source
-from ttamer.trace.schema import infer_spec, is_long
+from ttamer.trace.schema import infer_spec, is_long, located
 from ttamer.trace.trace import OnBad, Trace
 
 Function = Callable[..., Any]
@@ -258,7 +258,8 @@ def _require_costs(path: str) -> None:
     if source.cascade is not None:
         return
     has_calls, pair = is_long(source.columns), beside(path, ".toml")
-    names = () if has_calls else infer_spec(source.columns, {}, path)[0].names
+    with located(path):
+        names = () if has_calls else infer_spec(source.columns)[0].names
     priced = {"cost"} if has_calls else {f"{name}.cost" for name in names}
     if priced <= set(source.columns) and not pair.is_file():
         return
@@ -293,7 +294,8 @@ def read_for_policy(path: str, spec: CascadeSpec, *, skip_bad: bool) -> Trace:
         and not is_long(columns)
         and any(column.endswith(".confidence") for column in columns)
     ):
-        nodes = infer_spec(columns, {}, path)[0].nodes
+        with located(path):
+            nodes = infer_spec(columns)[0].nodes
         others = [node for node in nodes if node.name not in spec.names]
     # The policy's last node stays the last, which may say what is right.
     spec = replace(spec, nodes=(*others, *joined.nodes))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ttamer._checks import counted, number, percent, require_kind, shown
 from ttamer.cascade import ANY_CLASS
 from ttamer.errors import TraceError, TraceWarning
+from ttamer.trace.schema import located, used_codes
 
 if TYPE_CHECKING:
     from ttamer.trace.trace import Columns, Trace
@@ -63,20 +64,19 @@ class ClassMatch:
 
     def add(self, trace: Columns) -> None:
         """Take more rows into account."""
-        for rows in (slice(1000), slice(None)):  # the first rows suffice for most logs
-            if trace.prediction is None or trace.label is None or self.predicted & self.labels:
-                return
-            self.predicted |= set(np.unique(trace.prediction[rows]).tolist()) - {-1}
-            self.labels |= set(np.unique(trace.label[rows]).tolist()) - {-1}
+        if trace.prediction is None or trace.label is None or self.predicted & self.labels:
+            return
+        for codes, seen in ((trace.prediction, self.predicted), (trace.label, self.labels)):
+            seen.update(np.flatnonzero(used_codes([codes], len(trace.classes))).tolist())
 
-    def check(self, classes: Sequence[str], where: str) -> None:
+    def check(self, classes: Sequence[str]) -> None:
         """Refuse a trace in which no label is ever predicted by any node."""
         if self.predicted & self.labels or not self.predicted or not self.labels:
             return
         predicted = shown([classes[code] for code in sorted(self.predicted)], 4)
         labels = shown([classes[code] for code in sorted(self.labels)], 4)
         raise TraceError(
-            f"{where}: no label is ever predicted by any node: labels are {labels}, "
+            f"no label is ever predicted by any node: labels are {labels}, "
             f"predictions are {predicted}; write both the same way, or give <node>.correct columns"
         )
 
@@ -86,7 +86,8 @@ def check_classes(trace: Columns, where: str) -> None:
     if trace.correct is None and trace.raw_loss is None:
         match = ClassMatch()
         match.add(trace)
-        match.check(trace.classes, where)
+        with located(where):
+            match.check(trace.classes)
     warn_of_variants(trace.classes, where)
 
 

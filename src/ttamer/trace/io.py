@@ -10,7 +10,7 @@ or left out and counted.
 from __future__ import annotations
 
 import csv
-import gzip
+import io
 import json
 import math
 import os
@@ -27,7 +27,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ttamer._checks import require_path
+from ttamer._checks import require_path, shown
 from ttamer._extras import require
 from ttamer._files import atomic_write
 from ttamer.cascade import CascadeSpec
@@ -39,19 +39,21 @@ from ttamer.trace.schema import (
     COST,
     INPUT,
     SCORE,
+    TYPES,
     ClassCodes,
     Column,
     Layout,
-    Use,
     check_names,
+    column_by_row,
     faults,
+    fields_of,
     flags_of,
     infer_spec,
     is_filled,
     is_long,
-    of_node,
+    is_of_node,
+    located,
     plan,
-    used_codes,
 )
 from ttamer.trace.trace import Cascade, FrameLibrary, OnBad, Trace, graded
 
@@ -64,10 +66,8 @@ Codes = defaultdict[str, ClassCodes]
 class Cells(NamedTuple):
     """Some cells of a column."""
 
-    values: NDArray[Any]
-    """Numbers (NaN: no value), vectors, or positions in ``texts`` (-1: no value)."""
-    type: str
-    """The type, as the file names it."""
+    values: NDArray[Any]  # numbers (NaN: no value), vectors, or positions in texts (-1: no value)
+    type: str  # as the file names it
     texts: Sequence[Any] | None = None
 
     @property
@@ -86,14 +86,15 @@ class Cells(NamedTuple):
 class Source:
     """An open trace file or a data frame: its columns, and its rows in batches."""
 
-    cascade: bytes | None = None
-    """The text of the cascade.toml that is kept inside."""
-    batch_rows = 1 << 17
-    """How many rows are handed over at a time, where no number is asked for."""
+    cascade: bytes | None = None  # the text of the cascade.toml that is kept inside
+    batch_rows = 1 << 17  # handed over at a time, where no number is asked for
 
     def __init__(self, where: str, columns: Sequence[str]) -> None:
-        self.where, self.columns = where, tuple(columns)
-        """What every message begins with; the names of the columns."""
+        self.where, self.columns = where, tuple(columns)  # every message begins with the first
+
+    def kinds(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        """Return how the cells of each column are read; an input may turn out to be of a kind."""
+        return {name: column.kind for name, column in columns.items()}
 
     def batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[dict[str, Cells]]:
         """Yield columns by name, each of a kind, at most ``rows`` rows at a time."""
@@ -107,16 +108,16 @@ class Source:
                 return
             for first in range(0, batch.num_rows, size):
                 part = batch.slice(first, size)
-                yield {n: _cells_of(part.column(n), kinds[n], self.column(n)) for n in kinds}
+                yield {name: self._cells(part.column(name), name, kinds[name]) for name in kinds}
             start += batch.num_rows
+
+    def _cells(self, array: Any, name: str, kind: str) -> Cells:
+        with located(f"{self.where}: column {name!r}"):
+            return _cells_of(array, kind)
 
     def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
         """Yield record batches of Arrow, of at most ``rows`` rows where that takes less memory."""
         raise NotImplementedError
-
-    def column(self, name: str) -> str:
-        """Return the beginning of a message about a column."""
-        return f"{self.where}: column {name!r}"
 
 
 def arrow(module: str = "pyarrow") -> Any:
@@ -196,29 +197,6 @@ def read_all(source: Source, cascade: Cascade, on_bad: OnBad) -> Trace:
     return trace
 
 
-def _traces(source: Source, layout: Layout, rows: int | None, on_bad: OnBad) -> Iterator[Trace]:
-    """Yield traces of at most ``rows`` rows, or one of all; then check what they are together."""
-    codes: Codes = defaultdict(ClassCodes)
-    match, where = ClassMatch(), layout.where
-    batches = source.batches(layout.kinds, rows)
-    start = count = 0
-    # Read whole, columns are joined once at the end: no second copy of a long log.
-    for parts in ([part] for part in batches) if rows else filter(None, [list(batches)]):
-        read = sum(len(next(iter(part.values())).values) for part in parts)
-        trace = _assembled(layout, parts, range(start, start + read), codes, on_bad)
-        match.add(trace)
-        start, count = start + read, count + len(trace)
-        yield trace
-    if not start:
-        raise TraceError(f"{where}: has columns and no rows; bring a log with at least one input")
-    if not count:
-        raise TraceError(f"{where}: every row was left out ({start} in all); fix the log")
-    classes = codes["classes"].classes
-    if layout.compares_classes:
-        match.check(classes, where)
-    warn_of_variants(classes, where)
-
-
 def open_source(path: str | os.PathLike[str]) -> Source:
     """Open a trace file by its suffix, and read its header."""
     require_path(path, "reading a trace")
@@ -237,7 +215,7 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     with damage(f"{path}: cannot be read"):
         if not path.stat().st_size:
             raise TraceError(f"{path}: is empty")
-    kinds: dict[str, Any] = {".parquet": _Parquet, ".jsonl": _JsonLines, ".npz": _Npz}
+    kinds: dict[str, Any] = {".parquet": _Parquet, ".jsonl": _JsonLines, ".npz": _npz}
     source: Source = kinds.get(suffix, _Csv)(path)
     return source
 
@@ -263,89 +241,179 @@ def _spec_of(source: Source, cascade: Cascade, on_bad: OnBad) -> CascadeSpec | N
 
 def _layout_of(source: Source, cascade: Cascade, on_bad: OnBad) -> Layout:
     """Return which column of a source is used for what."""
-    if (spec := _spec_of(source, cascade, on_bad)) is not None:
-        return plan(source.columns, spec, source.where)
-    spec, note = infer_spec(source.columns, _mean_costs(source), source.where)
-    return plan(source.columns, spec, source.where, [note])
+    spec, notes = _spec_of(source, cascade, on_bad), list[str]()
+    if spec is None:
+        spec, note = _inferred(source)
+        notes = [note]
+    with located(source.where):
+        return plan(source.columns, spec, notes)
 
 
-def _mean_costs(source: Source) -> dict[str, float]:
-    """Return the mean of each cost column by node: a pass over those columns alone."""
-    spec, _ = infer_spec(source.columns, {}, source.where)
-    uses = plan(source.columns, spec, source.where).uses
-    layout = Layout(source.where, spec, {k: u for k, u in uses.items() if u.column is COST})
-    total, count = dict.fromkeys(layout.uses, 0.0), dict.fromkeys(layout.uses, 0)
+def _inferred(source: Source) -> tuple[CascadeSpec, str]:
+    """Return a cascade of the columns, each node at the mean of its cost column."""
+    with located(source.where):
+        spec, note = infer_spec(source.columns)
+        uses = plan(source.columns, spec).uses
+    names = [name for name, (column, _) in uses.items() if column is COST]
+    if not names:
+        return spec, note
+    total, count = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
     # Always batches of the same size: the mean must not depend on how the file is read.
-    for part in source.batches(layout.kinds, 1 << 16) if layout.uses else ():
-        for name in layout.uses:
-            values = _column(layout, name, part[name], defaultdict(ClassCodes), 0)
+    for part in source.batches(dict.fromkeys(names, "number"), 1 << 16):
+        for name in names:
+            with located(f"{source.where}: column {name!r}"):
+                values = _values(part[name], "number", ClassCodes(), 0)
             good = values[np.isfinite(values) & (values >= 0)]  # others are refused by name later
             total[name] += float(good.sum())
             count[name] += len(good)
     # A node that was never asked has no mean.
-    return {n.removesuffix(".cost"): total[n] / count[n] if count[n] else 1.0 for n in total}
+    means = {n.removesuffix(".cost"): total[n] / count[n] if count[n] else 1.0 for n in names}
+    return infer_spec(source.columns, means)
 
 
-# Parsing: cells to typed arrays.
+def _traces(source: Source, layout: Layout, rows: int | None, on_bad: OnBad) -> Iterator[Trace]:
+    """Yield traces of at most ``rows`` rows, or one of all; then check what they are together."""
+    codes: Codes = defaultdict(ClassCodes)
+    match, start, count = ClassMatch(), 0, 0
+    kinds = source.kinds({name: column for name, (column, _) in layout.uses.items()})
+    batches = source.batches(kinds, rows)
+    # Read whole, columns are joined once at the end: no second copy of a long log.
+    for parts in ([part] for part in batches) if rows else filter(None, [list(batches)]):
+        length = sum(len(next(iter(part.values())).values) for part in parts)
+        with located(source.where):
+            arrays = _columns_of(layout, kinds, parts, range(start, start + length), codes)
+            trace = _trace_of(layout, arrays, start, codes, on_bad)
+        match.add(trace)
+        start, count = start + length, count + len(trace)
+        yield trace
+    with located(source.where):
+        if not start:
+            raise TraceError("has columns and no rows; bring a log with at least one input")
+        if not count:
+            raise TraceError(f"every row was left out ({start} in all); fix the log")
+        match.check(codes["classes"].classes)
+    warn_of_variants(codes["classes"].classes, source.where)
 
 
-def _column(layout: Layout, name: str, cells: Cells, codes: Codes, start: int) -> NDArray[Any]:
-    """Return cells of a column as an array of the schema's type; the first is of row ``start``."""
-    try:
-        return _values(cells, layout.uses[name], codes, start)
-    except TraceError as error:
-        raise TraceError(f"{layout.where}: column {name!r}: {error}") from None
+def _columns_of(
+    layout: Layout,
+    kinds: Mapping[str, str],
+    batches: list[dict[str, Cells]],
+    rows: range,
+    codes: Codes,
+) -> dict[Column, NDArray[Any]]:
+    """Return the columns of the schema from cells; batches are emptied."""
+    arrays: dict[Column, NDArray[Any]] = {}
+    for name, (column, node) in layout.uses.items():
+        out = None
+        if node is not None:
+            if column not in arrays:
+                dtype, missing = TYPES[column.kind]
+                # Columns contiguous: files come by column, and most work goes node by node.
+                arrays[column] = np.full((len(layout.spec), len(rows)), missing, dtype).T
+                if column is COST:
+                    arrays[column][:] = layout.spec.costs
+            out = arrays[column][:, node]
+        with located(f"column {name!r}"):
+            values = _joined(batches, name, kinds[name], codes[column.texts], rows.start, out)
+        arrays.setdefault(column, values)
+    return arrays
 
 
-def _values(cells: Cells, use: Use, codes: Codes, start: int) -> NDArray[Any]:
-    """Return cells as their use needs them; refuse those of another form."""
-    if cells.form == "text" and use.kind in ("number", "flag"):
-        return _numbers_in(cells, use.kind, start)
+def _joined(
+    batches: list[dict[str, Cells]],
+    name: str,
+    kind: str,
+    codes: ClassCodes,
+    start: int,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]:
+    """Return a column of all batches, of which it is removed."""
+    parts: list[NDArray[Any]] = []
+    for batch in batches:
+        parts.append(_values(batch.pop(name), kind, codes, start))
+        start += len(parts[-1])
+    with damage("give it one type"):  # vectors of several lengths
+        return np.concatenate(parts, out=out)
+
+
+def _trace_of(
+    layout: Layout, arrays: dict[Column, NDArray[Any]], start: int, codes: Codes, on_bad: OnBad
+) -> Trace:
+    """Return the trace of columns; refuse rows that cannot be, or leave them out and count them."""
+    keep, left_out = np.ones(len(next(iter(arrays.values()))), bool), Counter[str]()
+    for fault in faults(arrays, layout.spec.names):
+        if on_bad == "refuse" or not fault.is_gap:
+            raise fault.error(start)
+        # A row with several faults is counted with the first.
+        left_out[f"{fault.column} is missing, NaN or infinite"] += int((fault.rows & keep).sum())
+        keep &= ~fault.rows
+    if not keep.all():
+        # Columns stay contiguous.
+        arrays = {c: v[keep] if c.by == "row" else v.T[:, keep].T for c, v in arrays.items()}
+    spec = layout.spec
+    if SCORE in arrays:
+        spec, arrays[SCORE] = graded(spec, arrays[SCORE])
+    return Trace(
+        spec,
+        **fields_of(arrays),
+        classes=codes["classes"].classes,
+        groups=codes["groups"].classes,
+        left_out=+left_out,
+        notes=layout.notes,
+    )
+
+
+# Parsing: cells to arrays.
+
+
+def _values(cells: Cells, kind: str, codes: ClassCodes, start: int) -> NDArray[Any]:
+    """Return cells as their kind needs them, the first of row ``start``; refuse other forms."""
     values, texts, form = cells.values, cells.texts, cells.form
+    if texts is not None and kind in ("number", "flag"):
+        return _parsed(cells, texts, kind, start)
     # A column of text that is empty throughout may be of any type.
-    if use.kind == "text" and form == "number" and np.isnan(values.astype(np.float64)).all():
+    if kind == "text" and form == "number" and np.isnan(values.astype(np.float64)).all():
         return np.full(len(values), None, object)
+    is_coded = kind in ("classes", "groups")
     needed, forms = {
         "number": ("numbers", ["number"]),
         "flag": ("truth values, or 0 and 1", ["number", "truth"]),
-        "class": ("text, whole numbers or truth values", ["text", "number", "truth"]),
         "text": ("text", ["text"]),
+        "vector": ("vectors", ["vector"]),
         "input": ("numbers, text or vectors", ["text", "number", "truth", "vector"]),
-    }[use.kind]
+    }.get(kind, ("text, whole numbers or truth values", ["text", "number", "truth"]))
     if form not in forms:
         raise TraceError(f"holds {cells.type}, and {needed} are needed; convert the column")
-    if use.kind == "class":
-        coder = codes[use.column.texts if use.column else ""]
-        return coder.encode(values) if texts is None else coder.recode(values, texts)
-    if use.kind == "flag":
+    if is_coded:
+        return codes.encode(values) if texts is None else codes.recode(values, texts)
+    if kind == "flag":
         return flags_of(values, start=start)
     if texts is not None:
-        table: NDArray[Any] = np.array([*texts, None], object)  # -1 picks the last entry
-        return np.asarray(table[values])
+        return np.asarray(np.array([*texts, None], object)[values])  # -1 picks the last entry
     is_single = form == "vector" and values.dtype == np.float32
     return values if is_single else values.astype(np.float64, copy=False)
 
 
-def _numbers_in(cells: Cells, kind: str, start: int) -> NDArray[Any]:
+def _parsed(cells: Cells, texts: Sequence[Any], kind: str, start: int) -> NDArray[Any]:
     """Return the numbers or truth values that text stands for; refuse the first other cell."""
     truths = dict.fromkeys(("1", "true", "1.0"), 1.0) | dict.fromkeys(("0", "false", "0.0"), 0.0)
-    texts = [str(text) for text in cells.texts or ()]
-    numbers = np.full(len(texts) + 1, math.nan)  # -1 picks the last entry
-    for position, text in enumerate(texts):
+    table = np.full(len(texts) + 1, math.nan)  # -1 picks the last entry
+    for position, text in enumerate(map(str, texts)):
         try:
-            numbers[position] = truths[text.lower()] if kind == "flag" else float(text)
-            if "_" not in text:
-                continue
-        except (KeyError, ValueError):
-            pass
-        rows = np.flatnonzero(cells.values == position)
-        if len(rows):
-            what = "truth value" if kind == "flag" else "number"
-            raise TraceError(
-                f"row {rows[0] + start} (counting from 0) holds {text[:80]!r}, which is not a "
-                f"{what}; {_remedy(text.strip(), kind)}"
+            # Python would read 1_0 as 10.
+            table[position] = (
+                truths[text.lower()] if kind == "flag" else float(text.replace("_", "?"))
             )
-    values: NDArray[Any] = numbers[cells.values]
+        except (KeyError, ValueError):
+            rows = np.flatnonzero(cells.values == position)
+            if len(rows):
+                what = "truth value" if kind == "flag" else "number"
+                raise TraceError(
+                    f"row {rows[0] + start} (counting from 0) holds {text[:80]!r}, which is not a "
+                    f"{what}; {_remedy(text.strip(), kind)}"
+                ) from None
+    values: NDArray[Any] = table[cells.values]
     return flags_of(values, start=start) if kind == "flag" else values
 
 
@@ -368,171 +436,117 @@ def _remedy(cell: str, kind: str) -> str:
 
 
 def _by_input(source: Source) -> Source:
-    """Return a log with one line per call as a table with a row for each input, as they appear."""
-    pa, where = arrow(), source.where
-    check_names(source.columns, where)
-    if "confidence" not in source.columns:
-        raise TraceError(
-            f"{where}: the column 'confidence' is missing; a log with one line per call has id, "
-            f"node and confidence; this one has {', '.join(map(repr, source.columns[:12]))}"
-        )
-    kinds = {n: "input" if n.startswith(INPUT) else "class" for n in source.columns}
-    with damage(f"{where}: cannot be read"):
-        tables = [pa.Table.from_batches([b]) for b in source.record_batches(kinds, None)]
-        if not tables:
-            raise TraceError(f"{where}: has columns and no rows")
-        table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
-    codes = {}
-    for key in ("id", "node"):
-        column = table.column(key)
-        with damage(f"{source.column(key)}: holds {column.type}, and text is needed"):
-            text = column.cast(pa.string()).combine_chunks().dictionary_encode()
-        if (row := column.is_null(nan_is_null=True).index(True).as_py()) >= 0:
+    """Return a log with one line per call as columns with a row for each input, as they appear."""
+    where = source.where
+    keys = {name: Column(name, "row", "groups") for name in ("id", "node")}
+    columns, unused = dict[str, Column](), list[str]()
+    with located(where):
+        check_names(source.columns)
+        for name in source.columns:
+            column = BY_NAME[name] if is_of_node(name) else column_by_row(name) or keys.get(name)
+            last = name.rpartition(".")[2]
+            if column is not None:
+                columns[name] = column
+            elif is_of_node(last):
+                raise TraceError(f"the column {name!r} is named {last!r} with one line per call")
+            else:
+                unused.append(name)
+        if "confidence" not in columns:
             raise TraceError(
-                f"{source.column(key)}: row {row} (counting from 0) is empty; each line names its "
-                f"{key}"
+                "the column 'confidence' is missing; a log with one line per call has id, node "
+                f"and confidence; this one has {shown(source.columns, 12)}"
             )
-        codes[key] = text.indices.to_numpy(), text.dictionary.to_pylist()
-    (row, ids), (node, names) = codes["id"], codes["node"]
-    columns: dict[str, Any] = {}
-    for number, name in enumerate(names):
-        lines = np.flatnonzero(node == number)
-        line = np.full(len(ids), -1)
-        line[row[lines]] = lines
-        if (twice := line[row[lines]] != lines).any():
+    codes: Codes = defaultdict(ClassCodes)
+    kinds, lines = source.kinds(columns), dict[str, NDArray[Any]]()
+    batches = list(source.batches(kinds, None))
+    with located(where):
+        if not batches:
+            raise TraceError("has columns and no rows")
+        for name, column in columns.items():
+            with located(f"column {name!r}"):
+                texts = name if name in keys else column.texts
+                lines[name] = _joined(batches, name, kinds[name], codes[texts], 0)
+                if name in keys and lines[name].min() < 0:
+                    raise TraceError(
+                        f"row {lines[name].argmin()} (counting from 0) is empty; each line names "
+                        f"its {name}"
+                    )
+        row, node = lines.pop("id"), lines.pop("node")
+        ids, names = codes["id"].classes, codes["node"].classes
+        _, first = np.unique(row * np.int64(len(names)) + node, return_index=True)
+        if len(first) < len(row):
+            line = np.setdiff1d(np.arange(len(row)), first)[0]
             raise TraceError(
-                f"{where}: id {ids[row[lines[twice.argmax()]]]!r} has two lines for node {name!r}; "
-                "keep one"
+                f"id {ids[row[line]]!r} has two lines for node {names[node[line]]!r}; keep one"
             )
-        # Taking no line gives null: a gap, in columns of any type.
-        at = pa.array(line, mask=line < 0)
-        for column in filter(of_node, kinds):
-            with damage(f"{source.column(column)}: cannot be used"):
-                columns[f"{name}.{column}"] = table.column(column).take(at)
-    for name in kinds.keys() - {"id", "node"}:
-        if name.startswith(INPUT) or (name in BY_NAME and BY_NAME[name].by == "row"):
-            columns[name] = _of_inputs(table.column(name), row, ids, source.column(name))
-        elif not of_node(name):
-            columns[name] = pa.nulls(len(ids))  # named as not used
-    return _Table(pa.table(columns), f"{where} (one row per input)", source.cascade)
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, values in lines.items():
+            if is_of_node(name):
+                for number, of_node in enumerate(names):
+                    asked = node == number
+                    arrays[f"{of_node}.{name}"] = _of_rows(values[asked], row[asked], len(ids))
+            else:
+                with located(f"column {name!r}"):
+                    arrays[name] = _of_inputs(values, row, ids)
+    texts_of = {name: codes[name].classes for name in ("classes", "groups")}
+    return _Arrays(f"{where} (one row per input)", arrays, texts_of, unused, source.cascade)
 
 
-def _of_inputs(column: Any, row: NDArray[Any], ids: Sequence[str], where: str) -> Any:
+def _of_rows(values: NDArray[Any], rows: NDArray[Any], count: int) -> NDArray[Any]:
+    """Return values of some rows as a column of all: no value on the others."""
+    missing = {"O": None, "f": math.nan}.get(values.dtype.kind, -1)
+    column = np.full((count, *values.shape[1:]), missing, values.dtype)
+    column[rows] = values
+    return column
+
+
+def _of_inputs(values: NDArray[Any], row: NDArray[Any], ids: Sequence[str]) -> NDArray[Any]:
     """Return one value for each input; lines of one input must not contradict each other."""
-    values: dict[int, Any] = {}
-    for position, value in zip(row.tolist(), column.to_pylist(), strict=True):
-        is_missing = value is None or value != value  # NaN
-        if not is_missing and values.setdefault(position, value) != value:
-            raise TraceError(f"{where}: id {ids[position]!r} has two values; give it one")
-    return arrow().array([values.get(position) for position in range(len(ids))], column.type)
-
-
-# Assembling: typed columns with one row per input to a trace.
-
-
-def _assembled(
-    layout: Layout, batches: list[dict[str, Cells]], rows: range, codes: Codes, on_bad: OnBad
-) -> Trace:
-    """Return the trace of batches, which are emptied; count rows left out."""
-    spec, where = layout.spec, layout.where
-    arrays: dict[Column, NDArray[Any]] = {}
-    inputs: dict[str, NDArray[Any]] = {}
-    for name, use in layout.uses.items():
-        row, parts = rows.start, []
-        for batch in batches:
-            parts.append(_column(layout, name, batch.pop(name), codes, row))
-            row += len(parts[-1])
-        column, out = use.column, None
-        if column is not None and use.node is not None:
-            if column not in arrays:
-                # Columns contiguous: files come by column, and most work goes node by node.
-                arrays[column] = np.full((len(spec), len(rows)), column.missing, column.dtype).T
-                if column is COST:
-                    arrays[column][:] = spec.costs
-            out = arrays[column][:, use.node]
-        with damage(f"{where}: column {name!r}: give it one type"):  # vectors of several lengths
-            values = np.concatenate(parts, out=out)
-        if column is None:
-            inputs[use.input] = values
-        elif out is None:
-            arrays[column] = values
-
-    def trace(left_out: Mapping[str, int]) -> Trace:
-        fields: dict[str, Any] = {column.field: array for column, array in arrays.items()}
-        priced = spec
-        if SCORE in arrays:
-            priced, fields[SCORE.field] = graded(spec, arrays[SCORE])
-        return Trace(
-            priced,
-            **fields,
-            inputs=inputs,
-            classes=codes["classes"].classes,
-            groups=codes["groups"].classes,
-            left_out=left_out,
-            notes=layout.notes,
-        )
-
-    try:
-        return trace({})  # checks all of it; what follows says where in the file
-    except TraceError as error:
-        wrong = list(faults(arrays, inputs, spec.names))
-        if not wrong:
-            raise TraceError(f"{where}: {error}") from None
-    # A row with several faults is counted with the first.
-    keep, left_out = np.ones(len(rows), bool), Counter[str]()
-    for fault in sorted(wrong, key=lambda fault: fault.is_gap):  # those never left out first
-        if on_bad == "refuse" or not fault.is_gap:
-            remedy = "correct the log"
-            if fault.is_gap:
-                remedy = 'fix the log, or skip these rows with on_bad="skip" (they are counted)'
-            elif fault.column.endswith(".score"):
-                remedy = "give other grades as <node>.loss"
-            raise TraceError(f"{where}: {fault.text(rows.start)}; {remedy}")
-        left_out[f"{fault.column} is missing, NaN or infinite"] += int((fault.rows & keep).sum())
-        keep &= ~fault.rows
-    for column, array in arrays.items():
-        arrays[column] = array[keep] if array.ndim == 1 else array.T[:, keep].T
-    inputs = {name: values[keep] for name, values in inputs.items()}
-    return trace(+left_out)
+    filled = is_filled(values)
+    lines = np.flatnonzero(filled if values.ndim == 1 else filled.any(axis=1))
+    _, first, of_line = np.unique(row[lines], return_index=True, return_inverse=True)
+    odd = np.argwhere(values[lines] != values[lines[first]][of_line])
+    if len(odd):
+        raise TraceError(f"id {ids[row[lines[odd[0][0]]]]!r} has two values; give it one")
+    return _of_rows(values[lines[first]], row[lines[first]], len(ids))
 
 
 # Sources.
 
 
-def _cells_of(array: Any, use: str, where: str) -> Cells:
-    """Return an array of Arrow as cells for a kind of use."""
+def _cells_of(array: Any, kind: str) -> Cells:
+    """Return an array of Arrow as cells, which are read as a kind."""
     pa = arrow()
     types, name = pa.types, str(array.type)
+    if kind == "vector" and name != "null" and not types.is_nested(array.type):  # text in CSV
+        cells = [None if cell is None else json.loads(cell) for cell in array.to_pylist()]
+        array = pa.array(cells, pa.list_(pa.float64()))
     if types.is_dictionary(array.type) and not _is_text(array.type.value_type):
         array = array.dictionary_decode()
-    kind = array.type
+    is_code = kind in ("classes", "groups") and types.is_integer(array.type)
     # Whole numbers with gaps would lose digits as floats, and as classes they are text.
-    if _is_text(kind) or (use == "class" and types.is_integer(kind) and array.null_count):
+    if _is_text(array.type) or (is_code and array.null_count):
         array = array.dictionary_encode()
     if types.is_dictionary(array.type):
         # The numbers may be unsigned, as polars and DuckDB write categories.
         positions = array.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
-        texts = array.dictionary
-        if len(texts) > len(positions):  # a slice of a longer column
-            used = np.flatnonzero(used_codes([positions], len(texts)))
-            texts = texts.take(pa.array(used))
-            positions = np.where(positions < 0, -1, np.searchsorted(used, positions))
-        return Cells(positions, name, texts.to_pylist())
-    if types.is_null(kind):
+        return Cells(positions, name, array.dictionary.to_pylist())
+    of = array.type
+    if types.is_null(of):
         return Cells(np.full(len(array), math.nan), name)
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        # A flat array is cut into rows by one length.
-        lengths = arrow("pyarrow.compute").list_value_length(array)
-        if array.null_count or len(lengths.unique()) > 1:
-            raise TraceError(
-                f"{where}: holds vectors of several lengths, or rows without one; give each row a "
-                "vector of one length"
-            )
-        values = array.flatten().to_numpy(zero_copy_only=False)
-        return Cells(values.reshape(len(array), -1), name)
-    if types.is_boolean(kind) or types.is_decimal(kind):
-        array = array.cast(pa.int8() if types.is_boolean(kind) else pa.float64())
-    elif not (types.is_floating(kind) or types.is_integer(kind)):
+    if types.is_list(of) or types.is_large_list(of) or types.is_fixed_size_list(of):
+        lengths = arrow("pyarrow.compute").list_value_length(array).drop_null().unique().to_pylist()
+        if len(lengths) > 1:
+            raise TraceError("holds vectors of several lengths; give each row a vector of one")
+        width = lengths[0] if lengths else 1
+        vectors = array.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+        if vectors.dtype.kind in "iu":
+            vectors = vectors.astype(np.float64)
+        filled = array.is_valid().to_numpy(zero_copy_only=False)
+        return Cells(_of_rows(vectors, filled, len(array)), name)
+    if types.is_boolean(of) or types.is_decimal(of):
+        array = array.cast(pa.int8() if types.is_boolean(of) else pa.float64())
+    elif not (types.is_floating(of) or types.is_integer(of)):
         return Cells(np.empty(len(array), object), name)  # refused by its type
     return Cells(array.to_numpy(zero_copy_only=False), name)
 
@@ -544,8 +558,8 @@ def _is_text(kind: Any) -> bool:
 class _Table(Source):
     """A table of Arrow."""
 
-    def __init__(self, table: Any, where: str, cascade: bytes | None = None) -> None:
-        self._table, self.cascade = table, cascade
+    def __init__(self, table: Any, where: str) -> None:
+        self._table = table
         super().__init__(where, table.column_names)
 
     def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
@@ -573,7 +587,8 @@ class _Parquet(Source):
         )
 
     def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
-        text = [n for n in kinds if kinds[n] == "class" and _is_text(self._schema.field(n).type)]
+        coded = [name for name, kind in kinds.items() if kind in ("classes", "groups")]
+        text = [name for name in coded if _is_text(self._schema.field(name).type)]
         yield from self._open(text).iter_batches(rows or self.batch_rows, columns=list(kinds))
 
 
@@ -582,51 +597,44 @@ class _Csv(Source):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        arrow()
-        opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
-        with (
-            damage(f"{path}: is not CSV text in UTF-8"),
-            opened(path, "rt", encoding="utf-8-sig", newline="") as file,
-        ):
-            super().__init__(str(path), next(csv.reader(file), []))
+        pa = arrow()
+        with damage(f"{path}: is not CSV text in UTF-8"), pa.input_stream(str(path)) as file:
+            lines = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""))
+            super().__init__(str(path), next(lines, []))
+
+    def kinds(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        """Look at the cells of inputs, as CSV has no types."""
+        kinds, pa, compute = super().kinds(columns), arrow(), arrow("pyarrow.compute")
+        names = [name for name, kind in kinds.items() if kind == "input"]
+        kinds |= dict.fromkeys(names, "number")
+        with damage(f"{self.where}: cannot be read"):
+            for batch in self._read(dict.fromkeys(names, pa.string())) if names else ():
+                for name in names:
+                    cells = batch.column(name).drop_null()
+                    if kinds[name] == "number":
+                        try:
+                            cells.cast(pa.float64())
+                        except pa.ArrowInvalid:
+                            kinds[name] = "vector"  # or text
+                    if kinds[name] == "vector":
+                        lists = compute.match_substring_regex(cells, r"^\[[-+0-9.eE, ]*\]$")
+                        kinds[name] = "vector" if compute.all(lists).as_py() else "text"
+        return kinds
 
     def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
         del rows  # blocks of Arrow are small
         pa, count = arrow(), 0
         text = pa.dictionary(pa.int32(), pa.string())
-        kinds = dict(kinds) | self._kinds_of([name for name in kinds if kinds[name] == "input"])
-        vectors = [name for name in kinds if kinds[name] == "vector"]
-        types = {"number": pa.float64(), "vector": pa.string()}
+        types = {name: pa.float64() if kinds[name] == "number" else text for name in kinds}
         try:
-            for batch in self._read({name: types.get(kinds[name], text) for name in kinds}):
-                for name in vectors:  # cells such as [0.5, 1]
-                    cells = [json.loads(cell or "null") for cell in batch.column(name).to_pylist()]
-                    at = batch.schema.names.index(name)
-                    batch = batch.set_column(at, name, pa.array(cells, pa.list_(pa.float64())))
+            for batch in self._read(types):
                 yield batch
                 count += batch.num_rows
         except pa.ArrowInvalid:
-            # A cell that is no number: read as text, it is named, or has spaces around it.
+            # A cell that is no number for Arrow: as text it is read by Python, or named.
             for batch in self._read(dict.fromkeys(kinds, text)):
                 yield batch.slice(count)
                 count = max(0, count - batch.num_rows)
-
-    def _kinds_of(self, names: list[str]) -> dict[str, str]:
-        """Return what the cells of each input are: CSV has no types."""
-        pa, compute = arrow(), arrow("pyarrow.compute")
-        kinds = dict.fromkeys(names, "number")
-        for batch in self._read(dict.fromkeys(names, pa.string())) if names else ():
-            for name in names:
-                cells = batch.column(name).drop_null()
-                if kinds[name] == "number":
-                    try:
-                        cells.cast(pa.float64())
-                    except pa.ArrowInvalid:
-                        kinds[name] = "vector"
-                if kinds[name] == "vector":
-                    lists = compute.match_substring_regex(cells, r"^\[[-+0-9.eE, ]*\]$")
-                    kinds[name] = "vector" if compute.all(lists).as_py() else "text"
-        return kinds
 
     def _read(self, types: Mapping[str, Any], *, threads: bool = True) -> Iterator[Any]:
         """Yield record batches of the named columns."""
@@ -672,9 +680,8 @@ class _JsonLines(Source):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        arrow()
         keys: dict[str, None] = {}
-        self._texts: set[str] = set()  # a batch need not show what a column holds
+        self._texts: set[str] = set()
         for line in self._lines():
             keys.update(dict.fromkeys(line))
             if is_decision_log(tuple(keys)):  # read by a reader of its own
@@ -682,6 +689,12 @@ class _JsonLines(Source):
                 break
             self._texts.update(name for name, value in line.items() if type(value) is str)
         super().__init__(str(path), tuple(keys))
+
+    def kinds(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        """Look at all lines: a batch need not show what an input is."""
+        kinds = super().kinds(columns)
+        texts = [name for name in self._texts & kinds.keys() if kinds[name] == "input"]
+        return kinds | dict.fromkeys(texts, "text")
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         decoder, line = msgspec.json.Decoder(dict[str, Any]), 0
@@ -701,9 +714,8 @@ class _JsonLines(Source):
         while part := list(islice(lines, rows or self.batch_rows)):
             columns = {}
             for name in kinds:
-                kind = pa.string() if name in self._texts else None
-                with damage(f"{self.column(name)}: holds values of several types"):
-                    columns[name] = pa.array([line.get(name) for line in part], kind)
+                with damage(f"{self.where}: column {name!r}: holds values of several types"):
+                    columns[name] = pa.array([line.get(name) for line in part])
             yield pa.record_batch(columns)
 
 
@@ -720,86 +732,101 @@ def source_of_frame(frame: Any) -> Source:
             f"from_frame needs a data frame (pandas, polars, Arrow), not {name}; {remedy}",
             param="frame",
         )
-    where, columns = "the frame", getattr(frame, "columns", ())
-    check_names([name for name in columns if isinstance(name, str)], where)  # pandas refuses twins
-    with damage(f"{where}: cannot be read as an Arrow table; give each column one type"):
-        return _Table(arrow().table(frame), where)
+    with located("the frame"):  # pandas refuses twins
+        check_names([name for name in getattr(frame, "columns", ()) if isinstance(name, str)])
+    with damage("the frame: cannot be read as an Arrow table; give each column one type"):
+        return _Table(arrow().table(frame), "the frame")
 
 
-class _Npz(Source):
-    """An NPZ file: one array for each column; nothing is unpickled, and NumPy alone is needed.
+class _Arrays(Source):
+    """Columns as arrays of NumPy; predictions, label and group may be codes into texts."""
 
-    Further arrays may stand there: ``classes``, the text of each class, when predictions and label
-    are codes into it (-1: no answer), ``groups``, ``texts`` (columns of text, as JSON) and
-    ``cascade``, the text of a ``cascade.toml``.
-    """
-
-    def __init__(self, path: Path) -> None:
-        where, self._tables, arrays = str(path), dict[str, list[str]](), dict[str, Any]()
-        with (
-            damage(f"{where}: is not an NPZ file, or is damaged"),
-            path.open("rb") as file,
-            np.load(file, allow_pickle=False) as archive,
-        ):
-            super().__init__(where, archive.files)
-            check_names(archive.files, where)
-            for name in archive.files:
-                with damage(
-                    f"{self.column(name)}: is damaged, or holds Python objects, which are never "
-                    "opened (mixed types, or None among numbers)"
-                ):
-                    arrays[name] = archive[name]
-            for name in arrays.keys() & {"classes", "groups", "cascade"}:
-                values = arrays.pop(name)
-                if values.dtype.kind != "U" or values.ndim != (name != "cascade"):
-                    raise TraceError(f"{where}: the array {name!r} must hold text")
-                if name == "cascade":
-                    self.cascade = str(values).encode()
-                else:
-                    self._tables[name] = values.tolist()
-            arrays |= json.loads(arrays.pop("texts", np.frombuffer(b"{}", "u1")).tobytes())
-        for name, values in arrays.items():
-            if np.ndim(values) != 1 and not (name.startswith(INPUT) and np.ndim(values) == 2):
-                raise TraceError(
-                    f"{self.column(name)}: has shape {np.shape(values)}; each array must be one "
-                    "column, of shape (rows,)"
-                )
-        first, self._rows = next(((name, len(v)) for name, v in arrays.items()), ("", 0))
-        for name, values in arrays.items():
-            if len(values) != self._rows:
-                raise TraceError(
-                    f"{where}: columns of unequal length: {first!r} has {self._rows} rows, "
-                    f"{name!r} has {len(values)}; every array must have one value for each input"
-                )
-        self._arrays, self.columns = arrays, tuple(arrays)
+    def __init__(
+        self,
+        where: str,
+        arrays: Mapping[str, NDArray[Any]],
+        texts: Mapping[str, Sequence[str]],
+        unused: Sequence[str] = (),
+        cascade: bytes | None = None,
+    ) -> None:
+        super().__init__(where, [*arrays, *unused])
+        self._arrays, self._texts, self.cascade = arrays, texts, cascade
 
     def batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[dict[str, Cells]]:
-        for start in range(0, self._rows, rows or self._rows or 1):
-            part = slice(start, start + (rows or self._rows))
-            yield {name: self._cells(name, self._arrays[name][part], kinds[name]) for name in kinds}
+        length = len(next(iter(self._arrays.values()), ()))
+        for start in range(0, length, rows or length or 1):
+            part = slice(start, start + (rows or length))
+            yield {name: self._cells(self._arrays[name][part], name, kinds[name]) for name in kinds}
 
-    def _cells(self, name: str, values: Any, kind: str) -> Cells:
-        if isinstance(values, list):  # text
-            positions = [-1 if text is None else k for k, text in enumerate(values)]
-            return Cells(np.array(positions, np.intp), "text", values)
-        table = "groups" if name == "group" else "classes"
-        if kind == "class" and table in self._tables:
-            where, texts = f"{self.column(name)}:", self._tables[table]
-            if values.dtype.kind not in "iu":
+    def _cells(self, array: NDArray[Any], name: str, kind: str) -> Cells:
+        where, what = f"{self.where}: column {name!r}", str(array.dtype)
+        if array.dtype == object:  # text
+            positions = np.where(is_filled(array), np.arange(len(array)), -1)
+            return Cells(positions, "text", array.tolist())
+        if kind in self._texts:
+            texts = self._texts[kind]
+            if array.dtype.kind not in "iu":
                 raise TraceError(
-                    f"{where} holds {values.dtype}, and codes into the array {table!r} are needed; "
+                    f"{where}: holds {what}, and codes into the array {kind!r} are needed; "
                     "convert the array"
                 )
-            if values.size and not -1 <= values.min() <= values.max() < len(texts):
+            if array.size and not -1 <= array.min() <= array.max() < len(texts):
                 raise TraceError(
-                    f"{where} codes run from {values.min()} to {values.max()}, and {table!r} has "
+                    f"{where}: codes run from {array.min()} to {array.max()}, and {kind!r} has "
                     f"{len(texts)} (-1 is no answer)"
                 )
-            return Cells(values, str(values.dtype), texts)
-        if values.dtype.kind == "U":
-            distinct, inverse = np.unique(values, return_inverse=True)
+            return Cells(array, what, texts)
+        if array.dtype.kind == "U":
+            distinct, inverse = np.unique(array, return_inverse=True)
             return Cells(inverse, "text", distinct.tolist())
-        return Cells(values, str(values.dtype))
+        return Cells(array, what)
+
+
+def _npz(path: Path) -> Source:
+    """Open an NPZ file: one array for each column; nothing is unpickled, and NumPy is enough.
+
+    Further arrays may be there: ``classes``, the text of each class, when predictions and label are
+    codes into it (-1: no answer), ``groups``, ``texts`` (columns of text, as JSON) and ``cascade``,
+    the text of a ``cascade.toml``.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    with (
+        located(path),
+        damage("is not an NPZ file, or is damaged"),
+        path.open("rb") as file,
+        np.load(file, allow_pickle=False) as archive,
+    ):
+        check_names(archive.files)
+        for name in archive.files:
+            with damage(
+                f"column {name!r}: is damaged, or holds Python objects, which are never opened "
+                "(mixed types, or None among numbers)"
+            ):
+                arrays[name] = archive[name]
+        names = arrays.keys() & {"classes", "groups", "cascade"}
+        tables = {name: arrays.pop(name) for name in names}
+        for name, values in tables.items():
+            if values.dtype.kind != "U" or values.ndim != (name != "cascade"):
+                raise TraceError(f"the array {name!r} must hold text")
+        text = json.loads(arrays.pop("texts", np.frombuffer(b"{}", np.uint8)).tobytes())
+        arrays |= {name: np.array(values, object) for name, values in text.items()}
+        for name, values in arrays.items():
+            if values.ndim != 1 and not (name.startswith(INPUT) and values.ndim == 2):
+                raise TraceError(
+                    f"column {name!r}: has shape {values.shape}; each array must be one column, "
+                    "of shape (rows,)"
+                )
+        rows = {name: len(values) for name, values in arrays.items()}
+        first = next(iter(rows), "")
+        for name in rows:
+            if rows[name] != rows[first]:
+                raise TraceError(
+                    f"columns of unequal length: {first!r} has {rows[first]} rows, {name!r} has "
+                    f"{rows[name]}; every array must have one value for each input"
+                )
+    cascade = str(tables.pop("cascade")).encode() if "cascade" in tables else None
+    texts: dict[str, list[str]] = {name: values.tolist() for name, values in tables.items()}
+    return _Arrays(str(path), arrays, texts, cascade=cascade)
 
 
 # Writing.
@@ -862,8 +889,7 @@ def columns_of(trace: Trace) -> dict[str, NDArray[Any]]:
                 is_for_all or is_filled(values[:, node]).any() or not is_filled(values).any()
             ):
                 columns[f"{name}.{column.name}"] = values[:, node]
-    columns |= {c.name: values for c, values in trace.columns() if c.by == "row"}
-    columns |= {INPUT + name: values for name, values in trace.inputs.items()}
+    columns |= {column.name: values for column, values in trace.columns() if column.by == "row"}
     return {name: np.ascontiguousarray(values) for name, values in columns.items()}
 
 
@@ -933,9 +959,6 @@ def _write_npz(trace: Trace, path: Path) -> None:
     for name, values in columns_of(trace).items():
         if values.dtype == object:
             text[name] = values.tolist()
-        elif values.dtype == np.int8:
-            filled = is_filled(values)
-            columns[name] = values == 1 if filled.all() else np.where(filled, values, np.nan)
         else:
             columns[name] = values
     if text:

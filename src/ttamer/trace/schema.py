@@ -2,7 +2,8 @@
 
 A column is about an answer (``<node>.confidence``, shape (rows, nodes)) or about an input
 (``label``, shape (rows,)). A node that was not asked, or failed, has no value in any of its
-columns: a gap. What else is known of an input before a node is asked stands in ``input.<name>``.
+columns: a gap. What else is known of an input before a node is asked is a column
+``input.<name>``.
 
 In a file a node's name may hold dots, so columns split at the last one. A column that names one of
 a node of the cascade belongs to that node, even where the node is called ``input``; without a
@@ -15,6 +16,7 @@ import math
 import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple
@@ -28,6 +30,14 @@ from ttamer.errors import CascadeError, TraceError
 
 # Before the name of an input's column.
 INPUT = "input."
+# Type of the array, and what stands where nothing is known.
+TYPES: dict[str, tuple[type, Any]] = {
+    "number": (np.float64, math.nan),
+    "flag": (np.int8, -1),
+    "classes": (np.int32, -1),
+    "groups": (np.int32, -1),
+    "text": (np.object_, None),
+}
 
 
 @dataclass(frozen=True)
@@ -39,124 +49,118 @@ class Column:
     """
 
     name: str
-    """In a file: ``<node>.<name>``, or the name alone where it is about the input."""
     by: Literal["node", "row"]
-    kind: Literal["number", "class", "flag", "text"]
-    meaning: str
-    field: str
-    """The attribute of a trace."""
-    texts: str = ""
-    """Of classes: the attribute with the text of each code."""
+    # "classes" and "groups" are codes into the texts of that name in the trace; an "input" has
+    # numbers, text or vectors.
+    kind: Literal["number", "flag", "classes", "groups", "text", "input"]
     low: float = -math.inf
     high: float = math.inf
-    of_answer: bool = False
-    """Whether only an answer has it: a gap has none."""
-    each_answer: bool = False
-    """Whether each answer of a node that has the column must have it."""
+    of_answer: bool = False  # only an answer has it, no gap
+    each_answer: bool = False  # of a node that has the column, each answer has it
 
     @property
-    def missing(self) -> Any:
-        """What stands where nothing is known."""
-        return {"number": math.nan, "text": None}.get(self.kind, -1)
+    def field(self) -> str:
+        """The attribute of a trace; ``loss`` is the loss from 0 to 1 there."""
+        return "raw_loss" if self.name in ("loss", "score") else self.name
 
     @property
-    def dtype(self) -> type:
-        """The type of the array."""
-        types: dict[str, type] = {"number": np.float64, "class": np.int32, "flag": np.int8}
-        return types.get(self.kind, np.object_)
+    def texts(self) -> str:
+        """Of codes: the attribute with their texts."""
+        return self.kind if self.kind in ("classes", "groups") else ""
 
     def array(self, values: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return values as a read-only array of the right type; refuse what does not fit."""
-        if self.kind == "text":
-            return texts_of(values, shape, self.name)
+        """Return values as a read-only array of the right type, not copied; refuse others.
+
+        >>> column_of_input("language").array(["de", None], (2,)).dtype
+        dtype('O')
+        """
+        try:
+            array = np.asarray(values, object if self.kind == "text" else None)
+            if self.kind == "number" and array.dtype.kind in "OU":
+                array = array.astype(np.float64)  # None is NaN
+        except (TypeError, ValueError) as error:
+            raise TraceError(
+                f"{self.name}: must be numbers, in rows of equal length: {error}", param=self.field
+            ) from None
+        if self.kind == "input":
+            shape += array.shape[1:2]  # vectors
+        if array.shape != shape:
+            raise TraceError(
+                f"{self.name}: has shape {array.shape}, and {shape} is needed ((rows, nodes) or "
+                "(rows,))",
+                param=self.field,
+            )
+        if array.dtype.kind in "OU" and array.ndim == 1 and self.kind in ("text", "input"):
+            return self._text(array.astype(object, copy=False))
         if self.kind == "flag":
-            values = flags_of(np.asarray(values), f"{self.name}: ")
-        return numbers_of(values, self.dtype, shape, self.name)
+            array = flags_of(array, f"{self.name}: ")
+        if array.dtype.kind not in ("biu" if self.texts else "biuf"):
+            raise TraceError(f"{self.name}: must be numbers, not {array.dtype}", param=self.field)
+        dtype, _ = TYPES.get(self.kind, TYPES["number"])
+        # Embeddings are single precision as a rule: twice the memory would say no more.
+        if self.kind == "input" and array.ndim == 2 and array.dtype in (np.float16, np.float32):
+            dtype = np.float32
+        return read_only(array.astype(dtype, copy=False).view())
+
+    def _text(self, array: NDArray[Any]) -> NDArray[Any]:
+        for row, value in enumerate(array.tolist()):
+            if value is not None and not isinstance(value, str):
+                raise TraceError(
+                    f"{self.name}: row {row} (counting from 0) holds {value!r:.80}; text is "
+                    "needed, or None"
+                )
+        return read_only(array.view())
 
 
 # In the order in which files are written.
 SCHEMA = (
-    Column(
-        "confidence",
-        "node",
-        "number",
-        "any number that grows with the node's certainty",
-        "confidence",
-        of_answer=True,
-        each_answer=True,
-    ),
-    Column(
-        "prediction",
-        "node",
-        "class",
-        "the answer, as a class",
-        "prediction",
-        texts="classes",
-        of_answer=True,
-    ),
-    Column("correct", "node", "flag", "whether the answer is right", "correct", of_answer=True),
-    Column(
-        "loss",
-        "node",
-        "number",
-        "what the answer loses, in any unit",
-        "raw_loss",
-        low=0,
-        of_answer=True,
-    ),
-    Column("cost", "node", "number", "what the call cost", "cost", low=0, each_answer=True),
-    Column(
-        "chance",
-        "node",
-        "number",
-        "the chance with which the node was asked",
-        "chance",
-        low=0,
-        high=1,
-    ),
-    Column(
-        "entropy",
-        "node",
-        "number",
-        "the entropy of the answer's distribution",
-        "entropy",
-        of_answer=True,
-        each_answer=True,
-    ),
-    Column("latency", "node", "number", "how long the call took", "latency", each_answer=True),
-    Column(
-        "margin",
-        "node",
-        "number",
-        "by how much the first class leads the second",
-        "margin",
-        of_answer=True,
-        each_answer=True,
-    ),
-    Column("label", "row", "class", "the right class", "label", texts="classes"),
-    Column(
-        "group",
-        "row",
-        "class",
-        "rows of one group are never split: a user, a document",
-        "group",
-        texts="groups",
-    ),
-    Column("prompt", "row", "text", "the text of the input", "prompt"),
+    # Any number that grows with the node's certainty: it stands for an answer.
+    Column("confidence", "node", "number", of_answer=True, each_answer=True),
+    Column("prediction", "node", "classes", of_answer=True),
+    Column("correct", "node", "flag", of_answer=True),
+    # What the answer loses, in any unit.
+    Column("loss", "node", "number", low=0, of_answer=True),
+    # What the call cost: a call that failed costs, too.
+    Column("cost", "node", "number", low=0, each_answer=True),
+    # The chance with which the node was asked, where it was not, too.
+    Column("chance", "node", "number", low=0, high=1),
+    Column("entropy", "node", "number", of_answer=True, each_answer=True),
+    Column("latency", "node", "number", each_answer=True),
+    # By how much the first class leads the second.
+    Column("margin", "node", "number", of_answer=True, each_answer=True),
+    Column("label", "row", "classes"),
+    # Rows of one group are never split: a user, a document.
+    Column("group", "row", "groups"),
+    Column("prompt", "row", "text"),
 )
-# A column of files alone: its loss is kept.
-SCORE = Column(
-    "score",
-    "node",
-    "number",
-    "a grade from 0 to 1; its loss is 1 minus the grade",
-    "raw_loss",
-    low=0,
-    high=1,
-    of_answer=True,
-)
+# A column of files alone: what is kept is its loss, 1 minus the grade.
+SCORE = Column("score", "node", "number", low=0, high=1, of_answer=True)
 BY_NAME = {column.name: column for column in (*SCHEMA, SCORE)}
 CONFIDENCE, COST = BY_NAME["confidence"], BY_NAME["cost"]
+
+
+def column_of_input(name: str) -> Column:
+    """Return the column of what else is known of an input."""
+    return Column(INPUT + name, "row", "input")
+
+
+def fields_of(arrays: Mapping[Column, NDArray[Any]]) -> dict[str, Any]:
+    """Return the fields of a trace from its columns."""
+    fields: dict[str, Any] = {c.field: v for c, v in arrays.items() if c.kind != "input"}
+    inputs = {c.name.removeprefix(INPUT): v for c, v in arrays.items() if c.kind == "input"}
+    return fields | {"inputs": inputs}
+
+
+# Values that cannot be.
+
+
+@contextmanager
+def located(where: object) -> Iterator[None]:
+    """Begin the message of a trace's error with where it is: the file, the column."""
+    try:
+        yield
+    except TraceError as error:
+        raise TraceError(f"{where}: {error}", param=error.param) from None
 
 
 @dataclass(frozen=True)
@@ -166,57 +170,50 @@ class Fault:
     column: str
     rows: NDArray[np.bool_]
     why: str = "missing, NaN or infinite"
-    is_gap: bool = True
-    """Whether a value is missing, and none is out of range: such rows may be left out."""
+    is_gap: bool = True  # a value is missing, and none is out of range
 
-    def text(self, start: int = 0) -> str:
-        """Say where, the first row being ``start``, how often, and why."""
+    def error(self, start: int = 0) -> TraceError:
+        """Name the first row, counted on from ``start``, and what to do."""
         count = int(self.rows.sum())
         more = f" and {count - 1} more of {len(self.rows)}" if count > 1 else ""
-        return (
+        remedy = "correct the log"
+        if self.is_gap:
+            remedy += ', or skip these rows with on_bad="skip" (they are counted)'
+        elif self.column.endswith(".score"):
+            remedy = "give other grades as <node>.loss"
+        return TraceError(
             f"column {self.column!r}: row {int(self.rows.argmax()) + start} (counting from 0)"
-            f"{more} {'are' if count > 1 else 'is'} {self.why}"
+            f"{more} {'are' if count > 1 else 'is'} {self.why}; {remedy}"
         )
 
 
-def faults(
-    arrays: Mapping[Column, NDArray[Any]],
-    inputs: Mapping[str, NDArray[Any]],
-    names: Sequence[str],
-) -> Iterator[Fault]:
-    """Yield what cannot be: in the columns of nodes, and in inputs that are numbers."""
+def faults(arrays: Mapping[Column, NDArray[Any]], names: Sequence[str]) -> Iterator[Fault]:
+    """Yield what cannot be in columns, those with a value out of range first."""
     # A confidence stands for an answer: where it is missing, so must everything else be.
     answered = is_filled(arrays[CONFIDENCE])
-    is_complete = bool(answered.all())
+    gaps = []
     for column, array in arrays.items():
-        for node in range(array.shape[1]) if column.by == "node" else ():
-            values, name = array[:, node], f"{names[node]}.{column.name}"
-            bad = []
-            if column.of_answer and not is_complete:
-                stray = is_filled(values) & ~answered[:, node]
+        if column.kind == "input" and array.dtype != object:
+            finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+            gaps.append(Fault(column.name, ~finite))
+        for node, values in enumerate(array.T if column.by == "node" else ()):
+            name, asked = f"{names[node]}.{column.name}", answered[:, node]
+            if column.of_answer and not asked.all():
                 why = f"missing, and {name} has a value there: a node that was not asked has none"
-                bad.append(Fault(f"{names[node]}.confidence", stray, why))
-            if column.kind == "number":
-                # Comparisons with NaN are false: one pass tells whether more is to be looked at.
-                finite = np.isfinite(values)
-                if not finite.all():
-                    lacking = np.isinf(values)
-                    # A node may lack a column, but for its confidence and its cost.
-                    if column.each_answer and (is_filled(values).any() or column is COST):
-                        lacking |= answered[:, node] & ~finite
-                    bad.append(Fault(name, lacking))
-                if column.low > -math.inf:
-                    why = f"negative, and a {column.name} is not"
-                    bad.append(Fault(name, values < column.low, why, is_gap=False))
-                if column.high < math.inf:
-                    why = f"above 1, and a {column.name} is from 0 to 1"
-                    bad.append(Fault(name, values > column.high, why, is_gap=False))
-            yield from (fault for fault in bad if fault.rows.any())
-    for name, values in inputs.items():
-        if values.dtype != object:
-            rows = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
-            if rows.any():
-                yield Fault(INPUT + name, rows)
+                gaps.append(Fault(f"{names[node]}.confidence", is_filled(values) & ~asked, why))
+            if column.kind != "number":
+                continue
+            if not (finite := np.isfinite(values)).all():
+                lacking = np.isinf(values)
+                # A node may lack a column, but for its confidence and its cost.
+                if column.each_answer and (column is COST or not np.isnan(values).all()):
+                    lacking |= asked & ~finite
+                gaps.append(Fault(name, lacking))
+            if column.low == 0 and (bad := values < 0).any():
+                yield Fault(name, bad, f"negative, and a {column.name} is not", is_gap=False)
+            if column.high == 1 and (bad := values > 1).any():
+                yield Fault(name, bad, f"above 1, and a {column.name} is from 0 to 1", is_gap=False)
+    yield from (fault for fault in gaps if fault.rows.any())
 
 
 def is_filled(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -230,32 +227,6 @@ def is_filled(values: NDArray[Any]) -> NDArray[np.bool_]:
     if values.dtype.kind != "f":
         return np.asarray(values >= 0, bool)
     return np.asarray(~np.isnan(values), bool)
-
-
-def numbers_of(values: Any, kind: type, shape: tuple[int, ...], what: str) -> NDArray[Any]:
-    """Return a read-only view of numbers of one type; refuse other values and shapes."""
-    array = np.asarray(values)
-    if array.dtype.kind not in ("biu" if np.issubdtype(kind, np.integer) else "biuf"):
-        raise TraceError(f"{what}: must be numbers, not {array.dtype}", param=what)
-    if array.shape != shape:
-        raise TraceError(
-            f"{what}: has shape {array.shape}, and {shape} is needed ((rows, nodes) or (rows,))",
-            param=what,
-        )
-    return read_only(array.astype(kind, copy=False).view())
-
-
-def texts_of(values: Any, shape: tuple[int, ...], what: str) -> NDArray[Any]:
-    """Return a read-only array of text, ``None`` where there is none."""
-    array = np.asarray(values, object)
-    if array.shape != shape:
-        raise TraceError(f"{what}: has shape {array.shape}, and {shape} is needed (rows,)")
-    for row, value in enumerate(array.tolist()):
-        if value is not None and not isinstance(value, str):
-            raise TraceError(
-                f"{what}: row {row} (counting from 0) holds {value!r:.80}; text is needed, or None"
-            )
-    return read_only(array.view())
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
@@ -272,7 +243,7 @@ def flags_of(array: NDArray[Any], what: str = "", start: int = 0) -> NDArray[np.
     if array.dtype == np.int8 and not ((array < -1) | (array > 1)).any():
         return array
     if array.dtype == object and all(v is None or isinstance(v, bool) for v in array.flat):
-        array = np.array([np.nan if v is None else v for v in array.flat]).reshape(array.shape)
+        array = array.astype(float)
     if array.dtype.kind not in "biuf":  # astype(bool) makes all text true
         raise TraceError(
             f'{what}must be truth values, not {array.dtype}; compare it, as with values == "yes"'
@@ -288,18 +259,7 @@ def flags_of(array: NDArray[Any], what: str = "", start: int = 0) -> NDArray[np.
     return np.where(missing, -1, array).astype(np.int8)
 
 
-def input_array(values: Any, rows: int, name: str) -> NDArray[Any]:
-    """Return what is known of each input: numbers, categories as text, or vectors.
-
-    >>> input_array([3, 4], 2, "length").dtype, input_array(["de", None], 2, "language").dtype
-    (dtype('float64'), dtype('O'))
-    """
-    what, array = f"input {name!r}", np.asarray(values)
-    if array.dtype.kind in "OU" and array.ndim == 1:
-        return texts_of(array, (rows,), what)
-    # Embeddings are single precision as a rule: twice the memory would say no more.
-    kind = np.float32 if array.dtype in (np.float16, np.float32) and array.ndim == 2 else np.float64
-    return numbers_of(array, kind, (rows, *array.shape[1:2]), what)
+# Classes and groups: text, and codes for it.
 
 
 def class_text(value: object) -> str | None:
@@ -312,17 +272,14 @@ def class_text(value: object) -> str | None:
     >>> [class_text(v) for v in ("cat", 3, 3.0, 2.5, True, None, float("nan"))]
     ['cat', '3', '3', '2.5', '1', None, None]
     """
-    if type(value) is str:
-        return value
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         value = value.item()
-    kind = type(value)
-    if value is None or (
-        kind.__name__ in ("NAType", "NaTType") and kind.__module__.startswith("pandas.")
-    ):
-        return None
     if isinstance(value, str):
         return value
+    kind = type(value)
+    is_of_pandas = kind.__name__ in ("NAType", "NaTType") and kind.__module__.startswith("pandas.")
+    if value is None or is_of_pandas:
+        return None
     if isinstance(value, int):
         return str(int(value))
     if isinstance(value, float):
@@ -396,10 +353,9 @@ class ClassCodes:
         if values.dtype.kind in "iu" and values.size:
             low, high = int(values.min()), int(values.max())
             if high - low <= 4 * values.size and high < 2**63:  # no sorting
-                offset = (values.astype(np.int64) - low).ravel()
-                return self.recode(offset, range(low, high + 1)).reshape(values.shape)
+                return self.recode(values.astype(np.int64) - low, range(low, high + 1))
         distinct, inverse = np.unique(values, return_inverse=True)
-        return self.recode(inverse, distinct.tolist()).reshape(values.shape)
+        return self.recode(inverse.reshape(values.shape), distinct.tolist())
 
 
 def used_codes(arrays: Iterable[NDArray[Any]], count: int) -> NDArray[np.bool_]:
@@ -418,40 +374,12 @@ def used_codes(arrays: Iterable[NDArray[Any]], count: int) -> NDArray[np.bool_]:
 # Columns of files.
 
 
-class Use(NamedTuple):
-    """What a column of a file holds: a column of the schema, or an input."""
+class Layout(NamedTuple):
+    """What each column of a file holds: a column of the schema and, of a node, its number."""
 
-    column: Column | None
-    node: int | None = None
-    """Of a column of a node: its number."""
-    input: str = ""
-
-    @property
-    def kind(self) -> str:
-        """How its cells are read."""
-        return self.column.kind if self.column else "input"
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Which columns of a file are used, for what."""
-
-    where: str
-    """The file, as the user named it: every message begins with it."""
     spec: CascadeSpec
-    uses: Mapping[str, Use]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def kinds(self) -> dict[str, str]:
-        """How the cells of each column are read."""
-        return {name: use.kind for name, use in self.uses.items()}
-
-    @property
-    def compares_classes(self) -> bool:
-        """Whether an answer is right where its class is the label's: no column has it otherwise."""
-        fields = {use.column.field for use in self.uses.values() if use.column}
-        return fields.isdisjoint(("correct", "raw_loss"))
+    uses: Mapping[str, tuple[Column, int | None]]
+    notes: tuple[str, ...]
 
 
 def is_long(columns: Iterable[str]) -> bool:
@@ -464,58 +392,55 @@ def is_long(columns: Iterable[str]) -> bool:
     return {"id", "node"} <= set(columns) and not any(c.endswith(".confidence") for c in columns)
 
 
-def of_node(column: str) -> bool:
+def is_of_node(column: str) -> bool:
     """Return whether the schema has a column of nodes with this name."""
     return column in BY_NAME and BY_NAME[column].by == "node"
 
 
-def plan(
-    columns: Sequence[str], spec: CascadeSpec, where: str, notes: Sequence[str] = ()
-) -> Layout:
+def column_by_row(name: str) -> Column | None:
+    """Return the column about an input that has this name in a file."""
+    if name in BY_NAME and not is_of_node(name):
+        return BY_NAME[name]
+    is_input = name.startswith(INPUT) and name != INPUT
+    return column_of_input(name.removeprefix(INPUT)) if is_input else None
+
+
+def plan(columns: Sequence[str], spec: CascadeSpec, notes: Sequence[str] = ()) -> Layout:
     """Return which column holds what; refuse missing and unknown ones.
 
-    >>> layout = plan(["a.confidence", "label", "id"], CascadeSpec.of({"a": 1.0}), "log.csv")
+    >>> layout = plan(["a.confidence", "label", "id"], CascadeSpec.of({"a": 1.0}))
     >>> list(layout.uses), layout.notes
     (['a.confidence', 'label'], ("columns not used: 'id'",))
     """
-    check_names(columns, where)
-    uses: dict[str, Use] = {}
+    check_names(columns)
+    uses: dict[str, tuple[Column, int | None]] = {}
     strangers, unused = [], []
     for name in columns:
         node, _, column = name.rpartition(".")
-        if of_node(column) and node in spec.names:
-            uses[name] = Use(BY_NAME[column], spec.names.index(node))
-        elif name in BY_NAME and BY_NAME[name].by == "row":
-            uses[name] = Use(BY_NAME[name])
-        elif name.startswith(INPUT) and len(name) > len(INPUT):
-            uses[name] = Use(None, input=name.removeprefix(INPUT))
-        elif name.startswith("signal."):
-            newer = INPUT + name.removeprefix("signal.")
-            raise TraceError(f"{where}: the column {name!r} is named {newer!r} now: rename it")
-        elif of_node(column) and node:
+        if is_of_node(column) and node in spec.names:
+            uses[name] = BY_NAME[column], spec.names.index(node)
+        elif (by_row := column_by_row(name)) is not None:
+            uses[name] = by_row, None
+        elif is_of_node(column) and node:
             strangers.append(name)
         # What pandas names the column of an index without a name, in CSV and in Arrow.
         elif not re.fullmatch(r"|__index_level_\d+__", name):
             unused.append(name)
-    _check_nodes(strangers, unused, spec, uses, where)
-    present = {use.column.name for use in uses.values() if use.column}
+    _check_nodes(strangers, unused, spec, uses)
+    present = {column.name for column, _ in uses.values()}
     if {"loss", "score"} <= present:
         raise TraceError(
-            f"{where}: has columns of losses and of scores; a score is one minus a loss: keep one"
+            "has columns of losses and of scores; a score is one minus a loss: keep one"
         )
-    more = [f"columns not used: {shown(unused)}"] if unused else []
+    notes = [*notes, *([f"columns not used: {shown(unused)}"] if unused else [])]
     lacking = [name for name in spec.names if f"{name}.cost" not in uses]
     if lacking and "cost" in present:
-        more.append(f"no cost column for {shown(lacking)}: the cascade's cost is used on every row")
-    return Layout(where, spec, uses, (*notes, *more))
+        notes += [f"no cost column for {shown(lacking)}: the cascade's cost is used on every row"]
+    return Layout(spec, uses, tuple(notes))
 
 
 def _check_nodes(
-    strangers: Sequence[str],
-    unused: Sequence[str],
-    spec: CascadeSpec,
-    uses: Mapping[str, Use],
-    where: str,
+    strangers: Sequence[str], unused: Sequence[str], spec: CascadeSpec, uses: Mapping[str, Any]
 ) -> None:
     """Refuse columns of other nodes, a node without confidences, and predictions of some alone."""
     if strangers:
@@ -523,7 +448,7 @@ def _check_nodes(
             f": {shown(strangers)}; the cascade has {shown(spec.names)}: add a [[node]], or an "
             "entry in costs, for each of them, or remove the columns"
         )
-        raise TraceError(f"{where}: columns of nodes that are not in the cascade{remedy}")
+        raise TraceError(f"columns of nodes that are not in the cascade{remedy}")
     for column in ("confidence", "prediction"):
         lacking = [f"{n}.{column}" for n in spec.names if f"{n}.{column}" not in uses]
         if not lacking or (column == "prediction" and len(lacking) == len(spec)):
@@ -539,10 +464,10 @@ def _check_nodes(
                 hint += "; where a node gives no confidence, write 0 on every row"
         if column == "prediction":
             hint = f", and prediction is needed for all nodes or none{hint}"
-        raise TraceError(f"{where}: the column {lacking[0]!r} is missing{hint}")
+        raise TraceError(f"the column {lacking[0]!r} is missing{hint}")
 
 
-def _renames(columns: Iterable[str], spec: CascadeSpec, uses: Mapping[str, Use]) -> str:
+def _renames(columns: Iterable[str], spec: CascadeSpec, uses: Mapping[str, Any]) -> str:
     """Return which columns to rename: those that are missing but for marks, spaces and capitals.
 
     >>> _renames(["a_confidence", "id"], CascadeSpec.of({"a": 1.0}), {})
@@ -552,7 +477,7 @@ def _renames(columns: Iterable[str], spec: CascadeSpec, uses: Mapping[str, Use])
     def letters(name: str) -> str:
         return "".join(filter(str.isalnum, name)).casefold()
 
-    wanted = (f"{node}.{column}" for node in spec.names for column in BY_NAME if of_node(column))
+    wanted = (f"{node}.{column}" for node in spec.names for column in filter(is_of_node, BY_NAME))
     # Columns that are there already are no target of a renaming.
     missing = {letters(name): name for name in wanted if name not in uses}
     pairs = [(name, missing[letters(name)]) for name in columns if letters(name) in missing]
@@ -561,42 +486,38 @@ def _renames(columns: Iterable[str], spec: CascadeSpec, uses: Mapping[str, Use])
     return f": rename {listed}{more}" if pairs else ""
 
 
-def check_names(columns: Sequence[str], where: str) -> None:
+def check_names(columns: Sequence[str]) -> None:
     """Refuse columns that are there twice, and a header whose columns were not separated."""
     # Marks that separate columns in other tables; in a CSV file here a comma does.
     if len(columns) == 1 and (marks := [mark for mark in ";\t|" if mark in columns[0]]):
         raise TraceError(
-            f"{where}: has one column, {shown(columns)}: it seems to be separated by {marks[0]!r}; "
+            f"has one column, {shown(columns)}: it seems to be separated by {marks[0]!r}; "
             "separate the columns by commas"
         )
     for name in columns:
         if (count := columns.count(name)) > 1:
-            raise TraceError(f"{where}: the column {name!r} appears {count} times; keep one")
+            raise TraceError(f"the column {name!r} appears {count} times; keep one")
 
 
 def infer_spec(
-    columns: Sequence[str], mean_costs: Mapping[str, float], where: str
+    columns: Sequence[str], mean_costs: Mapping[str, float] | None = None
 ) -> tuple[CascadeSpec, str]:
     """Make a cascade from the columns, and a note about it.
 
-    >>> spec, note = infer_spec(["b.confidence", "a.confidence"], {}, "log.csv")
+    >>> spec, note = infer_spec(["b.confidence", "a.confidence"])
     >>> spec.costs.tolist(), note
     ([1.0, 1.0], "no cascade was given: the nodes are 'b', 'a', each at cost 1")
     """
-    check_names(columns, where)
-    names = [
-        name.removesuffix(".confidence")
-        for name in columns
-        if name.endswith(".confidence") and not name.startswith((INPUT, "signal."))
-    ]
-    if not any(names):
-        raise TraceError(
-            f"{where}: there is no column <node>.confidence; there are {shown(columns, 12)}"
-        )
+    check_names(columns)
+    is_of = re.compile(r"(?!input\.)(.+)\.confidence").fullmatch
+    names = [match[1] for match in map(is_of, columns) if match]
+    if not names:
+        raise TraceError(f"there is no column <node>.confidence; there are {shown(columns, 12)}")
+    mean_costs = mean_costs or {}
     try:
         spec = CascadeSpec.of({name: mean_costs.get(name, 1.0) for name in names})
     except CascadeError as error:
-        raise TraceError(f"{where}: the columns make no cascade: {error}") from None
+        raise TraceError(f"the columns make no cascade: {error}") from None
     # A note that ends so is warned about by a fit.
     costs = "each at the mean of its cost column" if mean_costs else "each at cost 1"
     if mean_costs and len(mean_costs) < len(names):

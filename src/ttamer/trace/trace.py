@@ -37,15 +37,17 @@ from ttamer.show import card, table
 from ttamer.trace import checks
 from ttamer.trace.losses import losses_of
 from ttamer.trace.schema import (
-    BY_NAME,
+    CONFIDENCE,
     COST,
     INPUT,
     SCHEMA,
+    SCORE,
     ClassCodes,
     Column,
+    column_of_input,
     faults,
-    input_array,
-    numbers_of,
+    fields_of,
+    is_of_node,
     read_only,
     used_codes,
 )
@@ -77,12 +79,10 @@ class Columns:
     takes the place of ``correct``. NaN: not known."""
     chance: NDArray[np.float64] | None = None
     """Shape (T, n): the chance with which the node was asked; NaN: not known."""
+    # Shape (T, n), all NaN for a node without.
     entropy: NDArray[np.float64] | None = None
-    """Shape (T, n): the entropy of the answer's distribution; all NaN for a node without it."""
     latency: NDArray[np.float64] | None = None
-    """Shape (T, n): how long the call took; all NaN for a node without it."""
     margin: NDArray[np.float64] | None = None
-    """Shape (T, n): by how much the first class leads; all NaN for a node without it."""
     group: NDArray[np.int32] | None = None
     """Shape (T,): codes into ``groups``; rows of one group are never split. -1: a row alone."""
     prompt: NDArray[Any] | None = None
@@ -91,28 +91,29 @@ class Columns:
     """What else is known of an input before a node is asked: numbers (T,), categories (T,) as text,
     vectors (T, d)."""
     classes: tuple[str, ...] = ()
-    """The text of each class; predictions and labels share it."""
     groups: tuple[str, ...] = ()
-    """The text of each group."""
+    # Rows taken from a trace keep its unit.
     largest_loss: float | None = None
-    """The largest ``raw_loss``; rows taken from a trace keep it."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """How many rows were left out in reading, by reason; no row is counted twice."""
     notes: tuple[str, ...] = ()
     """What reading decided by default, in sentences for the user."""
 
     def __post_init__(self) -> None:
+        require_kind(self.inputs, Mapping, "inputs must be a mapping of arrays", "{name: values}")
+        # A file would give the column to the node.
+        for name in self.inputs:
+            node, _, last = f"{INPUT}{name}".rpartition(".")
+            if not name or (is_of_node(last) and node in self.names):
+                raise TraceError(f"input {name!r}: this name is taken by a node; choose another")
+        fields: dict[str, Any] = {"left_out": dict(self.left_out)}
+        fields |= {name: tuple(getattr(self, name)) for name in ("classes", "groups", "notes")}
         shape = (len(np.atleast_1d(self.confidence)), len(self.spec))
-        # The class is frozen: fields are set here, once, and never again.
-        put = object.__setattr__
-        for name in ("classes", "groups", "notes"):
-            put(self, name, tuple(getattr(self, name)))
-        put(self, "left_out", dict(self.left_out))
         cost: object = self.cost
         if cost is None:
-            put(self, "cost", self.spec.costs)
+            fields["cost"] = self.spec.costs
         elif np.ndim(self.cost) == 1:
-            put(self, "cost", numbers_of(cost, np.float64, shape[1:], "cost"))
+            fields["cost"] = COST.array(cost, shape[1:])
             # Two lists of costs per node would disagree sooner or later.
             if not np.array_equal(self.cost, self.spec.costs):
                 raise TraceError(
@@ -120,33 +121,28 @@ class Columns:
                     "costs (CascadeSpec.with_costs), or one cost per row and node",
                     param="cost",
                 )
-        for column, values in self.columns():
-            put(self, column.field, column.array(values, shape[: 2 if column.by == "node" else 1]))
-        require_kind(self.inputs, Mapping, "inputs must be a mapping of arrays", "{name: values}")
-        # A file would give the column to the node.
-        of_nodes = {f"{node}.{column.name}" for node in self.names for column in SCHEMA}
-        for name in self.inputs:
-            if not name or INPUT + name in of_nodes:
-                raise TraceError(f"input {name!r}: this name is taken by a node; choose another")
-        put(self, "inputs", {k: input_array(v, shape[0], k) for k, v in self.inputs.items()})
+        arrays = {c: c.array(v, shape[: 2 if c.by == "node" else 1]) for c, v in self.columns()}
+        self._put(fields | fields_of(arrays))
         # After all shapes are known: checks index one array by another.
-        self._check_values()
-
-    def _check_values(self) -> None:
-        """Refuse codes without a text, numbers out of range, and values where no answer is."""
-        columns = dict(self.columns())
-        for column, codes in columns.items():
-            texts = getattr(self, column.texts) if column.texts else ()
-            if column.texts and codes.size and not -1 <= codes.min() <= codes.max() < len(texts):
+        for column, codes in arrays.items():
+            top = len(getattr(self, column.texts)) - 1 if column.texts else 0
+            if column.texts and codes.size and not -1 <= codes.min() <= codes.max() <= top:
                 raise TraceError(
-                    f"{column.name}: codes run from -1 (no answer) to {len(texts) - 1}, the last "
-                    f"of the {column.texts}; there are codes from {codes.min()} to {codes.max()}",
+                    f"{column.name}: codes run from -1 (no answer) to {top}, the last of the "
+                    f"{column.texts}; there are codes from {codes.min()} to {codes.max()}",
                     param=column.field,
                 )
-        for fault in faults(columns, self.inputs, self.names):
-            raise TraceError(f"{fault.text()}; correct the log, or leave these rows out")
-        if (loss := self.raw_loss) is None:
-            return
+        for fault in faults(arrays, self.names):
+            raise fault.error()
+        if self.raw_loss is not None:
+            self._check_losses(self.raw_loss)
+
+    def _put(self, fields: Mapping[str, Any]) -> None:
+        """Set fields, of a trace that nobody has yet: the class is frozen."""
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def _check_losses(self, loss: NDArray[np.float64]) -> None:
         if self.spec.mistakes:
             raise TraceError(
                 "the trace has losses, and the cascade a table of mistakes, which are losses too: "
@@ -159,17 +155,19 @@ class Columns:
                 f"loss of {self.names[node]!r}: row {row} (counting from 0) is {largest}, and "
                 f"[cascade] has max_loss = {bound:g}: correct one of them"
             )
-        object.__setattr__(self, "largest_loss", max(largest, self.largest_loss or 0.0))
+        self._put({"largest_loss": max(largest, self.largest_loss or 0.0)})
 
     def __len__(self) -> int:
         return len(self.confidence)
 
     def columns(self) -> Iterator[tuple[Column, NDArray[Any]]]:
-        """Yield the columns of the schema that have a value for each row, with their arrays."""
+        """Yield the columns that have a value for each row, with their arrays."""
         for column in SCHEMA:
             values = getattr(self, column.field)
             if values is not None and not (column is COST and np.ndim(values) == 1):
                 yield column, values
+        for name, values in self.inputs.items():
+            yield column_of_input(name), values
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -244,11 +242,9 @@ class Columns:
         """
         index = rows if isinstance(rows, slice) else _positions(np.asarray(rows), len(self))
         part = object.__new__(type(self))  # its arrays are rows of checked ones: no check again
-        fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        fields |= {column.field: _rows_of(values, index) for column, values in self.columns()}
-        fields["inputs"] = {name: read_only(v[index]) for name, v in self.inputs.items()}
-        for name, value in (fields | {"left_out": {}}).items():
-            object.__setattr__(part, name, value)
+        part._put({item.name: getattr(self, item.name) for item in dataclasses.fields(self)})
+        part._put(fields_of({c: _rows_of(c, v, index) for c, v in self.columns()}))
+        part._put({"left_out": {}})
         return part
 
     def split(self, fraction: float, seed: int) -> tuple[Self, Self]:
@@ -306,6 +302,7 @@ class Columns:
         for texts in ("classes", "groups"):
             codes = [array for column, array in self.columns() if column.texts == texts]
             ranks[texts], used[texts] = _ranks(codes, getattr(self, texts))
+        # Names and order are those of 0.2: policy files hold digests.
         head = {
             "rows": len(self),
             "nodes": self.names,
@@ -314,24 +311,21 @@ class Columns:
         }
         if used["groups"]:
             head["groups"] = used["groups"]
-        # Names and order are those of 0.2: policy files hold digests.
         if (passing := _reach_of(self.spec)) is not None:
             head["passing"] = passing
         sha = hashlib.sha256(json.dumps(head).encode())
-        first = ["confidence", "cost", "prediction", "label", "correct", "loss", "chance"]
-        first += ["group", "prompt"]
-        entries = [(name, getattr(self, BY_NAME[name].field)) for name in first]
-        entries += [(f"signal.{name}", self.inputs[name]) for name in sorted(self.inputs)]
-        entries += [(f"extra.{n}", getattr(self, n)) for n in ("entropy", "latency", "margin")]
-        for name, values in entries:
-            if values is None:
-                continue
-            texts = BY_NAME[name].texts if name in BY_NAME else ""
-            sha.update(f"\n{name}\n".encode())
-            for column in [values] if values.ndim == 1 else values.T:
-                for start in range(0, len(column), 1 << 17):  # no second copy of the trace is made
-                    part = column[start : start + (1 << 17)]
-                    sha.update(_hashed(ranks[texts][part] if texts else part))
+        first = ("confidence", "cost", "prediction", "label", "correct", "loss", "chance", "group")
+        titles = {name: name for name in (*first, "prompt")}
+        titles |= {INPUT + name: f"signal.{name}" for name in sorted(self.inputs)}
+        titles |= {name: f"extra.{name}" for name in ("entropy", "latency", "margin")}
+        columns = {"cost": (COST, self.cost)} | {c.name: (c, v) for c, v in self.columns()}
+        for name in filter(columns.__contains__, titles):
+            column, array = columns[name]
+            sha.update(f"\n{titles[name]}\n".encode())
+            for values in [array] if array.ndim == 1 else array.T:
+                for start in range(0, len(values), 1 << 17):  # no second copy of the trace is made
+                    part = values[start : start + (1 << 17)]
+                    sha.update(_hashed(ranks[column.texts][part] if column.texts else part))
         return sha.hexdigest()
 
 
@@ -401,19 +395,18 @@ class Trace(Columns):
             ("group", group, groups),
         ):
             fields[name] = None if values is None else coder.encode(values)
+        if loss is not None and score is not None:
+            raise TraceError("give losses or scores, not both")
         if loss is not None:
-            if score is not None:
-                raise TraceError("give losses or scores, not both")
             fields["raw_loss"] = loss
         if score is not None:
-            spec, fields["raw_loss"] = graded(spec, _floats(score, "score"))
-        trace = cls(
-            spec,
-            _floats(confidence, "confidence"),
-            classes=codes.classes,
-            groups=groups.classes,
-            **fields,
-        )
+            grades = ((CONFIDENCE, confidence), (SCORE, score))
+            arrays = {c: c.array(v, (np.shape(confidence)[0], len(spec))) for c, v in grades}
+            for fault in faults(arrays, spec.names):
+                raise fault.error()
+            spec, fields["raw_loss"] = graded(spec, arrays[SCORE])
+        fields |= {"classes": codes.classes, "groups": groups.classes}
+        trace = cls(spec, confidence, **fields)  # type: ignore[arg-type]
         checks.check_classes(trace, "the arrays")
         return trace
 
@@ -522,9 +515,7 @@ class Trace(Columns):
         write_trace(self, path)
 
     def __repr__(self) -> str:
-        present = [c.name for c, _ in self.columns() if c.field not in ("confidence", "cost")]
-        inputs = [INPUT + name for name in self.inputs]
-        names = [*present, *(["cost per row"] if self.cost.ndim == 2 else []), *inputs]
+        names = ["cost per row" if c is COST else c.name for c, _ in self.columns()][1:]
         if len(names) > 9:
             names = [*names[:8], f"{len(names) - 8} more columns"]
         return f"Trace({', '.join([counted(len(self.spec), 'node'), *names])}; {self.coverage})"
@@ -700,24 +691,8 @@ def graded(
     spec: CascadeSpec, score: NDArray[np.float64]
 ) -> tuple[CascadeSpec, NDArray[np.float64]]:
     """Return the cascade with 1 as the largest loss, and the losses of scores."""
-    outside = (score < 0) | (score > 1)
-    if outside.any():
-        raise TraceError(
-            f"score: {int(outside.sum())} are not from 0 to 1, the first is "
-            f"{score[outside].flat[0]:g}; give other grades as losses (<node>.loss)"
-        )
     bound = spec.max_loss if spec.loss_bound is not None else 1.0
     return dataclasses.replace(spec, max_loss=bound), 1 - score
-
-
-def _floats(values: Any, what: str) -> Any:
-    """Return values as numbers; refuse text, and rows of different lengths."""
-    try:
-        return np.asarray(values, np.float64)
-    except (TypeError, ValueError) as error:
-        raise TraceError(
-            f"{what}: must be numbers, in rows of equal length: {error}", param=what
-        ) from None
 
 
 # Parts of traces, and several as one.
@@ -738,14 +713,14 @@ def _positions(index: NDArray[Any], rows: int) -> NDArray[np.intp]:
     return index.astype(np.intp, copy=False)
 
 
-def _rows_of(array: NDArray[Any], index: slice | NDArray[np.intp]) -> NDArray[Any]:
-    """Return rows of an array, columns contiguous: most work goes node by node."""
-    if isinstance(index, slice) or array.ndim == 1:
+def _rows_of(column: Column, array: NDArray[Any], index: slice | NDArray[np.intp]) -> NDArray[Any]:
+    """Return rows of a column, nodes contiguous: most work goes node by node."""
+    if isinstance(index, slice) or column.by == "row":
         return read_only(array[index])
-    # Indexing all columns at once would lay the rows out contiguously.
+    # Indexing all nodes at once would lay the rows out contiguously.
     picked = np.empty((len(index), array.shape[1]), array.dtype, order="F")
-    for column in range(array.shape[1]):
-        picked[:, column] = array[:, column][index]
+    for node in range(array.shape[1]):
+        picked[:, node] = array[:, node][index]
     return read_only(picked)
 
 
@@ -761,10 +736,7 @@ def _check_alike(first: Trace, trace: Trace, position: int) -> None:
             f"concat: trace {position} passes its nodes at other costs than trace 0, and reach "
             "has one cost for all rows; read them with one cascade.toml"
         )
-    present = [
-        {c.name for c, _ in t.columns() if c is not COST} | {INPUT + name for name in t.inputs}
-        for t in (first, trace)
-    ]
+    present = [{c.name for c, _ in t.columns() if c is not COST} for t in (first, trace)]
     if odd := ", ".join(sorted(present[0] ^ present[1])):
         raise TraceError(
             f"concat: trace 0 and trace {position} differ in their columns: {odd}; "
@@ -777,40 +749,31 @@ def _joined(traces: Sequence[Trace]) -> Trace:
     first = traces[0]
     # Codes of the first trace stay as they are; new classes come after them.
     codes = {name: ClassCodes(getattr(first, name)) for name in ("classes", "groups")}
+    parts: dict[Column, list[NDArray[Any]]] = {column: [] for column, _ in first.columns()}
     # Equal costs stay those of the cascade, and need no array of rows.
-    one_cost = all(t.cost.ndim == 1 and np.array_equal(t.cost, first.cost) for t in traces)
-    fields: dict[str, Any] = {}
-    for column in SCHEMA:
-        if getattr(first, column.field) is None or (column is COST and one_cost):
-            continue
-        arrays = [
-            trace.costs if column is COST else getattr(trace, column.field) for trace in traces
-        ]
-        if column.texts:
-            coder = codes[column.texts]
-            arrays = [
-                coder.recode(values, getattr(trace, column.texts))
-                for trace, values in zip(traces, arrays, strict=True)
-            ]
-        fields[column.field] = _stack(arrays, "F")
-    if first.raw_loss is not None:
-        fields["largest_loss"] = max(trace.largest_loss or 0.0 for trace in traces)
+    if any(t.cost.ndim == 2 or not np.array_equal(t.cost, first.cost) for t in traces):
+        parts[COST] = []
+    for trace in traces:
+        for column, values in (dict(trace.columns()) | {COST: trace.costs}).items():
+            if column.texts:
+                values = codes[column.texts].recode(values, getattr(trace, column.texts))
+            if column in parts:
+                parts[column].append(values)
+    arrays = {}
+    for column, blocks in parts.items():
+        shape = (sum(map(len, blocks)), *blocks[0].shape[1:])
+        order: Literal["C", "F"] = "F" if column.by == "node" else "C"
+        arrays[column] = np.concatenate(blocks, out=np.empty(shape, blocks[0].dtype, order=order))
     return dataclasses.replace(
         first,
-        **fields,
+        **fields_of(arrays),
         classes=codes["classes"].classes,
         groups=codes["groups"].classes,
-        inputs={name: _stack([t.inputs[name] for t in traces], "C") for name in first.inputs},
+        largest_loss=max((t.largest_loss or 0.0 for t in traces), default=None),
         left_out=sum((Counter(trace.left_out) for trace in traces), Counter[str]()),
         # Shards of one log have the same notes: each once, in order.
         notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
     )
-
-
-def _stack(arrays: Sequence[NDArray[Any]], order: Literal["C", "F"]) -> NDArray[Any]:
-    """Return arrays of rows one after another."""
-    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
-    return np.concatenate(arrays, out=np.empty(shape, arrays[0].dtype, order=order))
 
 
 def _nodes_to_keep(spec: CascadeSpec, nodes: Iterable[str]) -> list[int]:
@@ -836,8 +799,11 @@ def _nodes_to_keep(spec: CascadeSpec, nodes: Iterable[str]) -> list[int]:
 
 def _fields_for(trace: Trace, spec: CascadeSpec, nodes: Sequence[int]) -> dict[str, Any]:
     """Return the fields of a trace for another cascade, whose columns are those of nodes."""
-    columns = ((c.field, values) for c, values in trace.columns() if c.by == "node")
-    arrays = {name: np.asfortranarray(values[:, nodes]) for name, values in columns}
+    arrays = {
+        column.field: np.asfortranarray(values[:, nodes])
+        for column, values in trace.columns()
+        if column.by == "node"
+    }
     return {"spec": spec, "cost": spec.costs} | arrays
 
 
