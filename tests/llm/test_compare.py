@@ -169,12 +169,6 @@ def test_choice_is_the_letter_an_answer_names(text, letter):
     assert Comparison("choice").prediction(text) == letter
 
 
-@given(st.text())
-def test_normalising_twice_is_normalising_once(text):
-    once = Comparison("normalised").prediction(text)
-    assert once is None or Comparison("normalised").prediction(once) == once
-
-
 @given(st.text(max_size=50))
 def test_a_choice_is_a_letter_or_nothing(text):
     letter = Comparison("choice").prediction(text)

@@ -41,19 +41,6 @@ def test_reasoning_is_no_part_of_an_answer(text, answer):
     assert answer_text({"choices": [{"message": {"content": text}}]}) == answer
 
 
-def test_the_answer_is_the_text_of_the_first_choice():
-    assert answer_text(chat(text="Paris")) == "Paris"
-
-
-def test_a_call_of_tools_is_an_answer_whatever_the_order_of_its_keys():
-    def calls(function):
-        return {"choices": [{"message": {"content": None, "tool_calls": [{"function": function}]}}]}
-
-    first = answer_text(calls({"name": "f", "arguments": "{}"}))
-    assert first == answer_text(calls({"arguments": "{}", "name": "f"}))
-    assert '"f"' in first
-
-
 @pytest.mark.parametrize(
     "response",
     [

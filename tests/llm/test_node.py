@@ -11,7 +11,7 @@ from ttamer.cascade import from_tables, split_nodes
 from ttamer.errors import CascadeError
 from ttamer.llm.client import Response, UpstreamFailed
 from ttamer.llm.compare import Comparison
-from ttamer.llm.node import ModelNode, Usage, Work, call_cost, ineligible, open_nodes
+from ttamer.llm.node import ModelNode, Work, ineligible, open_nodes
 from ttamer.llm.settings import NodeSettings, TokenCost, comparison_of, read_nodes
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 4}
@@ -152,11 +152,6 @@ def test_whatever_a_response_holds_it_is_a_reply_or_a_failure(value):
         else:
             assert not math.isnan(reply.confidence)
             assert work.usage.prompt >= 0
-
-
-def test_tokens_are_added_up():
-    assert Usage(1, 2, 3, 4) + Usage(1, 1, 1, 1) == Usage(2, 3, 4, 5)
-    assert call_cost(settings(cost_per_token=PRICE), None) is None
 
 
 def test_predictions_that_are_equal_within_a_tolerance_become_the_first():

@@ -97,9 +97,3 @@ def test_prompts_that_cannot_be_read(tmp_path):
     (tmp_path / "p.txt").write_bytes(b"\xff")
     with pytest.raises(TraceError, match="UTF-8"):
         read_prompts(tmp_path / "p.txt")
-
-
-def test_aliases_are_read_from_json_lines(tmp_path):
-    (tmp_path / "p.jsonl").write_text('{"prompt": "Capital?", "label": ["Paris", "Paname"]}\n')
-    (prompt,) = read_prompts(tmp_path / "p.jsonl")
-    assert prompt.label == ("Paris", "Paname")

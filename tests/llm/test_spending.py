@@ -20,11 +20,9 @@ PROMPTS = [
 ONE = 13.5  # what a prompt costs by both nodes
 
 
-def collected(served, budget, prompts=PROMPTS):
-    paid = served.cascade.with_name("paid")
-    return collect_prompts(
-        served.cascade, prompts, paid, upstream=served.upstream, on_error="skip", budget=budget
-    )
+def collected(served, budget, **options):
+    paid, more = served.cascade.with_name("paid"), {"upstream": served.upstream} | options
+    return collect_prompts(served.cascade, PROMPTS, paid, on_error="skip", budget=budget, **more)
 
 
 def test_a_budget_is_kept_over_runs_and_starts_with_a_random_core(served):
@@ -50,20 +48,19 @@ def test_a_budget_that_pays_for_no_prompt_is_refused(served):
 def test_calls_for_confidences_and_verdicts_count_in_a_budget(make_served):
     several = {"confidence": "agreement", "samples": 4}
     served = make_served(node={"small": {"confidence": "self-report"}, "large": several})
-    paid = served.cascade.with_name("paid")
-    trace = collect_prompts(
-        served.cascade,
-        PROMPTS,
-        paid,
-        upstream=served.upstream,
-        on_error="skip",
-        judge=Judge("small"),
-        budget=600,
-    )
+    trace = collected(served, 600, judge=Judge("small"))
     small, large = served.counts
     assert 500 < small + 12.5 * large <= 600
     assert large == 4 * trace.answered[:, 1].sum()
     assert f"{small + 12.5 * large:g} of 600 spent on {len(trace)} prompts" in trace.notes
+
+
+def test_a_budget_holds_where_costs_differ_from_prompt_to_prompt(make_served):
+    served = make_served(node={"large": {"cost": 0.0, "cost_per_token": {"input": 1, "output": 1}}})
+    large = served.upstreams["large"]
+    large.answer = lambda prompt, _: ("A " * (1 + int(prompt[9:-1]) ** 2 % 61), 0.9)
+    trace = collected(served, 3000)
+    assert 2700 < np.nansum(trace.costs) <= 3000
 
 
 def test_after_the_core_it_asks_what_lowers_the_uncertainty_and_says_what_more_is_worth(served):
@@ -138,54 +135,41 @@ def test_where_only_verdicts_are_known_equal_answers_have_them(served, log, tmp_
     np.testing.assert_array_equal(trace.loss[same, 0], trace.loss[same, 1])
 
 
-def test_the_command_says_which_options_go_together(served, log, tmp_path, capsys):
-    log.write(tmp_path / "log.parquet")
-    cascade, source = str(served.cascade), str(tmp_path / "log.parquet")
-    for arguments, text in (
-        (["--only", "large"], "--only NODE and --prompts-from TRACE go together"),
-        (["--prompts-from", source], "go together"),
-        (["--prompts-from", source, "--only", "large", "--prompts", "x"], "is needed"),
-    ):
-        assert main(["collect", cascade, *arguments, "-o", str(tmp_path / "out.parquet")]) == 2
-        assert text in capsys.readouterr().err
-
-
-def test_a_dry_run_of_a_new_model_says_what_it_would_cost(served, log, tmp_path, capsys):
-    log.write(tmp_path / "log.parquet")
-    command = [
-        "collect",
-        str(served.cascade),
-        "--prompts-from",
-        str(tmp_path / "log.parquet"),
-        "--only",
-        "large",
-        "--dry-run",
-        "-o",
-        str(tmp_path / "out.parquet"),
-    ]
-    assert main(command) == 0
-    assert capsys.readouterr().out.startswith("large: 60 calls, at most 750\nin all at most 750;")
-    assert served.counts == [60, 0]
-
-
-def test_the_command_asks_the_new_model_within_a_budget(make_served, tmp_path, capsys):
+@pytest.fixture
+def asked(make_served, tmp_path, capsys):
+    """Run the command for a log of the small model: its status, and what it prints."""
     served = make_served(sockets=True)
     spec = CascadeSpec.from_file(served.cascade)
     alone = dataclasses.replace(spec, nodes=spec.nodes[:1])
-    collect_prompts(alone, PROMPTS[:30], tmp_path / "paid").write(tmp_path / "log.parquet")
-    out = tmp_path / "out.parquet"
-    command = [
-        "collect",
-        str(served.cascade),
-        "--prompts-from",
-        str(tmp_path / "log.parquet"),
-        "--only",
-        "large",
-        "--budget",
-        "250",
-        "-o",
-        str(out),
-    ]
-    assert main(command) == 0
-    assert "250 of 250 spent on 20 prompts" in capsys.readouterr().out
-    assert tt.Trace.read(out).answered.sum(axis=0).tolist() == [30, 20]
+    source = tmp_path / "log.parquet"
+    collect_prompts(alone, PROMPTS[:30], tmp_path / "paid").write(source)
+
+    def run(*arguments):
+        command = ["collect", str(served.cascade), "-o", str(tmp_path / "out.parquet")]
+        words = [str(source) if word == "LOG" else word for word in arguments]
+        return main([*command, *words]), *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--only", "large"], "--only NODE and --prompts-from TRACE go together"),
+        (["--prompts-from", "LOG"], "go together"),
+        (["--prompts-from", "LOG", "--only", "large", "--prompts", "x"], "is needed"),
+    ],
+)
+def test_the_command_says_which_options_go_together(asked, arguments, text):
+    status, _, error = asked(*arguments)
+    assert (status, text in error) == (2, True)
+
+
+def test_the_command_asks_the_new_model_within_a_budget(asked, tmp_path):
+    new = ("--prompts-from", "LOG", "--only", "large")
+    shown = asked(*new, "--dry-run")[1]
+    assert shown.startswith("large: 30 calls, at most 375\nin all at most 375; 0 responses")
+    status, shown, _ = asked(*new, "--budget", "250")
+    assert (status, "250 of 250 spent on 20 prompts" in shown) == (0, True)
+    trace = tt.Trace.read(tmp_path / "out.parquet")
+    assert trace.answered.sum(axis=0).tolist() == [30, 20]

@@ -111,7 +111,9 @@ class Collection:
         """Open the connections to the nodes."""
         async with open_session() as session:
             client = upstream or patient(session)
-            self.upstreams = {name: client(node) for name, node in self.nodes.items()}
+            # Those alone: the key of a model that only the log has may be gone.
+            names = {*self.asked, *([self.verdicts.judge.node] if self.verdicts else ())}
+            self.upstreams = {name: client(self.nodes[name]) for name in names}
             yield
 
     async def ask(self, keys: Iterable[str], names: Iterable[str] | None = None) -> None:
