@@ -157,7 +157,7 @@ command = functools.partial(click.command, cls=Command)
 def progress_line() -> Callable[[str], None]:
     """Return what shows on stderr what is being done; nothing where JSON is printed."""
     is_quiet = click.get_current_context().meta["json"]
-    return (lambda _: None) if is_quiet else ProgressReport(bar=False)
+    return (lambda _: None) if is_quiet else ProgressReport()
 
 
 def show(facts: Any, text: object, *, indent: int | None = 1) -> None:

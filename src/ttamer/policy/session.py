@@ -73,27 +73,6 @@ class Explanation:
         head = ["answer of", "chance that it is wrong"]
         return card(decision, notes=[self.why], head=head, rows=rows)
 
-    @property
-    def gain(self) -> float | None:
-        """How far the loss in hand lies above ``index``: on a walk, what going on gains, cost paid.
-
-        Weighed; negative where it stops, ``None`` where there is nothing to compare.
-        """
-        if INFINITY in (self.best, self.index):
-            return None
-        return self.best - self.index
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values; infinite ones as ``None``, since JSON has none.
-
-        Returns:
-            The fields and ``gain``, by name.
-        """
-        values = {**vars(self), "beliefs": dict(self.beliefs), "gain": self.gain}
-        return {
-            k: None if isinstance(v, float) and abs(v) == INFINITY else v for k, v in values.items()
-        }
-
 
 class Session(ABC):
     """The decisions for one input, by any kind of policy.

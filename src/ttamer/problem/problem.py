@@ -31,6 +31,10 @@ from ttamer.problem import checks
 Moves = Literal["precedence", "walk"]
 # Numbers that are no node's: before the first node there is the start, after the last one nothing.
 START = STOP = -1
+COST_FORM = (
+    "a number, a list with one number per state of the source, or a table with one row per state "
+    "of the source"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +57,8 @@ class Node:
     losses: NDArray[np.float64]
 
     def __init__(self, name: str, losses: ArrayLike) -> None:
-        object.__setattr__(self, "name", name)
-        values = checks.without_traces(_numbers(losses, f"node {name!r}: losses"))
-        values.setflags(write=False)
-        object.__setattr__(self, "losses", values)
+        values = _numbers(losses, f"node {name!r}: losses")
+        vars(self).update(name=name, losses=_read_only(checks.without_traces(values)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,26 +100,15 @@ class Edge:
         probabilities: ArrayLike,
         verify_cost: float | None = None,
     ) -> None:
-        object.__setattr__(self, "source", source)
-        object.__setattr__(self, "target", target)
         if isinstance(verify_cost, float) and 0 < verify_cost < checks.SMALLEST:
             verify_cost = 0.0
-        object.__setattr__(self, "verify_cost", verify_cost)
-        try:
-            # ``float`` takes what stands for one number, and refuses None, which is NaN to NumPy.
-            costs = np.array(float(cost) if np.ndim(cost) == 0 else cost, dtype=np.float64)  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError):
-            raise ProblemError(
-                f"{self}: cost must be a number, a list with one number per state of the source, "
-                f"or a table with one row per state of the source, not {cost!r:.60}"
-            ) from None
-        costs = checks.without_traces(costs)
-        costs.setflags(write=False)
-        object.__setattr__(self, "cost", float(costs) if costs.ndim == 0 else costs)
+        vars(self).update(source=source, target=target, verify_cost=verify_cost)
+        costs = checks.without_traces(_numbers(cost, f"{self}: cost", COST_FORM))
         rows = _numbers(probabilities, f"{self}: probabilities")
         if source is None and rows.ndim == 1:
             rows = rows[np.newaxis]
-        object.__setattr__(self, "probabilities", rows)
+        one = float(costs) if costs.ndim == 0 else _read_only(costs)
+        vars(self).update(cost=one, probabilities=_read_only(rows))
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -214,8 +205,25 @@ class LossGrid:
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
-    """The nodes and edges of a :class:`~ttamer.Problem`, checked, and what follows from them."""
+class Problem:
+    """What may be asked, in which order, at which cost, with which losses.
+
+    Args:
+        moves: ``"precedence"`` or ``"walk"``.
+        nodes: The nodes.
+        edges: The edges between them, and from the start.
+
+    Raises:
+        ProblemError: If names, numbers or edges break a rule; the message names the place.
+
+    >>> problem = Problem.line(
+    ...     losses=[0.1, 0.5],
+    ...     costs=[0.1, 0.2],
+    ...     probabilities=[[0.5, 0.5], [[0.9, 0.1], [0.4, 0.6]]],
+    ... )
+    >>> problem
+    Problem(walk, 2 nodes, 2 edges)
+    """
 
     moves: Moves
     nodes: tuple[Node, ...]
@@ -245,19 +253,17 @@ class Graph:
                 outgoing[source].append(edge)
             incoming[target].append(edge)
         checks.check_shape(self.moves, self.nodes, self.edges, incoming)
-        derived = {
-            "nodes": tuple(self.nodes),
-            "edges": tuple(self.edges),
-            "number": number,
-            "ends": tuple((sources[0], target) for sources, target in ends),
-            "sources": tuple(sources for sources, _ in ends),
-            "outgoing": tuple(map(tuple, outgoing)),
-            "incoming": tuple(map(tuple, incoming)),
-            "order": checks.topological_order(self.nodes, ends),
-            "grid": LossGrid.of(node.losses for node in self.nodes),
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
+        vars(self).update(
+            nodes=tuple(self.nodes),
+            edges=tuple(self.edges),
+            number=number,
+            ends=tuple((sources[0], target) for sources, target in ends),
+            sources=tuple(sources for sources, _ in ends),
+            outgoing=tuple(map(tuple, outgoing)),
+            incoming=tuple(map(tuple, incoming)),
+            order=checks.topological_order(self.nodes, ends),
+            grid=LossGrid.of(node.losses for node in self.nodes),
+        )
 
     def __repr__(self) -> str:
         nodes, edges = counted(len(self.nodes), "node"), counted(len(self.edges), "edge")
@@ -330,7 +336,7 @@ class Graph:
 
     def count_states(self, number: int) -> int:
         """Return how many states a node (-1: the start, which has one) has."""
-        return 1 if number == START else len(self.nodes[number].losses)
+        return 1 if number == START else self.nodes[number].losses.size
 
     def targets(self, number: int) -> list[int]:
         """Return the nodes that the edges of a node (-1: the start) lead to, in their order."""
@@ -346,27 +352,6 @@ class Graph:
     def parent_edge(self, number: int) -> Edge:
         """Return the one edge that enters a node of a forest."""
         return self.edges[self.incoming[number][0]]
-
-
-class Problem(Graph):
-    """What may be asked, in which order, at which cost, with which losses.
-
-    Args:
-        moves: ``"precedence"`` or ``"walk"``.
-        nodes: The nodes.
-        edges: The edges between them, and from the start.
-
-    Raises:
-        ProblemError: If names, numbers or edges break a rule; the message names the place.
-
-    >>> problem = Problem.line(
-    ...     losses=[0.1, 0.5],
-    ...     costs=[0.1, 0.2],
-    ...     probabilities=[[0.5, 0.5], [[0.9, 0.1], [0.4, 0.6]]],
-    ... )
-    >>> problem
-    Problem(walk, 2 nodes, 2 edges)
-    """
 
     def with_moves(self, moves: Moves) -> Problem:
         """Return the same nodes and edges under one kind of moves.
@@ -753,11 +738,18 @@ def require_problem(problem: object, what: str) -> None:
     require_kind(problem, Problem, f"{what} needs a Problem", remedy)
 
 
-def _numbers(values: ArrayLike, what: str) -> NDArray[np.float64]:
-    """Return a read-only copy of numbers."""
+def _numbers(
+    values: ArrayLike, what: str, form: str = "numbers in rows of equal length"
+) -> NDArray[np.float64]:
+    """Return a copy of numbers."""
     try:
-        array = np.array(values, dtype=np.float64)
+        if values is not None:  # which is NaN to NumPy
+            return np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise ProblemError(f"{what} must be numbers in rows of equal length") from None
+        pass
+    raise ProblemError(f"{what} must be {form}, not {values!r:.60}")
+
+
+def _read_only(array: NDArray[np.float64]) -> NDArray[np.float64]:
     array.setflags(write=False)
     return array

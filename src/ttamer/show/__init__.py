@@ -39,21 +39,19 @@ def card(
     parts += [f"<div>{escape(note)}</div>" for note in notes]
     if rows:
         parts.append('<table style="border-collapse:collapse;margin:6px 0;color:inherit">')
-        if head:
-            cells = "".join(_cell("th", text, column) for column, text in enumerate(head))
-            parts.append(f"<thead><tr>{cells}</tr></thead>")
-        body = "".join(
-            f"<tr>{''.join(_cell('td', text, column) for column, text in enumerate(row))}</tr>"
-            for row in rows
-        )
-        parts.append(f"<tbody>{body}</tbody></table>")
+        parts.append(f"<thead>{_row('th', head)}</thead>" if head else "")
+        parts.append(f"<tbody>{''.join(_row('td', row) for row in rows)}</tbody></table>")
     return "".join(parts) + "</div>\n"
 
 
-def _cell(kind: str, text: str, column: int) -> str:
-    """Return a cell: the first column to the left, the others to the right."""
-    side = "left" if column == 0 else "right"
-    return f'<{kind} style="{CELL};text-align:{side}">{escape(text)}</{kind}>'
+def _row(kind: str, texts: Sequence[str]) -> str:
+    """Return a row: the first column to the left, the others to the right."""
+    sides = ["left", *["right"] * (len(texts) - 1)]
+    cells = [
+        f'<{kind} style="{CELL};text-align:{side}">{escape(text)}</{kind}>'
+        for side, text in zip(sides, texts, strict=True)
+    ]
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 # What a function takes as progress: something to call, or whether to show the progress.
@@ -64,47 +62,52 @@ _COUNTED = re.compile(r"(\d[\d,]*) of (\d[\d,]*)")
 _LINE_SECONDS = 2.0
 
 
-def counted(text: str) -> tuple[int, int] | None:
-    """Return how many of how many are done, where a text has it.
+class ProgressReport:
+    """Shows lines of progress: on a terminal in one line, elsewhere one line now and then.
 
-    >>> counted("tried 3 of 1,200: full"), counted("drawing")
-    ((3, 1200), None)
-    """
-    match = _COUNTED.search(text)
-    if match is None:
-        return None
-    done, total = (int(group.replace(",", "")) for group in match.groups())
-    return done, total
+    A text with "3 of 12" in it is followed by the time left, at the pace of the work so far.
 
-
-class TimeLeft:
-    """The time left, estimated from the time that the work took so far.
-
-    >>> left = TimeLeft(clock=iter([0.0, 10.0, 12.0]).__next__)
-    >>> left.of("0 of 4"), left.of("1 of 4"), left.of("drawing")
-    ('', ', about 30 s left', '')
+    >>> report = ProgressReport(clock=iter([0.0, 10.0, 12.0]).__next__)
+    >>> report.timed("0 of 4"), report.timed("1 of 4"), report.timed("drawing")
+    ('0 of 4', '1 of 4, about 30 s left', 'drawing')
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream or sys.stderr
         self._clock = clock
-        self._total = -1
-        self._first = self._done = 0
+        self._shown = -_LINE_SECONDS
+        self._total = self._first = self._done = 0
         self._start = 0.0
 
-    def of(self, text: str) -> str:
-        """Return what to add to a text: the time left, or nothing where it is not known."""
-        counts = counted(text)
-        if counts is None:
-            return ""
-        done, total = counts
-        time_now = self._clock()
+    def timed(self, text: str) -> str:
+        """Return a text with the time left, where it is known."""
+        match = _COUNTED.search(text)
+        if match is None:
+            return text
+        done, total = (int(group.replace(",", "")) for group in match.groups())
+        now = self._clock()
         if total != self._total or done < self._done:  # other work
-            self._total, self._first, self._start = total, done, time_now
+            self._total, self._first, self._start = total, done, now
         self._done = done
         if done <= self._first or done >= total:
-            return ""
-        seconds = (time_now - self._start) / (done - self._first) * (total - done)
-        return f", about {_duration(seconds)} left"
+            return text
+        seconds = (now - self._start) / (done - self._first) * (total - done)
+        return f"{text}, about {_duration(seconds)} left"
+
+    def __call__(self, text: str) -> None:
+        """Show a line."""
+        line = self.timed(text)
+        if self._stream.isatty():
+            width = shutil.get_terminal_size().columns - 1  # a line that wraps is not overwritten
+            print(f"\r\x1b[K{line[:width]}", end="", file=self._stream, flush=True)
+        elif text and time.monotonic() - self._shown >= _LINE_SECONDS:
+            self._shown = time.monotonic()
+            print(f"... {line}", file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Remove what is shown."""
+        if self._stream.isatty():
+            print("\r\x1b[K", end="", file=self._stream, flush=True)
 
 
 def _duration(seconds: float) -> str:
@@ -116,60 +119,6 @@ def _duration(seconds: float) -> str:
     if seconds < 100:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-class ProgressReport:
-    """Shows lines of progress: a bar of ``tqdm.auto`` where it is installed, else a line.
-
-    >>> report = ProgressReport()
-    >>> report.close()
-    """
-
-    def __init__(self, stream: Any = None, *, bar: bool = True) -> None:
-        self._stream = stream or sys.stderr
-        self._left = TimeLeft()
-        self._bar: Any = None
-        self._shown = -_LINE_SECONDS
-        self._tqdm: Any = _tqdm() if bar else None
-
-    def __call__(self, text: str) -> None:
-        """Show a line; a text with "3 of 12" in it moves the bar."""
-        if self._tqdm is not None:
-            self._move(text, counted(text))
-            return
-        line = text + self._left.of(text)
-        if self._stream.isatty():
-            width = shutil.get_terminal_size().columns - 1  # a line that wraps is not overwritten
-            print(f"\r\x1b[K{line[:width]}", end="", file=self._stream, flush=True)
-        elif text and time.monotonic() - self._shown >= _LINE_SECONDS:
-            self._shown = time.monotonic()
-            print(f"... {line}", file=self._stream, flush=True)
-
-    def _move(self, text: str, counts: tuple[int, int] | None) -> None:
-        done, total = counts or (0, None)
-        if self._bar is None or (counts is not None and self._bar.total != total):
-            self.close()
-            self._bar = self._tqdm(total=total, file=self._stream, leave=False)
-        self._bar.set_description(text[:60], refresh=False)
-        self._bar.update(max(done - self._bar.n, 0))
-        self._bar.refresh()
-
-    def close(self) -> None:
-        """Remove what is shown."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-        elif self._tqdm is None and self._stream.isatty():
-            print("\r\x1b[K", end="", file=self._stream, flush=True)
-
-
-def _tqdm() -> Any:
-    """Return the bar of tqdm for a terminal or a notebook; nothing where it is not installed."""
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        return None
-    return tqdm
 
 
 @contextmanager
@@ -200,12 +149,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(_width(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = []
     for row in (head, *rows):
-        spaces = [" " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
-        first, *cells = [
-            f"{space}{cell}" if i else f"{cell}{space}"
-            for i, (cell, space) in enumerate(zip(row, spaces, strict=True))
-        ]
-        lines.append("  " + "  ".join([first, *cells]).rstrip())
+        fill = [" " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
+        cells = [row[0] + fill[0], *map("".join, zip(fill[1:], row[1:], strict=True))]
+        lines.append("  " + "  ".join(cells).rstrip())
     return "\n".join([paint(lines[0], "bold"), *lines[1:]])
 
 
