@@ -6,7 +6,6 @@ Ask the available node of least index; stop when the best loss so far is at or b
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from heapq import heappop, heappush, heapreplace
@@ -36,33 +35,28 @@ from ttamer.problem.problem import START, STOP, Edge, Problem
 
 
 class Queue(NamedTuple):
-    """Nodes waiting to be asked, the least index first, as plain sequences."""
+    """Nodes waiting to be asked, the least index first; at the end stands -1, of infinite index."""
 
     indices: array[float]
     nodes: array[int]
-    """A queue ends with -1."""
 
 
 class IndexTables(NamedTuple):
-    """The children of each node and state as queues one after another, the least index first."""
+    """The children of each node and state as queues one after another.
 
-    nodes: NDArray[np.int32]
-    """The node at each position; -1 after the last one of a queue."""
-    indices: NDArray[np.float64]
+    Single numbers are read faster from plain sequences than from NumPy's arrays. The last entry by
+    node is that of the start.
+    """
+
+    queue: Queue
     rank: NDArray[np.intp]
     """The position in the order of asking; of equal indices the node given first."""
-    starts: dict[int, NDArray[np.intp]]
-    """Where the queue of each state of a node with children begins; -1 has the roots."""
-    column: dict[int, int]
-    """The column of each of them in a batch."""
-    group_of: NDArray[np.intp]
-    """The column in which each node waits."""
-    queue: Queue
-    """The queues again, for sessions: single numbers are read faster so."""
     opens: tuple[tuple[int, ...], ...]
     """Per node, where the queue of its children begins for each state; none for a leaf."""
+    column: NDArray[np.intp]
+    """Per node, the column of its children's queue in a batch."""
     losses: tuple[tuple[float, ...], ...]
-    """Per node, the weighed loss of each state; the last entry is "stopped"."""
+    """Per node, the weighed loss of each state; none at the end, which stands for "stopped"."""
     names: tuple[str | None, ...]
 
 
@@ -83,11 +77,9 @@ class IndexPolicy(Policy):
         return self.sigma[self.problem.index_of(node)]
 
     def choice(self, after: str | None = None) -> NDArray[np.int32]:
-        children = sorted(self.problem.targets(number_of(self.problem, after)))
-        states = (
-            1 if after is None else len(self.problem.nodes[self.problem.index_of(after)].losses)
-        )
-        sigma = np.full((len(children) + 1, states), np.inf)  # the last one is to stop
+        node = number_of(self.problem, after)
+        children = sorted(self.problem.targets(node))
+        sigma = np.full((len(children) + 1, self.problem.count_states(node)), np.inf)
         for row, child in enumerate(children):
             sigma[row] = self.sigma[child]
         least = np.array([*children, STOP], np.int32)[sigma.argmin(axis=0)]  # ties: given first
@@ -105,9 +97,7 @@ class IndexPolicy(Policy):
         if not best >= 0:  # also NaN
             raise ArgumentError(f"the best loss so far is from 0 up, or inf for none, not {best!r}")
         weighed = float(weigh_losses(np.array([best]), self.tradeoff)[0])
-        answers, *_ = forest_outcome(
-            self.problem, self.tradeoff, self.sigma, node, state, best=weighed, by_cost=True
-        )
+        answers, *_ = forest_outcome(self, node, state, best=weighed, by_cost=True)
         return joint_law(answers)
 
     def session(self) -> IndexSession:
@@ -117,49 +107,37 @@ class IndexPolicy(Policy):
         return IndexBatch(self, size)
 
     @cached_property
-    def weighed_losses(self) -> tuple[NDArray[np.float64], ...]:
-        """Per node, the loss of each of its states, weighed."""
-        return tuple(weigh_losses(node.losses, self.tradeoff) for node in self.problem.nodes)
-
-    @cached_property
     def tables(self) -> IndexTables:
         """The indices as sessions and batches read them."""
-        groups = [START, *(v for v in range(len(self.sigma)) if self.problem.outgoing[v])]
-        parts: list[tuple[NDArray[np.intp], NDArray[np.float64]]] = []
-        starts: dict[int, NDArray[np.intp]] = {}
-        size = 0
-        for group in groups:
-            children = np.array(self.problem.targets(group))
-            sigma = np.stack([self.sigma[child] for child in children], axis=1)
-            order = np.lexsort((np.broadcast_to(children, sigma.shape), sigma), axis=1)
-            end = ((0, 0), (0, 1))  # after the last one there is none
-            nodes = np.pad(children[order], end, constant_values=STOP)
-            indices = np.take_along_axis(sigma, order, axis=1)
-            parts.append((nodes.ravel(), np.pad(indices, end, constant_values=np.inf).ravel()))
-            starts[group] = size + nodes.shape[1] * np.arange(len(nodes))
-            size += nodes.size
-        node, index = (np.concatenate(part) for part in zip(*parts, strict=True))
-        rank = np.empty(size, np.intp)
-        rank[np.lexsort((node, node == STOP, index))] = np.arange(size)
-        column = {group: number for number, group in enumerate(groups)}
+        problem, nodes = self.problem, range(len(self.sigma))
+        # A node with children has one queue of them for each of its states.
+        counts = [problem.count_states(v) * bool(problem.outgoing[v]) for v in (*nodes, START)]
+        last = np.cumsum(counts)
+        node = np.repeat(nodes, [len(sigma) for sigma in self.sigma])
+        state = np.concatenate([np.arange(len(sigma)) for sigma in self.sigma])
+        queue = (last - counts)[np.array(problem.parents)[node]] + state
+        # The end of each queue, as a node behind all others.
+        node = np.append(node, np.full(last[-1], len(nodes)))
+        queue = np.append(queue, np.arange(last[-1]))
+        index = np.concatenate([*self.sigma, np.full(last[-1], np.inf)])
+        order = np.lexsort((node, index, queue))
+        node, index = node[order], index[order]
+        rank = np.empty_like(node)
+        rank[np.lexsort((node, index))] = np.arange(len(node))
+        begins = np.split(np.searchsorted(queue[order], np.arange(last[-1])), last[:-1])
+        asked = np.where(node < len(nodes), node, STOP).astype(np.int32)
         return IndexTables(
-            nodes=node.astype(np.int32),
-            indices=index,
+            queue=Queue(array("d", index.tobytes()), array("i", asked.tobytes())),
             rank=rank,
-            starts=starts,
-            column=column,
-            group_of=np.array([column[parent] for parent in self.problem.parents]),
-            queue=Queue(array("d", index.tobytes()), array("i", node.astype(np.int32).tobytes())),
-            opens=tuple(
-                tuple(starts[v].tolist()) if v in starts else () for v in range(len(self.sigma))
-            ),
-            losses=(*(tuple(losses.tolist()) for losses in self.weighed_losses), ()),
-            names=(*self.problem.names, None),
+            opens=tuple(tuple(begin.tolist()) for begin in begins),
+            column=np.cumsum(np.greater(counts, 0)) - 1,
+            losses=(*(tuple(self.fallbacks[p].tolist()) for p in problem.grid.positions), ()),
+            names=(*problem.names, None),
         )
 
     @cached_property
     def _means(self) -> Means:
-        answers, cost, asked = forest_outcome(self.problem, self.tradeoff, self.sigma)
+        answers, cost, asked = forest_outcome(self)
         # The chance that nothing answers is rounding: the solver refuses what is not sure to.
         return Means.of(answers[1:], cost, asked)
 
@@ -177,10 +155,11 @@ class IndexSession(StateSession):
     def __init__(self, policy: IndexPolicy) -> None:
         super().__init__(policy)
         self._names, queue = policy.tables.names, policy.tables.queue
-        # A heap with the first of every queue: (index, node, its place, the queue).
-        self._open = [(queue.indices[0], queue.nodes[0], 0, queue)]
+        [first] = policy.tables.opens[START]
+        # A heap with the first of every queue: (index, node, its position, the queue).
+        self._open = [(queue.indices[first], queue.nodes[first], first, queue)]
         self._best = INFINITY
-        self._node = queue.nodes[0]
+        self._node = queue.nodes[first]
         self.next = self._names[self._node]
 
     def observe(self, state: int) -> None:
@@ -242,29 +221,28 @@ class IndexBatch(Batch):
 
     def __init__(self, policy: IndexPolicy, size: int) -> None:
         super().__init__(policy, size)
-        queues = policy.tables
+        queue, tables = policy.tables.queue, policy.tables
+        self._indices, self._nodes = np.array(queue.indices), np.array(queue.nodes)
+        self._parents = np.array(policy.problem.parents)
         self._best = np.full(size, np.inf)
-        # The place of the next node of each queue; queues that have not opened stand at the end.
-        self._heads = np.full(
-            (size, len(queues.column)), queues.starts[START][0] + len(policy.problem.starts)
-        )
-        self._heads[:, 0] = queues.starts[START][0]
-        self.next[:] = queues.nodes[queues.starts[START][0]]
+        # The position of the next node of each queue; those that have not opened are at their end.
+        self._heads = np.full((size, tables.column[START] + 1), len(queue.nodes) - 1)
+        self._heads[:, START] = tables.opens[START]
+        self.next[:] = self._nodes[tables.opens[START]]
 
     def _step(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
-        queues = self._policy.tables
-        losses, best = self._policy.weighed_losses[node][states], self._best[rows]
+        tables = self._policy.tables
+        losses, best = np.array(tables.losses[node])[states], self._best[rows]
         self.answer[rows[losses < best]] = node
         best = np.minimum(best, losses)
         self._best[rows] = best
         # Only the head of each queue competes: the others of it have larger indices.
-        self._heads[rows, queues.group_of[node]] += 1
-        if node in queues.column:
-            self._heads[rows, queues.column[node]] = queues.starts[node][states]
+        self._heads[rows, tables.column[self._parents[node]]] += 1
+        if tables.opens[node]:
+            self._heads[rows, tables.column[node]] = np.array(tables.opens[node])[states]
         heads = self._heads[rows]
-        first = heads[np.arange(len(rows)), queues.rank[heads].argmin(axis=1)]
-        goes_on = best > queues.indices[first]
-        self.next[rows] = np.where(goes_on, queues.nodes[first], STOP)
+        first = heads[np.arange(len(rows)), tables.rank[heads].argmin(axis=1)]
+        self.next[rows] = np.where(best > self._indices[first], self._nodes[first], STOP)
 
 
 # Levels at which less than this chance of being asked or of answering lies are left out.
@@ -366,9 +344,7 @@ class Outside:
 
 
 def forest_outcome(
-    problem: Problem,
-    tradeoff: float,
-    sigma: Sequence[Floats],
+    policy: IndexPolicy,
     node: int = START,
     state: int = 0,
     *,
@@ -380,15 +356,15 @@ def forest_outcome(
     The first answer is none, of infinite loss. ``best`` is the best loss so far, weighed; it need
     not be on the grid. With ``by_cost`` answers are split by what was paid.
     """
-    losses, indices, never = _levels(problem, tradeoff, sigma, best)
-    top, nodes = node, problem.descendants(node)
-    asked, mean_cost = np.zeros(len(problem.nodes)), 0.0
+    problem, top, mean_cost = policy.problem, node, 0.0
+    nodes, asked = problem.descendants(top), np.zeros(len(problem.nodes))
     if not nodes:
         return [(np.inf, 0.0, np.ones(1))], mean_cost, asked
     if by_cost:
         _check_work(problem, top)
-    # From the leaves: the search of each subtree, given the state of its parent.
-    children: dict[int, list[int]] = {}  # in the order of the sweep from the leaves
+    losses, indices, never = _levels(policy, best)
+    # From the leaves: the search of each subtree, given the state of its parent. Those of siblings
+    # come in reverse order.
     searches: dict[int, list[Search]] = {}
     layers: dict[int, list[list[Search]]] = {}
     for node in reversed(nodes):
@@ -397,7 +373,6 @@ def forest_outcome(
             layers[node] = _in_pairs(searches.pop(node))
             search = search.beside(layers[node][-1][0])
         search = search.asked(problem.parent_edge(node), indices[node], never, by_cost=by_cost)
-        children.setdefault(problem.parents[node], []).append(node)
         searches.setdefault(problem.parents[node], []).append(search)
     layers[top] = _in_pairs(searches[top])
 
@@ -406,9 +381,8 @@ def forest_outcome(
     chances = np.zeros((len(below.open), len(below.points), 1))
     chances[state] = 1.0
     answers: list[Answer] = [(np.inf, below.costs, below.at(np.array([never]))[state, 0])]
-    outside: dict[int, Outside] = {}
     start = Outside(below.points, np.zeros(1), chances)
-    outside.update(zip(children[top], _shared(layers.pop(top), start), strict=True))
+    outside = dict(zip(problem.targets(top)[::-1], _shared(layers.pop(top), start), strict=True))
     for node in nodes:
         edge, around = problem.parent_edge(node), outside.pop(node)
         entered = around.at(indices[node], np.zeros(1, np.intp))[:, 0].sum(axis=1)
@@ -432,19 +406,17 @@ def forest_outcome(
             going = losses[node][:, np.newaxis] > onward
             chances = reached[:, len(losses[node]) :] * going[..., np.newaxis]
             shares = _shared(layers.pop(node), Outside(onward, costs, chances))
-            outside.update(zip(children[node], shares, strict=True))
+            outside.update(zip(problem.targets(node)[::-1], shares, strict=True))
     return answers, mean_cost, asked
 
 
-def _levels(
-    problem: Problem, tradeoff: float, sigma: Sequence[Floats], best: float
-) -> tuple[list[Levels], list[Levels], int]:
+def _levels(policy: IndexPolicy, best: float) -> tuple[list[Levels], list[Levels], int]:
     """Rank all losses, and the indices below the best loss in hand, lower ones met first.
 
     Returns the levels of each node's losses and indices, and that of what is never met.
     """
-    losses = [weigh_losses(node.losses, tradeoff) for node in problem.nodes]
-    parts = [*losses, *sigma]
+    losses = [policy.fallbacks[position] for position in policy.problem.grid.positions]
+    parts = [*losses, *policy.sigma]
     sizes = [len(part) for part in parts]
     value = np.concatenate(parts)
     owner = np.repeat(np.arange(len(parts)), sizes)  # losses come first, then indices

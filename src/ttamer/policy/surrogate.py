@@ -69,11 +69,9 @@ class Surrogate:
     def minimum_with(self, sibling: Surrogate) -> Surrogate:
         """Return the law of the smaller of the two, independent given the state."""
         points = np.union1d(self.points, sibling.points)
-        below, above = self.at(points)
-        sibling_below, sibling_above = sibling.at(points)
-        return Surrogate(
-            points, below + above * sibling_below, above * sibling_above, self.sure | sibling.sure
-        )
+        (below, above), (also_below, also_above) = self.at(points), sibling.at(points)
+        sure = self.sure | sibling.sure
+        return Surrogate(points, below + above * also_below, above * also_above, sure)
 
     def mixed(self, rows: NDArray[np.float64]) -> Surrogate:
         """Return the law given the parent's state, by rows of shape (parent states, states)."""
@@ -85,16 +83,16 @@ class Surrogate:
 
         ``rows`` and ``delays`` have shape (parent states, states).
         """
+        law = self.mixed(rows)
         if np.ptp(delays) == 0:
-            law = self.mixed(rows)
-            return Surrogate(law.points + delays.flat[0], law.below, law.above, law.sure)
+            return replace(law, points=law.points + delays.flat[0])
         points = np.unique(np.add.outer(np.unique(delays), self.points))
         below, above = np.zeros((2, len(rows), len(points)))
         for parent, state in np.argwhere(rows > 0).tolist():
             lower, upper = replace(self, points=self.points + delays[parent, state]).at(points)
             below[parent] += rows[parent, state] * lower[state]
             above[parent] += rows[parent, state] * upper[state]
-        return Surrogate(points, below, above, ~((rows > 0) @ ~self.sure))
+        return Surrogate(points, below, above, law.sure)
 
     def trimmed(self) -> Surrogate:
         """Return the law without breakpoints that change no mean beyond rounding.
@@ -126,54 +124,34 @@ class Surrogate:
 
         ``cost`` is one number, or one per state.
         """
-        states = np.arange(len(self.below))
         if not len(self.points):
-            return np.full(len(states), np.inf)
+            return np.full(len(self.below), np.inf)
         # E[(p - W)^+] at each breakpoint p: the running integral of ``below``.
         gained = np.zeros_like(self.below)
         np.cumsum(self.below[:, :-1] * np.diff(self.points), axis=1, out=gained[:, 1:])
-        cost = np.broadcast_to(cost, len(states))
-        last = (gained <= cost[:, np.newaxis]).sum(axis=1) - 1  # the last breakpoint not past sigma
-        slope = self.below[states, last]
-        spare = cost - gained[states, last]
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            return np.where(slope > 0, self.points[last] + spare / slope, np.inf)
+        return _largest(self.points, gained, self.below, np.broadcast_to(cost, len(gained)))
 
     def reaching(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return, per state, the x with ``E[min(x, W)] = mean``; ``inf`` where the mean is less."""
-        x = np.full(len(mean), np.inf)
-        if not len(self.points):
-            return np.asarray(mean)
-        reached = self.expected_minimum(self.points)
-        for state in range(len(mean)):
-            last = int(np.searchsorted(reached[state], mean[state], side="right")) - 1
-            short = mean[state] - (reached[state, last] if last >= 0 else 0.0)
-            slope = self.above[state, last] if last >= 0 else 1.0
-            if slope > 0:
-                x[state] = (self.points[last] if last >= 0 else 0.0) + short / slope
-        return x
+        # Below the first breakpoint E[min(x, W)] is x.
+        slopes = np.pad(self.above, ((0, 0), (1, 0)), constant_values=1.0)
+        reached = np.pad(self.expected_minimum(self.points), ((0, 0), (1, 0)))
+        return _largest(np.append(0.0, self.points), reached, slopes, mean)
 
     def raised(self, sigma: NDArray[np.float64]) -> Surrogate:
         """Return the law of ``max(sigma, W)``."""
         points = np.union1d(self.points, sigma[np.isfinite(sigma)])
         points = points[points >= sigma.min()]  # nothing is left below the least index
-        below, above = self.at(points)
-        reached = points >= sigma[:, np.newaxis]
-        return Surrogate(
-            points, np.where(reached, below, 0.0), np.where(reached, above, 1.0), self.sure
-        )
+        (below, above), reached = self.at(points), points >= sigma[:, np.newaxis]
+        below, above = np.where(reached, below, 0.0), np.where(reached, above, 1.0)
+        return Surrogate(points, below, above, self.sure)
 
     def cut(self, value: NDArray[np.float64]) -> Surrogate:
         """Return the law of the smaller of the number and a constant of each state."""
         points = np.union1d(self.points, value[np.isfinite(value)])
-        below, above = self.at(points)
-        beyond = points >= value[:, np.newaxis]
-        return Surrogate(
-            points,
-            np.where(beyond, 1.0, below),
-            np.where(beyond, 0.0, above),
-            self.sure | np.isfinite(value),
-        )
+        (below, above), beyond = self.at(points), points >= value[:, np.newaxis]
+        below, above = np.where(beyond, 1.0, below), np.where(beyond, 0.0, above)
+        return Surrogate(points, below, above, self.sure | np.isfinite(value))
 
     @property
     def mean(self) -> float:
@@ -275,6 +253,22 @@ def index_unsure(
     law = law.mixed((chances @ edge.probabilities)[np.newaxis]).trimmed()
     index = law.index((1 - tradeoff) * chances @ edge.expected_costs)
     return float(settled(index, weigh_losses(problem.grid.values[:-1], tradeoff))[0])
+
+
+def _largest(
+    points: NDArray[np.float64],
+    values: NDArray[np.float64],
+    slopes: NDArray[np.float64],
+    limits: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return, per state, where a rising piecewise linear function passes a limit, or ``inf``.
+
+    It has these values at the points, and after each of them this slope.
+    """
+    states, last = np.arange(len(values)), (values <= limits[:, np.newaxis]).sum(axis=1) - 1
+    slope, spare = slopes[states, last], limits - values[states, last]
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.where(slope > 0, points[last] + spare / slope, np.inf)
 
 
 def settled(sigma: NDArray[np.float64], losses: NDArray[np.float64]) -> NDArray[np.float64]:
