@@ -29,7 +29,7 @@ def long_line(nodes, states, *, moves="walk", seed=0):
 def test_a_long_line_is_solved_by_its_indices_and_decides_the_same(monkeypatch):
     problem = long_line(12, 4)
     walk = tt.solve(problem, 0.6)
-    monkeypatch.setattr("ttamer.solvers.MAX_LINE_TABLES", 1)
+    monkeypatch.setattr("ttamer.solvers.MAX_UNCHECKED", 1)
     index = tt.solve(problem, 0.6)
     assert (type(walk), type(index)) == (tt.WalkPolicy, tt.IndexPolicy)
     assert index.value == pytest.approx(walk.value, rel=1e-14)
@@ -78,7 +78,7 @@ def noisy_rows(count, states):
 def test_tables_that_do_not_fit_are_refused_before_they_are_made(monkeypatch):
     problem = tt.Problem.skip_of(long_line(4, 3))
     monkeypatch.setattr(memory, "available_memory", lambda: 1e3)
-    monkeypatch.setattr("ttamer.solvers.MAX_LINE_TABLES", 1)
+    monkeypatch.setattr(memory, "MAX_UNCHECKED", 1)
     with pytest.raises(ProblemError, match=r"take 0.0 GB.*12 here.*round the losses"):
         tt.solve(problem, 0.5)
 

@@ -280,7 +280,7 @@ def test_what_is_not_solved_is_refused():
 def test_unseen_looks_where_that_is_never_worse_and_mixes_where_neither_is():
     def both(losses, chances, cost, mean):
         law = Surrogate.of_losses(np.array(losses)).mixed(np.array([chances]))
-        return law.raised(law.index(cost)), Surrogate.of_losses(np.array([mean])), mean
+        return law.raised(law.index(cost)), Surrogate.of_losses(np.array([mean]))
 
     assert forest.hedge(*both([0.0, 1.0], [0.5, 0.5], 0.0, 0.5)) == 1.0
     assert forest.hedge(*both([0.5], [1.0], 0.3, 0.5)) == 0.0

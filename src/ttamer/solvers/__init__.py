@@ -15,7 +15,7 @@ from ttamer.problem.checks import check_tradeoff, check_tradeoffs
 from ttamer.problem.problem import Problem, require_problem
 from ttamer.solvers.forest import solve_forest, solve_unseen_forest, with_leaves
 from ttamer.solvers.joint import solve_joint
-from ttamer.solvers.walk import check_memory, solve_walk, table_bytes
+from ttamer.solvers.walk import MAX_UNCHECKED, solve_walk, table_bytes
 
 
 @cache
@@ -33,11 +33,6 @@ def one_thread() -> AbstractContextManager[object]:
     ...     products = np.eye(2) @ np.eye(2)
     """
     return _blas().limit(limits=1, user_api="blas")  # type: ignore[no-any-return]
-
-
-# The largest tables of a walk, in bytes, that are made without a look at the memory there is.
-# Beyond it a line is solved by its indices.
-MAX_LINE_TABLES = 2**29
 
 
 def solve(
@@ -88,7 +83,8 @@ def solve(
     0.4
     """
     require_problem(problem, "solve")
-    return _solve(problem, np.array([check_tradeoff(tradeoff)]), recall, max_cost)[0]
+    with one_thread():
+        return _solve(problem, np.array([check_tradeoff(tradeoff)]), recall, max_cost)[0]
 
 
 def solve_ladder(
@@ -119,7 +115,8 @@ def solve_ladder(
     [0.1, 0.175, 0.25]
     """
     require_problem(problem, "solve_ladder")
-    return Ladder(tuple(_solve(problem, check_tradeoffs(tradeoffs), recall, max_cost)))
+    with one_thread():
+        return Ladder(tuple(_solve(problem, check_tradeoffs(tradeoffs), recall, max_cost)))
 
 
 def _solve(
@@ -145,26 +142,18 @@ def _solve(
             )
         if problem.is_line or problem.moves == "walk":
             problem = with_leaves(problem)
-        elif max_cost is not None:
+        elif max_cost is None:
+            return [solve_unseen_forest(problem, tradeoff) for tradeoff in tradeoffs.tolist()]
+        else:
             raise ProblemError(
                 "verify_cost is not solved under a cap on forests: remove it, or max_cost"
             )
-        else:
-            with one_thread():
-                return solve_unseen_forest(problem, tradeoffs)
     if problem.has_joint_edges or max_cost is not None:
-        if problem.is_line:
-            problem = problem.with_moves("walk")
-        with one_thread():
-            return solve_joint(problem, tradeoffs, recall=recall, max_cost=max_cost)
+        walk = problem.with_moves("walk") if problem.is_line else problem
+        return solve_joint(walk, tradeoffs, recall=recall, max_cost=max_cost)
     if problem.moves == "walk":
         size = table_bytes(problem, len(tradeoffs), recall=recall)
-        if size > MAX_LINE_TABLES:
-            if recall and problem.is_line:
-                problem = problem.with_moves("precedence")
-            else:
-                check_memory(problem, size)
-    with one_thread():
-        if problem.moves == "walk":
+        if size <= MAX_UNCHECKED or not (recall and problem.is_line):
             return solve_walk(problem, tradeoffs, recall=recall)
-        return solve_forest(problem, tradeoffs)
+        problem = problem.with_moves("precedence")
+    return solve_forest(problem, tradeoffs)

@@ -41,8 +41,7 @@ def solve_forest(problem: Problem, tradeoffs: NDArray[np.float64]) -> list[Index
     policies = []
     for tradeoff in tradeoffs.tolist():
         sigma, forest = sweep(problem, tradeoff)
-        value = forest.mean
-        if not np.isfinite(value):
+        if not np.isfinite(value := forest.mean):
             raise ProblemError(NO_SURE_ANSWER)
         policies.append(IndexPolicy(problem=problem, tradeoff=tradeoff, value=value, sigma=sigma))
     return policies
@@ -114,13 +113,12 @@ def committed(problem: Problem, unseen: Sequence[NDArray[np.bool_]]) -> Problem:
         rows[chosen, size + np.flatnonzero(chosen)] = 1.0
         look = edge.verify_cost or 0.0
         cost = edge.expected_costs + np.where(chosen, 0.0, look)
-        if not edge.is_cost_fixed and np.ndim(edge.cost) == edge.probabilities.ndim:
+        if np.ndim(edge.cost) == edge.probabilities.ndim:
             # What is observed with the state costs what it costs; unseen, what it does on average.
             cost = np.tile(cost[:, np.newaxis], rows.shape[1])
             cost[~chosen, :size] = edge.cost_table[~chosen] + look
-        if (
-            edge.source is not None
-        ):  # the states of the parent without a look, and without an answer
+        if edge.source is not None:
+            # The states of the parent in which it was not looked at, or could not be asked.
             extra = len(unseen[problem.parents[node]]) + 1
             rows = np.pad(rows, ((0, extra), (0, 0)))
             rows[sources:, -1] = 1.0
@@ -151,13 +149,8 @@ def lower_bound(problem: Problem, tradeoff: float) -> float:
     return from_leaves(problem.order, problem.parents, law_of, START).mean
 
 
-def solve_unseen_forest(problem: Problem, tradeoffs: Floats) -> list[IndexPolicy]:
-    """Solve a forest with answers that may be returned unseen, for several tradeoffs."""
-    return [_commit(problem, tradeoff) for tradeoff in tradeoffs.tolist()]
-
-
-def _commit(problem: Problem, tradeoff: float) -> IndexPolicy:
-    """Choose the commitment for one tradeoff, and solve."""
+def solve_unseen_forest(problem: Problem, tradeoff: float) -> IndexPolicy:
+    """Solve a forest with answers that may be returned unseen, by the best commitment tried."""
 
     def solved() -> IndexPolicy:
         return solve_forest(committed(problem, unseen), np.array([tradeoff]))[0]
@@ -209,28 +202,25 @@ def _hedged(problem: Problem, looked: Problem, tradeoff: float) -> dict[int, flo
         look, edge = subtree_law(looked, tradeoff, node, []), problem.parent_edge(node)
         look = look.raised(look.index((1 - tradeoff) * looked.parent_edge(node).expected_costs))
         unseen = weigh_losses(mean_losses(problem, problem.incoming[node][0]), tradeoff)
-        mean = float((unseen + (1 - tradeoff) * edge.expected_costs)[0])
-        closed = Surrogate.of_losses(np.array([mean]))
         # Not looking is a law too: its one value is the mean loss and cost.
-        laws[node] = look, closed, mean
+        laws[node] = look, Surrogate.of_losses(unseen + (1 - tradeoff) * edge.expected_costs)
     shares = {node: hedge(*law) for node, law in laws.items()}
     for node in laws:
         values = {}
         for share in (1.0, 0.0):
             shares[node] = share
-            mixed = [mixture(look, closed, shares[v]) for v, (look, closed, _) in laws.items()]
-            values[share] = least_of(mixed).mean
+            values[share] = least_of([mixture(*laws[v], shares[v]) for v in laws]).mean
         shares[node] = 1.0 if values[1.0] <= values[0.0] else 0.0
     return shares
 
 
-def hedge(look: Surrogate, closed: Surrogate, mean: float) -> float:
+def hedge(look: Surrogate, closed: Surrogate) -> float:
     """Return the probability of looking whose ratio to the best of both is least.
 
-    ``look`` and ``closed`` are the laws of looking and of not looking, which comes to ``mean``.
+    ``look`` and ``closed`` are the laws of looking and of not looking.
     """
     points = np.union1d(look.points, closed.points)
-    grid = np.unique(np.concatenate([points, [mean], np.linspace(0, 2, 101) * points[-1]]))
+    grid = np.unique(np.append(points, np.linspace(0, 2, 101) * points[-1]))
     grid = grid[grid > 0]
     if not grid.size:
         return 1.0
@@ -255,6 +245,5 @@ def mixture(look: Surrogate, closed: Surrogate, share: float) -> Surrogate:
     points = np.union1d(look.points, closed.points)
     tables = zip(look.at(points), closed.at(points), strict=True)
     below, above = (share * first + (1 - share) * second for first, second in tables)
-    return Surrogate(
-        points, below, above, (look.sure | (share == 0)) & (closed.sure | (share == 1))
-    )
+    sure = (look.sure | (share == 0)) & (closed.sure | (share == 1))
+    return Surrogate(points, below, above, sure)

@@ -35,7 +35,7 @@ from ttamer.errors import ProblemError
 from ttamer.policy.base import cost_keys
 from ttamer.policy.joint import Cap, JointPolicy, Step
 from ttamer.problem.problem import Edge, Node, Problem
-from ttamer.solvers.walk import check_memory, solve_walk, table_bytes
+from ttamer.solvers.walk import solve_walk
 
 # The most states that the walk over all steps may have in all.
 MAX_STATES = 20_000
@@ -81,7 +81,6 @@ def _solve_steps(
 ) -> list[JointPolicy]:
     """Solve over steps."""
     steps, walk = _Steps(problem, cap).walk()
-    check_memory(walk, table_bytes(walk, len(tradeoffs), recall=recall))
     return [
         JointPolicy(
             problem=problem,

@@ -38,6 +38,9 @@ from ttamer.problem.problem import START, STOP, Problem
 
 # The bytes of one entry while a walk is solved: Phi, Phi on arrival, and the choice.
 ENTRY_BYTES = 8 + 8 + 4
+# The largest tables, in bytes, that are made without a look at the memory there is. Lines with
+# larger ones are solved by their indices.
+MAX_UNCHECKED = 2**29
 # The file in which Linux states the limit of a container.
 CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
 
@@ -48,10 +51,7 @@ NO_SURE_ANSWER = (
 
 
 def solve_walk(
-    problem: Problem,
-    tradeoffs: NDArray[np.float64],
-    *,
-    recall: bool,
+    problem: Problem, tradeoffs: NDArray[np.float64], *, recall: bool
 ) -> list[WalkPolicy]:
     """Solve a walk for several tradeoffs at once.
 
@@ -59,6 +59,7 @@ def solve_walk(
     only without recall.
     """
     count = len(tradeoffs)
+    check_memory(problem, table_bytes(problem, count, recall=recall))
     weights = tradeoffs[:, np.newaxis]
     fallback = weigh_losses(problem.grid.values, weights)
     tables = len(problem.nodes) + 1  # the start's come last
@@ -80,8 +81,7 @@ def solve_walk(
             edge, target = problem.edges[number], problem.ends[number][1]
             onward = product(edge.probabilities, arrival[target].reshape(len(arrival[target]), -1))
             onward = onward.reshape(shape)
-            cost = edge.cost if edge.is_cost_fixed else edge.expected_costs[:, np.newaxis]
-            onward += (cost * (1 - tradeoffs))[..., np.newaxis]
+            onward += (edge.expected_costs[:, np.newaxis] * (1 - tradeoffs))[..., np.newaxis]
             if best is None:
                 best, towards = onward, np.int32(target)
             else:
@@ -98,10 +98,8 @@ def solve_walk(
             best = np.minimum(stop, best, out=best)
         choices[node] = np.where(goes_on, towards, np.int32(STOP))
         if leads:
-            unsure = np.isinf(best[..., -1])
-            choices[node][..., -1] = np.where(
-                unsure, following[:, np.newaxis], choices[node][..., -1]
-            )
+            unsure, last = np.isinf(best[..., -1]), choices[node][..., -1]
+            choices[node][..., -1] = np.where(unsure, following[:, np.newaxis], last)
         phi[node] = arrival[node] = best
         if recall and node != START:
             # On arrival the best so far is min(x, l(y)): beyond l(y)'s column nothing changes.
@@ -155,7 +153,7 @@ def available_memory() -> float:
 
 def check_memory(problem: Problem, size: int) -> None:
     """Refuse a walk whose tables do not fit into memory, before they are made."""
-    limit = available_memory()
+    limit = available_memory() if size > MAX_UNCHECKED else float("inf")
     if size > limit:
         raise ProblemError(
             f"the tables of this walk take {size / 1e9:.1f} GB, and this machine has "
