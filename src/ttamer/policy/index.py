@@ -57,7 +57,6 @@ class IndexTables(NamedTuple):
     """Per node, the column of its children's queue in a batch."""
     losses: tuple[tuple[float, ...], ...]
     """Per node, the weighed loss of each state; none at the end, which stands for "stopped"."""
-    names: tuple[str | None, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -132,7 +131,6 @@ class IndexPolicy(Policy):
             opens=tuple(tuple(begin.tolist()) for begin in begins),
             column=np.cumsum(np.greater(counts, 0)) - 1,
             losses=(*(tuple(self.fallbacks[p].tolist()) for p in problem.grid.positions), ()),
-            names=(*problem.names, None),
         )
 
     @cached_property
@@ -148,22 +146,21 @@ class IndexSession(StateSession):
     It opens in constant time; a step takes a time that is logarithmic in the nodes asked so far.
     """
 
-    __slots__ = ("_best", "_names", "_open")
+    __slots__ = ("_best", "_open")
 
     _policy: IndexPolicy
 
     def __init__(self, policy: IndexPolicy) -> None:
         super().__init__(policy)
-        self._names, queue = policy.tables.names, policy.tables.queue
+        queue = policy.tables.queue
         [first] = policy.tables.opens[START]
         # A heap with the first of every queue: (index, node, its position, the queue).
         self._open = [(queue.indices[first], queue.nodes[first], first, queue)]
         self._best = INFINITY
-        self._node = queue.nodes[first]
-        self.next = self._names[self._node]
+        self.number = queue.nodes[first]
 
     def observe(self, state: int) -> None:
-        node, tables = self._node, self._policy.tables
+        node, tables = self.number, self._policy.tables
         try:
             if state < 0:
                 raise self._refuse(state)
@@ -185,7 +182,7 @@ class IndexSession(StateSession):
 
         Its state stays unknown: the indices of its children are those of their average law.
         """
-        node, chances = self._node, self._fail()
+        node, chances = self.number, self._fail()
         problem, tradeoff, sigma = self._policy.problem, self._policy.tradeoff, self._policy.sigma
         children = problem.targets(node)
         by_index = sorted((index_unsure(problem, tradeoff, sigma, v, chances), v) for v in children)
@@ -204,8 +201,7 @@ class IndexSession(StateSession):
         if opened is not None:
             heappush(self._open, (opened.indices[start], opened.nodes[start], start, opened))
         index, node = self._open[0][:2] if self._open else (INFINITY, STOP)
-        self._node = STOP if self._best <= index else node
-        self.next = self._names[self._node]
+        self.number = STOP if self._best <= index else node
 
     def explain(self) -> Explanation:
         return self._explained(self._best, self._open[0][0] if self._open else INFINITY)

@@ -153,10 +153,10 @@ class JointSession(StateSession):
         if (
             self.next is None
             or not isinstance(state, int | np.integer)
-            or not (0 <= state < len(self._policy.problem.nodes[self._node].losses))
+            or not (0 <= state < len(self._policy.problem.nodes[self.number].losses))
         ):
             raise self._refuse(state)
-        grid, node = self._policy.walk.problem.grid, self._node
+        grid, node = self._policy.walk.problem.grid, self.number
         column = grid.column(float(self._policy.problem.nodes[node].losses[state]))
         if not self._policy.recall:
             self._best, self._answer = column, node if column < len(grid) - 1 else STOP
@@ -204,8 +204,7 @@ class JointSession(StateSession):
         stop = float(walk.fallbacks[self._best])
         goes_on = stop == INFINITY or self._value < stop * (1 - TIE)
         self._target = target if goes_on else STOP
-        self._node = self._policy.steps[self._target].node if self._target >= 0 else STOP
-        self.next = self._policy.problem.names[self._node] if self._target >= 0 else None
+        self.number = self._policy.steps[self._target].node if self._target >= 0 else STOP
 
 
 class JointBatch(Batch):

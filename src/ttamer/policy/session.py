@@ -182,11 +182,11 @@ class StateSession(Session):
     (None, 'm2', ('m1', 'm2'), 0.2)
     """
 
-    __slots__ = ("_answer", "_failed", "_node", "_path", "_policy", "next")
+    __slots__ = ("_answer", "_failed", "_path", "_policy", "number")
 
     _policy: Policy
-    _node: int
-    next: str | None
+    number: int
+    """The number of the node to ask now; -1 once stopped."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -231,9 +231,9 @@ class StateSession(Session):
         self.observe(state)
 
     @property
-    def number(self) -> int:
-        """The number of the node to ask now; -1 once stopped."""
-        return self._node
+    def next(self) -> str | None:
+        """The node to ask now; ``None`` once stopped."""
+        return self._policy.problem.names[self.number] if self.number >= 0 else None
 
     @property
     def answer(self) -> str | None:
@@ -271,7 +271,7 @@ class StateSession(Session):
         return float((chances * edge.expected_costs).sum())
 
     def _next_edge(self) -> tuple[Edge, NDArray[np.float64]]:
-        return self._edge_into(self._node, self._path[-1][0] if self._path else START)
+        return self._edge_into(self.number, self._path[-1][0] if self._path else START)
 
     def _edge_into(self, node: int, last: int) -> tuple[Edge, NDArray[np.float64]]:
         """The edge by which a node is asked after the last, and the chances of its sources."""
@@ -303,8 +303,8 @@ class StateSession(Session):
         if self.next is None:
             raise self._ended()
         chances = self._chances()
-        self._failed = {**(self._failed or {}), self._node: chances}
-        self._path.append((self._node, -1))
+        self._failed = {**(self._failed or {}), self.number: chances}
+        self._path.append((self.number, -1))
         return chances
 
     def _ended(self) -> ObservationError:
@@ -315,7 +315,7 @@ class StateSession(Session):
     def _refuse(self, state: object) -> ObservationError:
         if self.next is None:
             return self._ended()
-        states = len(self._policy.problem.nodes[self._node].losses)
+        states = len(self._policy.problem.nodes[self.number].losses)
         return ObservationError(f"node {self.next!r} has states 0 to {states - 1}, not {state!r}")
 
     def _explained(self, best: float, index: float) -> Explanation:

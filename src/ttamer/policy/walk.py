@@ -41,7 +41,6 @@ NO_MASS = 1e-60
 class WalkTables(NamedTuple):
     """The tables of a walk as plain sequences; the last entry, without states, is "stopped"."""
 
-    names: tuple[str | None, ...]
     first: int
     columns: int
     tables: tuple[tuple[tuple[int, ...], tuple[array[int], ...]], ...]
@@ -64,18 +63,6 @@ class WalkPolicy(Policy):
     """Shape (states, columns) each: the equivalent loss, weighed."""
 
     def index(self, node: str) -> NDArray[np.float64]:
-        """Return the exact dynamic index of a node of a line, weighed.
-
-        Args:
-            node: The name of the node.
-
-        Returns:
-            Shape (states of the node before it,); one entry for the first node.
-
-        Raises:
-            ArgumentError: If there is no such node, the problem is not a line, or the policy
-                has no recall.
-        """
         number = self.problem.index_of(node)
         if not (self.problem.is_line and self.recall):
             raise ArgumentError(
@@ -161,13 +148,13 @@ class WalkPolicy(Policy):
     @cached_property
     def tables(self) -> WalkTables:
         """The tables as a session reads them."""
-        grid, names = self.problem.grid, self.problem.names
+        grid = self.problem.grid
         tables = [
             (tuple(position.tolist()), tuple(array("i", row.tobytes()) for row in table))
             for position, table in zip(grid.positions, self.choices[:-1], strict=True)
         ]
         first = int(self.choices[-1][0, -1])
-        return WalkTables((*names, None), first, len(grid) - 1, (*tables, ((), ())))
+        return WalkTables(first, len(grid) - 1, (*tables, ((), ())))
 
     @cached_property
     def _means(self) -> Means:
@@ -182,20 +169,18 @@ class WalkPolicy(Policy):
 class WalkSession(StateSession):
     """A session of a walk, with recall or without."""
 
-    __slots__ = ("_best", "_names", "_recall", "_tables", "_unsure")
+    __slots__ = ("_best", "_recall", "_tables", "_unsure")
 
     _policy: WalkPolicy
 
     def __init__(self, policy: WalkPolicy) -> None:
         super().__init__(policy)
-        self._names, first, self._best, self._tables = policy.tables
+        self.number, self._best, self._tables = policy.tables
         self._recall = policy.recall
         self._unsure: NDArray[np.float64] | None = None
-        self._node = first
-        self.next = self._names[first]
 
     def observe(self, state: int) -> None:
-        node = self._node
+        node = self.number
         try:
             columns, choices = self._tables[node]
             if state < 0:
@@ -212,23 +197,21 @@ class WalkSession(StateSession):
                 following = choices[state][self._best]
         except (IndexError, TypeError):
             raise self._refuse(state) from None
-        self._node = following
+        self.number = following
         self._unsure = None
         self._path.append((node, state))
-        self.next = self._names[following]
 
     def fail(self) -> None:
         """Record that ``next`` was asked and gave no answer, and move on.
 
         Its state stays unknown: what comes next is the best on average over its states.
         """
-        node, self._unsure = self._node, self._fail()
+        node, self._unsure = self.number, self._fail()
         if not self._recall:  # the last node has no answer, and no earlier one may be returned
             self._best, self._answer = self._policy.tables.columns, STOP
         value, target = self._policy._going_on(node, self._unsure, self._column)
         stop = float(self._policy.fallbacks[self._best])
-        self._node = target if stop == INFINITY or value < stop * (1 - TIE) else STOP
-        self.next = self._names[self._node]
+        self.number = target if stop == INFINITY or value < stop * (1 - TIE) else STOP
 
     @property
     def _column(self) -> int:
@@ -240,10 +223,7 @@ class WalkSession(StateSession):
         node, state = self._path[-1] if self._path else (START, 0)
         chances = self._unsure
         if chances is None:
-            if self.next is not None:
-                return self._explained(best, float(self._policy.phi[node][state, self._column]))
-            chances = np.zeros(len(self._policy.choices[node]))
-            chances[state] = 1.0
+            chances = np.eye(len(self._policy.choices[node]))[state]
         return self._explained(best, self._policy._going_on(node, chances, self._column)[0])
 
 
@@ -322,19 +302,14 @@ def walk_outcome(
                 for price, rows in prices:
                     moved = np.zeros((rows.shape[1], len(grid)))
                     moved[:, columns] = rows.T @ leaving[:, columns]
-                    moved = _fold(moved, grid.positions[target], recall=recall)
+                    # To the column of the least of the best and its own loss, or of its own loss.
+                    position = grid.positions[target]
+                    below = (np.arange(len(grid)) < position[:, np.newaxis]) & recall
+                    above = np.where(below, 0.0, moved).sum(axis=1)
+                    moved = np.where(below, moved, 0.0)
+                    moved[np.arange(len(position)), position] = above
                     [key] = cost_keys(np.array([cost + price])).tolist()
                     paid, before = paths[target].get(key, (cost + price, 0.0))
                     paths[target][key] = (paid, before + moved)
         paths[last] = {}
     return answers, mean_cost, asked[:-1]
-
-
-def _fold(
-    mass: NDArray[np.float64], position: NDArray[np.intp], *, recall: bool
-) -> NDArray[np.float64]:
-    """Move each state's mass to the column of min(best, own loss), or of its own loss."""
-    below = (np.arange(mass.shape[1]) < position[:, np.newaxis]) & recall
-    folded = np.where(below, mass, 0.0)
-    folded[np.arange(len(position)), position] = np.where(below, 0.0, mass).sum(axis=1)
-    return folded

@@ -228,6 +228,8 @@ class Problem:
     moves: Moves
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
+    names: tuple[str, ...] = field(init=False)
+    """Node names, in order."""
     number: Mapping[str, int] = field(init=False)
     """The position of each node by its name."""
     ends: tuple[tuple[int, int], ...] = field(init=False)
@@ -256,6 +258,7 @@ class Problem:
         vars(self).update(
             nodes=tuple(self.nodes),
             edges=tuple(self.edges),
+            names=tuple(node.name for node in self.nodes),
             number=number,
             ends=tuple((sources[0], target) for sources, target in ends),
             sources=tuple(sources for sources, _ in ends),
@@ -268,11 +271,6 @@ class Problem:
     def __repr__(self) -> str:
         nodes, edges = counted(len(self.nodes), "node"), counted(len(self.edges), "edge")
         return f"{type(self).__name__}({self.moves}, {nodes}, {edges})"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Node names, in order."""
-        return tuple(node.name for node in self.nodes)
 
     @property
     def starts(self) -> tuple[int, ...]:
