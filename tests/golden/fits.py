@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -105,6 +106,15 @@ def of_fit(case: str) -> Entries:
 # Decisions of what was fitted.
 
 
+def reasons(explanation: tt.Explanation) -> dict[str, Any]:
+    """Return the fields of an explanation and what going on gains, ``None`` where infinite."""
+    values = {**vars(explanation), "beliefs": dict(explanation.beliefs)}
+    values["gain"] = explanation.best - explanation.index
+    return {
+        k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in values.items()
+    }
+
+
 def sessions(
     policy: Any,
     trace: tt.Trace,
@@ -127,7 +137,7 @@ def sessions(
         step = 0
         while turn.next is not None:
             if explained is not None:
-                explained.append(turn.explain().to_dict())
+                explained.append(reasons(turn.explain()))
             node = trace.names.index(turn.next)
             code = -1 if trace.prediction is None else trace.prediction[row, node]
             text = None if code < 0 else trace.classes[code]
@@ -139,7 +149,7 @@ def sessions(
                 turn.observe(confidence=float(trace.confidence[row, node]), prediction=text)
             step += 1
         if explained is not None:
-            explained.append(turn.explain().to_dict())
+            explained.append(reasons(turn.explain()))
         marks = "!" * turn.capped + "?" * turn.unclear
         decisions.append(f"{'>'.join(turn.asked)}={turn.answer}{marks} {turn.cost:.6g}")
     return decisions

@@ -37,9 +37,9 @@ from ttamer.fitting.policy import StepTables
 from ttamer.fitting.promises import CAP, groups_of, rows_split
 from ttamer.fitting.replay import alone_paid, full_cost, latency_of, paid
 from ttamer.fitting.threshold import default_thresholds, threshold_tables
+from ttamer.policy.base import one_thread
 from ttamer.problem.checks import check_tradeoffs
 from ttamer.show import ProgressOption, shown
-from ttamer.solvers import one_thread
 from ttamer.trace.checks import check_for_fit, require_rows, require_trace
 from ttamer.trace.trace import OnBad, Trace
 

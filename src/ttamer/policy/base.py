@@ -14,8 +14,9 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -33,6 +34,27 @@ from ttamer.show.graph import Arrow, Box, Drawing, draw_graph
 
 # The most distinct sums of costs that an exact law of the future may have.
 MAX_COSTS = 50_000
+
+
+@cache
+def _blas() -> Any:
+    from threadpoolctl import ThreadpoolController  # deciding needs no BLAS
+
+    return ThreadpoolController()  # finding the libraries takes longer than a solve
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let BLAS use one thread, in a block or a decorated function.
+
+    On matrices as small as a node's, two threads wait for each other: ten times as long.
+
+    >>> with one_thread():
+    ...     products = np.eye(2) @ np.eye(2)
+    """
+    with _blas().limit(limits=1, user_api="blas"):
+        yield
+
 
 # Losses returned, what was paid until then, and the chances: arrays that broadcast.
 Answer = tuple[float | NDArray[np.float64], float | NDArray[np.float64], NDArray[np.float64]]

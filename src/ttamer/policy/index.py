@@ -26,6 +26,7 @@ from ttamer.policy.base import (
     cost_keys,
     joint_law,
     number_of,
+    one_thread,
     rows_by_cost,
 )
 from ttamer.policy.session import INFINITY, Batch, Explanation, StateSession
@@ -281,7 +282,7 @@ class Search:
 
     def beside(self, sibling: Search) -> Search:
         """Combine two searches that are independent given the state."""
-        points = np.union1d(self.points, sibling.points)
+        points = _union(self.points, sibling.points)
         tables = self.at(points), sibling.at(points)
         events = np.zeros(tables[0].shape[:2])
         for search, beyond in ((self, tables[1]), (sibling, tables[0])):
@@ -300,7 +301,7 @@ class Search:
             table = np.pad(table, ((0, 0), (0, 0), (1, 0)))
         met = np.pad(edge.probabilities @ self.events, ((0, 0), (1, 0)))
         finite = np.flatnonzero(index < never)
-        points = np.union1d(levels, index[finite])
+        points = _union(levels, index[finite])
         points = points[points >= index.min()]
         waiting = points < index[:, np.newaxis]
         table = Search(levels, costs, table, met).at(points)
@@ -339,6 +340,7 @@ class Outside:
         return table[np.arange(len(index))[:, np.newaxis], columns]
 
 
+@one_thread()
 def forest_outcome(
     policy: IndexPolicy,
     node: int = START,
@@ -389,14 +391,12 @@ def forest_outcome(
         reached = around.at(indices[node], np.concatenate([losses[node], onward]))
         # From here on, per state of the node itself.
         costs, reached = _moved(edge, around.costs, reached, by_cost=by_cost, forward=True)
-        late = None if ahead is None else ahead.at(losses[node])
-        for observed, loss in enumerate(problem.nodes[node].losses.tolist()):
-            paid, chance = costs, reached[observed, observed]
-            if loss == np.inf or not chance.any():
-                continue
-            if ahead is not None and late is not None:
-                paid, chance = _convolved(costs, chance, ahead.costs, late[observed, observed])
-            answers.append((loss, paid, chance))
+        paid, own = costs, np.arange(len(losses[node]))
+        chances = reached[own, own]
+        if ahead is not None:
+            late = ahead.at(losses[node])[own, own]
+            paid, chances = _convolved(costs, chances, ahead.costs, late)
+        answers.append((problem.nodes[node].losses[:, np.newaxis], paid, chances))
         if ahead is not None:
             # Its children are open to the search while its own answer is not good enough.
             going = losses[node][:, np.newaxis] > onward
@@ -426,6 +426,12 @@ def _levels(policy: IndexPolicy, best: float) -> tuple[list[Levels], list[Levels
     level[np.isinf(value) | ((owner >= len(losses)) & (value >= best))] = never
     split = np.split(level, np.cumsum(sizes)[:-1])
     return split[: len(losses)], split[len(losses) :], never
+
+
+def _union(one: Levels, two: Levels) -> Levels:
+    """Return all levels of both, increasing; several times as fast as ``np.union1d``."""
+    levels = np.sort(np.concatenate([one, two]), kind="stable")
+    return np.asarray(levels[np.diff(levels, prepend=-2) != 0])  # -1 is the least level
 
 
 def _in_pairs(searches: list[Search]) -> list[list[Search]]:

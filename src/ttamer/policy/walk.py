@@ -27,6 +27,7 @@ from ttamer.policy.base import (
     cost_keys,
     joint_law,
     number_of,
+    one_thread,
     rows_by_cost,
 )
 from ttamer.policy.session import INFINITY, Batch, Explanation, StateSession
@@ -262,6 +263,7 @@ def lead_to_answers(problem: Problem) -> list[NDArray[np.bool_]]:
     return leads
 
 
+@one_thread()
 def walk_outcome(
     problem: Problem,
     choices: Sequence[NDArray[np.int32]],

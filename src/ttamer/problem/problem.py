@@ -205,25 +205,8 @@ class LossGrid:
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
-    """What may be asked, in which order, at which cost, with which losses.
-
-    Args:
-        moves: ``"precedence"`` or ``"walk"``.
-        nodes: The nodes.
-        edges: The edges between them, and from the start.
-
-    Raises:
-        ProblemError: If names, numbers or edges break a rule; the message names the place.
-
-    >>> problem = Problem.line(
-    ...     losses=[0.1, 0.5],
-    ...     costs=[0.1, 0.2],
-    ...     probabilities=[[0.5, 0.5], [[0.9, 0.1], [0.4, 0.6]]],
-    ... )
-    >>> problem
-    Problem(walk, 2 nodes, 2 edges)
-    """
+class Graph:
+    """The nodes and edges of a :class:`~ttamer.Problem`, checked, and what follows from them."""
 
     moves: Moves
     nodes: tuple[Node, ...]
@@ -350,6 +333,27 @@ class Problem:
     def parent_edge(self, number: int) -> Edge:
         """Return the one edge that enters a node of a forest."""
         return self.edges[self.incoming[number][0]]
+
+
+class Problem(Graph):
+    """What may be asked, in which order, at which cost, with which losses.
+
+    Args:
+        moves: ``"precedence"`` or ``"walk"``.
+        nodes: The nodes.
+        edges: The edges between them, and from the start.
+
+    Raises:
+        ProblemError: If names, numbers or edges break a rule; the message names the place.
+
+    >>> problem = Problem.line(
+    ...     losses=[0.1, 0.5],
+    ...     costs=[0.1, 0.2],
+    ...     probabilities=[[0.5, 0.5], [[0.9, 0.1], [0.4, 0.6]]],
+    ... )
+    >>> problem
+    Problem(walk, 2 nodes, 2 edges)
+    """
 
     def with_moves(self, moves: Moves) -> Problem:
         """Return the same nodes and edges under one kind of moves.

@@ -1,38 +1,18 @@
 """From a problem to a policy."""
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
 from ttamer._checks import is_number
 from ttamer.errors import ArgumentError, ProblemError
-from ttamer.policy.base import Ladder, Policy
+from ttamer.policy.base import Ladder, Policy, one_thread
 from ttamer.problem.checks import check_tradeoff, check_tradeoffs
 from ttamer.problem.problem import Problem, require_problem
 from ttamer.solvers.forest import solve_forest, solve_unseen_forest, with_leaves
 from ttamer.solvers.joint import solve_joint
 from ttamer.solvers.walk import MAX_UNCHECKED, solve_walk, table_bytes
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController()  # finding the libraries takes longer than a solve
-
-
-def one_thread() -> AbstractContextManager[object]:
-    """Return a context in which BLAS uses one thread: on small matrices two wait for each other.
-
-    Returns:
-        The context.
-
-    >>> with one_thread():
-    ...     products = np.eye(2) @ np.eye(2)
-    """
-    return _blas().limit(limits=1, user_api="blas")  # type: ignore[no-any-return]
 
 
 def solve(
@@ -83,8 +63,7 @@ def solve(
     0.4
     """
     require_problem(problem, "solve")
-    with one_thread():
-        return _solve(problem, np.array([check_tradeoff(tradeoff)]), recall, max_cost)[0]
+    return _solve(problem, np.array([check_tradeoff(tradeoff)]), recall, max_cost)[0]
 
 
 def solve_ladder(
@@ -115,10 +94,10 @@ def solve_ladder(
     [0.1, 0.175, 0.25]
     """
     require_problem(problem, "solve_ladder")
-    with one_thread():
-        return Ladder(tuple(_solve(problem, check_tradeoffs(tradeoffs), recall, max_cost)))
+    return Ladder(tuple(_solve(problem, check_tradeoffs(tradeoffs), recall, max_cost)))
 
 
+@one_thread()
 def _solve(
     problem: Problem, tradeoffs: NDArray[np.float64], recall: bool, max_cost: float | None
 ) -> Sequence[Policy]:
