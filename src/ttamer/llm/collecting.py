@@ -425,14 +425,16 @@ class _Spending(NamedTuple):
     budget: float
     most: Mapping[str, float]
 
-    def price(self, name: str) -> float:
-        """Return what a node's answer is expected to cost: as much as so far, or the most."""
+    def price(self, name: str, *, at_most: bool = False) -> float:
+        """Return what a node's answer is expected to cost, judged by those so far, or at most."""
         asked, verdicts = self.run.asked[name], self.run.verdicts
-        if not asked.answers:
-            return self.most[name]
+        costs = [answer.cost + answer.verifying for answer in asked.answers.values()]
+        if at_most or not costs:
+            # A dry run does not know how long an answer is without max_tokens.
+            return max([self.most[name], *costs])
         answers = sum(len(asked.answers) for asked in self.run.asked.values())
         judging = 0.0 if verdicts is None else verdicts.asked.spent / answers
-        return asked.spent / len(asked.answers) + judging
+        return sum(costs) / len(costs) + judging
 
     async def ask(self, keys: Sequence[str], names: Sequence[str], share: float = 1.0) -> None:
         """Ask nodes about those of some prompts that a share of the budget pays for."""
@@ -442,7 +444,8 @@ class _Spending(NamedTuple):
             price = sum(map(self.price, names)) or 1e-12
             # Costs differ from prompt to prompt: the last ones are asked at the highest price.
             if (count := int(0.9 * left / price)) < 10:
-                count = int(left / max(price, sum(self.most[name] for name in names)))
+                most = sum(self.price(name, at_most=True) for name in names)
+                count = int(left / max(price, most))
             if count < 1 or not keys:
                 return
             await self.run.ask(keys[:count], names)
