@@ -46,18 +46,13 @@ def logged(serve, tmp_path):
     return make
 
 
-async def ask(client, count, **fields):
-    return [await client.chat(f"prompt {number}", **fields) for number in range(count)]
-
-
-async def settle(served):
-    while served.service.audits._tasks:
-        await asyncio.sleep(0.01)
+def requests(count, **fields):
+    return [{"content": f"prompt {number}", **fields} for number in range(count)]
 
 
 def test_every_request_is_a_row_with_gaps_and_no_text(logged):
     served = logged()
-    responses = served.run(lambda client: ask(client, 20))
+    responses = served.chat(*requests(20))
     rows = rows_of(served.log)
     assert len(rows) == 20
     for row, response in zip(rows, responses, strict=True):
@@ -76,7 +71,7 @@ def test_answers_are_digests_but_those_that_the_policy_knows(logged):
     served = logged(serve={"compare": "exact"}, force=True)
     for model in served.models.values():
         model.text = "my secret"
-    served.run(lambda client: ask(client, 2))
+    served.chat(*requests(2))
     rows = rows_of(served.log)
     kept = {n["prediction"] for row in rows for n in row["nodes"].values() if "prediction" in n}
     assert len(kept) == 1
@@ -88,13 +83,8 @@ def test_answers_are_digests_but_those_that_the_policy_knows(logged):
 
 def test_an_audited_request_has_every_node_and_its_chance(logged):
     served = logged(share=0.5)
-
-    async def scenario(client):
-        responses = await ask(client, 60)
-        await settle(served)
-        return responses, await client.metric("ttamer_audits_total")
-
-    responses, audited = served.run(scenario)
+    responses = served.chat(*requests(60))
+    audited = served.run(lambda client: client.metric("ttamer_audits_total"))
     rows = {row["request"]: row for row in rows_of(served.log)}
     complete = [r for r in rows.values() if all("confidence" in n for n in r["nodes"].values())]
     assert 15 < audited < 45
@@ -113,10 +103,10 @@ def test_no_request_waits_for_an_audit_and_a_failed_one_is_no_part_of_a_sample(l
 
     async def scenario(client):
         await client.chat("prompt 1")
-        await settle(served)
+        await served.settle()
         served.models["large"].delay = 0.3
         response = await asyncio.wait_for(client.chat("prompt 2"), 0.2)
-        await settle(served)
+        await served.settle()
         return response
 
     response = served.run(scenario)
@@ -130,13 +120,7 @@ def test_no_request_waits_for_an_audit_and_a_failed_one_is_no_part_of_a_sample(l
 def test_a_node_that_failed_is_asked_once_more_and_both_calls_are_paid(logged):
     served = logged(share=1.0, serve={"tradeoff": 0.0})
     served.models["small"].plan = ["timeout"]
-
-    async def scenario(client):
-        cost = (await client.chat("prompt 1")).json()["ttamer"]["cost"]
-        await settle(served)
-        return cost
-
-    assert served.run(scenario) == 13.5  # a call that was late is paid
+    assert served.chat().json()["ttamer"]["cost"] == 13.5  # a call that was late is paid
     (row,) = rows_of(served.log)
     assert row["nodes"]["small"]["cost"] == 2.0
     assert "confidence" in row["nodes"]["small"]
@@ -145,12 +129,7 @@ def test_a_node_that_failed_is_asked_once_more_and_both_calls_are_paid(logged):
 
 def test_a_node_that_cannot_take_a_request_had_no_chance_there(logged):
     served = logged(share=1.0, serve={"tradeoff": 0.0}, node={"large": {"context": 5}})
-
-    async def scenario(client):
-        await client.chat("prompt " * 20)
-        await settle(served)
-
-    served.run(scenario)
+    served.chat({"content": "prompt " * 20})
     (row,) = rows_of(served.log)
     assert (row["nodes"]["small"]["chance"], row["nodes"]["large"]["chance"]) == (1.0, 0.0)
     assert row["nodes"]["large"]["failed"] == "ineligible"
@@ -158,19 +137,13 @@ def test_a_node_that_cannot_take_a_request_had_no_chance_there(logged):
 
 def test_a_request_that_chose_for_itself_is_not_audited(logged):
     served = logged(share=1.0, serve={"allow": ["tradeoff"]})
-    served.run(lambda client: ask(client, 3, ttamer={"tradeoff": 0.0}))
+    served.chat(*requests(3, ttamer={"tradeoff": 0.0}))
     assert [row["nodes"]["large"]["chance"] for row in rows_of(served.log)] == [0.0] * 3
 
 
 def test_a_budget_ends_audits_and_not_answers(logged):
     served = logged(share=1.0, budget=40.0, serve={"tradeoff": 0.0})
-
-    async def scenario(client):
-        responses = await ask(client, 60)
-        await settle(served)
-        return responses
-
-    assert {response.status_code for response in served.run(scenario)} == {200}
+    assert {response.status_code for response in served.chat(*requests(60))} == {200}
     assert len(served.models["large"].bodies) * 12.5 <= 40.0
 
 
@@ -178,12 +151,7 @@ def test_audits_that_would_pile_up_are_left_out(logged, monkeypatch):
     monkeypatch.setattr(auditing.Audits, "max_waiting", 2)
     served = logged(share=1.0, serve={"tradeoff": 0.0})
     served.models["large"].delay = 0.3
-
-    async def scenario(client):
-        await ask(client, 6)
-        await settle(served)
-
-    served.run(scenario)
+    served.chat(*requests(6))
     chances = [row["nodes"]["large"]["chance"] for row in rows_of(served.log)]
     assert chances.count(None) == 4
 
@@ -209,7 +177,7 @@ def test_a_stream_is_audited_once_it_was_sent_and_says_nothing_of_the_audit(logg
         body = {"stream": True, "stream_options": {"include_usage": True}}
         with contextlib.suppress(OSError, ClientDisconnect):
             await served.asked(body, send)
-        await settle(served)
+        await served.settle()
         del client
         return b"".join(sent)
 
@@ -235,16 +203,9 @@ class TestShadow:
 
     def test_clients_get_the_incumbents_answer_always(self, logged):
         served = self.shadow(logged)
-
-        async def scenario(client):
-            responses = await ask(client, 40)
-            await settle(served)
-            served.models["small"].plan = ["timeout"] * 99
-            responses += await ask(client, 10)
-            await settle(served)
-            return responses
-
-        responses = served.run(scenario)
+        responses = served.chat(*requests(40))
+        served.models["small"].plan = ["timeout"] * 99
+        responses += served.chat(*requests(10))
         for number, response in enumerate(responses):
             assert response.headers["x-ttamer-path"] == "large"
             text = response.json()["choices"][0]["message"]["content"]
@@ -256,16 +217,7 @@ class TestShadow:
 
     def test_another_node_can_be_the_incumbent_and_streams_are_its_own(self, logged):
         served = self.shadow(logged, incumbent="small")
-
-        async def scenario(client):
-            whole, stream = (
-                await client.chat("prompt 1"),
-                await client.chat("prompt 1", stream=True),
-            )
-            await settle(served)
-            return whole, stream
-
-        whole, stream = served.run(scenario)
+        whole, stream = served.chat({}, {"stream": True})
         assert whole.json()["model"] == "small"
         assert served.models["small"].answer("prompt 1")[0] in stream.text
 
@@ -313,12 +265,7 @@ class TestFeedback:
 class TestPeople:
     def test_a_log_with_texts_is_labelled_on_the_page_and_takes_the_labels(self, logged, capsys):
         served = logged(share=0.5, serve={"log_texts": True})
-
-        async def scenario(client):
-            await ask(client, 40)
-            await settle(served)
-
-        served.run(scenario)
+        served.chat(*requests(40))
         decisions = read_decisions(served.log)
         rows, prompts = prompts_of(decisions)
         assert 10 < len(rows) < 40
@@ -337,11 +284,11 @@ class TestPeople:
 
     def test_a_log_without_texts_or_audits_cannot_be_labelled(self, logged, capsys):
         served = logged(share=1.0)
-        served.run(lambda client: ask(client, 3))
+        served.chat(*requests(3))
         assert main(["label", str(served.log), "--no-page"]) == 2
         assert "set log_texts = true in [serve]" in capsys.readouterr().err
         served = logged(serve={"log": str(served.folder / "other.jsonl"), "log_texts": True})
-        served.run(lambda client: ask(client, 1))
+        served.chat()
         assert main(["label", str(served.folder / "other.jsonl"), "--no-page"]) == 2
         assert "has no audited request" in capsys.readouterr().err
 
@@ -458,7 +405,7 @@ class TestDrift:
         served.log.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
         async def scenario(client):
-            end = time.monotonic() + 28
+            end = time.monotonic() + 55
             while served.service.policies.active.version == version and time.monotonic() < end:
                 await asyncio.sleep(0.1)
             return await client.chat("prompt 1"), await client.metric("ttamer_swaps_total")

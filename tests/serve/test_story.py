@@ -20,16 +20,11 @@ from ttamer.serve.records import forget
 from ttamer.trace.decisions import read_decisions
 
 
-async def settle(served):
-    while served.service.audits._tasks:
-        await asyncio.sleep(0.01)
-
-
 async def traffic(served, client, prompts, *, feedback=True):
     """Ask, and say afterwards what was right."""
     for prompt in prompts:
         response = await client.chat(prompt)
-        await settle(served)
+        await served.settle()
         if feedback:
             said = {"request": response.headers["x-request-id"], "label": truth(prompt)}
             assert (await client.post("/feedback", json=said)).status_code == 200
@@ -101,7 +96,7 @@ def test_thumbs_are_of_the_answer_that_was_returned_and_of_equal_ones(story):
         requests = []
         for prompt in ("one", "two", "three"):
             requests.append((await client.chat(prompt)).headers["x-request-id"])
-            await settle(served)
+            await served.settle()
         for request, score in zip(requests, (1, 0, 0.5), strict=True):
             await client.post("/feedback", json={"request": request, "score": score})
         bad = await client.post("/feedback", json={"request": requests[0], "score": 7})
@@ -152,13 +147,13 @@ def test_requests_are_forgotten_on_demand_while_the_server_writes(story):
 
     async def scenario(client):
         response = await client.chat("secret")
-        await settle(served)
+        await served.settle()
         request = response.headers["x-request-id"]
         await client.post("/feedback", json={"request": request, "label": "A"})
         await asyncio.sleep(0.3)
         assert await asyncio.to_thread(forget, served.log, [request]) == 2
         await client.chat("another")
-        await settle(served)
+        await served.settle()
 
     served.run(scenario)
     assert len(tt.Trace.read(served.log)) == 1

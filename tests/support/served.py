@@ -72,7 +72,7 @@ class Served:
 
         async def work() -> Any:
             async with self.running() as client:
-                return await asyncio.wait_for(scenario(client), 30)
+                return await asyncio.wait_for(scenario(client), 60)
 
         return self.runner.run(work())
 
@@ -103,11 +103,21 @@ class Served:
         }
         await self.app(scope, receive, send or drop)
 
+    async def settle(self) -> None:
+        """Wait for audits."""
+        while self.service.audits._tasks:
+            await asyncio.sleep(0.01)
+
     def chat(self, *bodies: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
-        """Return the responses to chat requests, one after another; of one request, its own."""
+        """Return the responses to chat requests, one after another; of one request, its own.
+
+        Where requests are audited, that has been done.
+        """
 
         async def scenario(client: Client) -> Any:
-            return [await client.chat(headers=headers, **body) for body in bodies or ({},)]
+            responses = [await client.chat(headers=headers, **body) for body in bodies or ({},)]
+            await self.settle()
+            return responses
 
         responses = self.run(scenario)
         return responses if len(bodies) > 1 else responses[0]
