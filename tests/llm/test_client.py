@@ -337,12 +337,12 @@ def test_a_reader_that_is_slow_is_no_failure_of_the_server():
 
 
 def test_calls_at_once_are_limited_and_wait_until_their_deadline():
-    running = most = 0
+    running = peak = 0
 
     async def answer(request, number):
-        nonlocal running, most
+        nonlocal running, peak
         running += 1
-        most = max(most, running)
+        peak = max(peak, running)
         await asyncio.sleep(0.1)
         running -= 1
         return await ok(request, number)
@@ -353,8 +353,8 @@ def test_calls_at_once_are_limited_and_wait_until_their_deadline():
             return await asyncio.gather(*calls, return_exceptions=True)
 
     results = asyncio.run(run())
-    kinds = [getattr(each, "kind", "ok") for each in results]
-    assert most == 2
+    kinds = [getattr(result, "kind", "ok") for result in results]
+    assert peak == 2
     assert kinds.count("ok") >= 4
     assert "queue" in kinds
 

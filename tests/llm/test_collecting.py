@@ -426,8 +426,8 @@ def test_scores_of_a_judge_become_losses(served):
 
 def test_a_judge_sees_no_label_where_others_have_none(served):
     judged = judging(served.upstreams["large"], lambda _: "yes")
-    some = [*LABELLED[:10], *(Prompt(prompt.body) for prompt in LABELLED[10:])]
-    trace = collected(served, some, judge=Judge("large"))
+    prompts = [*LABELLED[:10], *(Prompt(prompt.body) for prompt in LABELLED[10:])]
+    trace = collected(served, prompts, judge=Judge("large"))
     assert len(trace) == 30
     assert re.search(r"labels on \d+ of 20 answers .* which it did not see$", trace.notes[0])
     assert not any("reference answer" in body["messages"][1]["content"] for body in judged)

@@ -53,19 +53,19 @@ def test_equality_is_symmetric_and_holds_for_the_same_answer(rule, one, two):
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @given(text=TEXTS)
 def test_the_prediction_of_a_prediction_is_itself(rule, text):
-    found = rule.prediction(text)
-    if found is not None and not rule.fields:
-        assert rule.prediction(found) == found
+    prediction = rule.prediction(text)
+    if prediction is not None and not rule.fields:
+        assert rule.prediction(prediction) == prediction
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @given(text=TEXTS, earlier=st.lists(TEXTS, max_size=4))
 def test_a_matched_prediction_is_one_that_it_equals(rule, text, earlier):
-    found = rule.prediction(text)
-    others = [rule.prediction(each) for each in earlier]
-    *earlier, matched = rule.matched([*others, found])
-    equals = [each for each in earlier if rule.equal(found, each)]
-    assert matched == (equals[0] if equals else found)
+    prediction = rule.prediction(text)
+    others = [rule.prediction(text) for text in earlier]
+    *earlier, matched = rule.matched([*others, prediction])
+    equals = [form for form in earlier if rule.equal(prediction, form)]
+    assert matched == (equals[0] if equals else prediction)
 
 
 @pytest.mark.parametrize("text", ["Paris", " Paris", "Paris."])
@@ -178,19 +178,19 @@ def test_a_choice_is_a_letter_or_nothing(text):
 @given(st.floats(-1e12, 1e12), st.sampled_from(["It is {}.", "{}", "x = {} (so I think)", "${}"]))
 def test_a_number_is_found_in_prose(value, prose):
     text = prose.format(repr(value))
-    found = Comparison("numeric").prediction(text)
-    assert found is not None
-    assert float(found) == value
+    prediction = Comparison("numeric").prediction(text)
+    assert prediction is not None
+    assert float(prediction) == value
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 10), st.floats(0, 20))
 def test_numbers_are_equal_within_the_tolerance_and_not_beyond(value, tolerance, gap):
     rule = Comparison("numeric", tolerance=tolerance)
     other = value + gap
-    found = rule.equal(repr(value), repr(other))
+    is_equal = rule.equal(repr(value), repr(other))
     distance = abs(other - value)
     if not math.isclose(distance, tolerance, rel_tol=1e-6, abs_tol=1e-9):
-        assert found == (distance <= tolerance)
+        assert is_equal == (distance <= tolerance)
 
 
 @pytest.mark.parametrize(
@@ -248,9 +248,9 @@ def test_json_is_equal_however_it_is_written(value):
 @given(st.dictionaries(st.sampled_from("abc"), VALUES), VALUES)
 def test_only_the_listed_fields_of_json_count(value, other):
     rule = Comparison("json", fields=("a",))
-    found = rule.prediction(json.dumps(value))
-    assert found == rule.prediction(json.dumps({**value, "z": other}))
-    assert (found is None) == ("a" not in value)
+    prediction = rule.prediction(json.dumps(value))
+    assert prediction == rule.prediction(json.dumps({**value, "z": other}))
+    assert (prediction is None) == ("a" not in value)
 
 
 def test_what_is_not_json_is_no_answer():

@@ -195,7 +195,7 @@ def test_whatever_a_server_sends_is_read_or_unreadable(response):
     readers = (
         answer_text,
         probability_of_answer,
-        lambda each: probability_of_choice(each, "B"),
+        lambda response: probability_of_choice(response, "B"),
     )
     for read in readers:
         with contextlib.suppress(Unreadable):

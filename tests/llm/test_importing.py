@@ -293,8 +293,10 @@ def test_a_spend_log_without_messages_says_where_they_are_kept(written):
     ]
     with pytest.raises(TraceError, match=r"no call has its messages, .* store_prompts_in_spend"):
         import_answers(written(*calls), cascade)
-    whole = [{**call, "proxy_server_request": json.dumps({"messages": messages})} for call in calls]
-    trace = import_answers(written(*whole, calls[0]), cascade)
+    logged = [
+        {**call, "proxy_server_request": json.dumps({"messages": messages})} for call in calls
+    ]
+    trace = import_answers(written(*logged, calls[0]), cascade)
     assert trace.prompt.tolist() == ["Capital of France?"]
     assert "not read: 1 call of a prompt that the log does not have" in trace.notes
 

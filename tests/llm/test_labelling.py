@@ -108,12 +108,12 @@ def test_the_trace_for_a_fit_has_the_shares_and_errors_of_all_rows():
     trace, right = trace_of(4000, seed=1)
     labelling = planned(trace, right)
     labelling.right = dict(islice(labelling.right.items(), 600))
-    found = labelling.labelled()
-    assert found.spec.target == "label"
-    differ = (found.prediction[:, 0] != found.prediction[:, 1]).mean()
+    labelled = labelling.labelled()
+    assert labelled.spec.target == "label"
+    differ = (labelled.prediction[:, 0] != labelled.prediction[:, 1]).mean()
     assert differ == pytest.approx((~labelling.agreed).mean(), abs=0.005)
-    assert found.loss.mean(axis=0) == pytest.approx((~right).mean(axis=0), abs=0.03)
-    assert "do not certify" in found.notes[-1]
+    assert labelled.loss.mean(axis=0) == pytest.approx((~right).mean(axis=0), abs=0.03)
+    assert "do not certify" in labelled.notes[-1]
     labelling.uniform = True
     assert len(labelling.labelled()) == 600
 
@@ -180,9 +180,9 @@ def test_the_command_writes_the_trace_of_the_labels_there_are(tmp_path, capsys):
     assert main(["label", str(path), "--no-page", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["labels"] == 20
-    found = Trace.read(tmp_path / "trace.labelled.parquet")
-    assert found.spec.target == "label"
-    assert len(found) >= 20
+    labelled = Trace.read(tmp_path / "trace.labelled.parquet")
+    assert labelled.spec.target == "label"
+    assert len(labelled) >= 20
     assert main(["label", str(path), "--no-page"]) == 0
     shown = capsys.readouterr().out
     assert f"Next: ttamer fit {tmp_path / 'trace.labelled.parquet'}\n" in shown

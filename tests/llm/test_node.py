@@ -44,9 +44,9 @@ def settings(**options):
 
 
 def ask(fake, compare=None, body=None, work=None, **options):
-    own = ModelNode(settings(**options), fake, compare)
+    node = ModelNode(settings(**options), fake, compare)
     work = work or Work(body or {"messages": [{"role": "user", "content": "2 + 2?"}]})
-    return asyncio.run(own.ask(work)), work
+    return asyncio.run(node.ask(work)), work
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
     ],
 )
 def test_a_request_that_a_node_cannot_take_is_known_before_it_is_asked(options, body, reason):
-    found = ineligible(settings(**options), body)
-    assert found.startswith(reason)
-    assert bool(found) == bool(reason)
+    said = ineligible(settings(**options), body)
+    assert said.startswith(reason)
+    assert bool(said) == bool(reason)
     if reason:
         fake = Fake()
         with pytest.raises(UpstreamFailed) as error:

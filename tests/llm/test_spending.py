@@ -109,8 +109,8 @@ def test_a_new_model_joins_a_log_by_its_prompts(served, log, tmp_path):
 
 
 def test_a_log_with_labels_on_some_rows_takes_a_new_model(served, log, tmp_path):
-    some = dataclasses.replace(log, label=np.where(np.arange(60) < 20, log.label, -1))
-    trace = joined(served, some, tmp_path / "new.paid")
+    partly = dataclasses.replace(log, label=np.where(np.arange(60) < 20, log.label, -1))
+    trace = joined(served, partly, tmp_path / "new.paid")
     assert (~np.isnan(trace.loss)).sum(axis=0).tolist() == [20, 20]
     assert trace.answered.all()
 

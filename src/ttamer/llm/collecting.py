@@ -394,7 +394,7 @@ async def _spend(run: Collection, budget: float, core: int = 100) -> None:
     """
     order, names = sorted(run.bodies, key=lambda key: key_of("order", key)), [*run.asked]
     spending = _Spending(run, budget, await _most_of(run, order[0]))
-    if (price := sum(spending.most.values())) > budget:
+    if (price := sum(spending.highest.values())) > budget:
         raise ArgumentError(
             f"budget is {budget:g}, and one prompt may cost {price:g} by all nodes together",
             param="budget",
@@ -423,7 +423,7 @@ class _Spending(NamedTuple):
 
     run: Collection
     budget: float
-    most: Mapping[str, float]
+    highest: Mapping[str, float]  # by node, as a dry run says
 
     def price(self, name: str, *, at_most: bool = False) -> float:
         """Return what a node's answer is expected to cost, judged by those so far, or at most."""
@@ -431,7 +431,7 @@ class _Spending(NamedTuple):
         costs = [answer.cost + answer.verifying for answer in asked.answers.values()]
         if at_most or not costs:
             # A dry run does not know how long an answer is without max_tokens.
-            return max([self.most[name], *costs])
+            return max([self.highest[name], *costs])
         answers = sum(len(asked.answers) for asked in self.run.asked.values())
         judging = 0.0 if verdicts is None else verdicts.asked.spent / answers
         return sum(costs) / len(costs) + judging
@@ -444,8 +444,8 @@ class _Spending(NamedTuple):
             price = sum(map(self.price, names)) or 1e-12
             # Costs differ from prompt to prompt: the last ones are asked at the highest price.
             if (count := int(0.9 * left / price)) < 10:
-                most = sum(self.price(name, at_most=True) for name in names)
-                count = int(left / max(price, most))
+                highest = sum(self.price(name, at_most=True) for name in names)
+                count = int(left / max(price, highest))
             if count < 1 or not keys:
                 return
             await self.run.ask(keys[:count], names)

@@ -131,7 +131,7 @@ def probability_of_choice(response: Mapping[str, Any], letter: str) -> float:
     """Return the probability of the token that names the choice.
 
     An answer that begins with its letter names it there, another one where it does so last. Where
-    no token is the letter alone, the whole answer's probability is the next best.
+    no token is the letter alone, the scale answer's probability is the next best.
     """
     # Tokens of chat models come with spaces, quotes and brackets around the letter.
     tokens = _tokens(response)
@@ -243,9 +243,9 @@ def reported_confidence(response: Mapping[str, Any]) -> float:
     for digits, percent, top in [match for match in matches if match[1] or match[2]] or matches[:1]:
         value = float(digits.replace(",", "."))
         is_share = not percent and value <= 1 and not digits.isdigit()
-        whole = float(top or (1 if is_share else 100))
-        if whole and value <= whole:
-            return value / whole
+        scale = float(top or (1 if is_share else 100))
+        if scale and value <= scale:
+            return value / scale
     raise Unreadable("the self-report holds no number from 0 to 100")
 
 
