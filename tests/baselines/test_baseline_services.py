@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def every_chain(trace: Trace, *, common: bool) -> list[tuple[float, float]]:
     """All subsets, all thresholds (one for all, or one each), row by row."""
     wrong, costs = trace.loss > 0, trace.costs
-    chance = Calibrated.fit(trace, wrong)
+    chance = Calibrated.fit(trace)
     said = np.column_stack([chance(trace, v) for v in range(len(trace.spec))])
     walk = sorted(range(len(trace.spec)), key=lambda v: (costs[:, v].mean(), v))
     cuts = [*np.unique(said), np.inf]
@@ -55,8 +55,7 @@ def every_chain(trace: Trace, *, common: bool) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_table_of_chains_holds_every_subset_at_every_threshold(seed):
     trace = random_trace(seed, nodes=3, rows=8)
-    wrong = trace.loss > 0
-    score = Calibrated.fit(trace, wrong)
+    score = Calibrated.fit(trace)
     cuts = np.array([*np.unique([score(trace, v) for v in range(3)]), np.inf])
     errors, costs = chain_table(RuleScorer(trace), chains_of(trace, 3), score, cuts)
     mine = np.column_stack([costs.ravel(), errors.ravel()])

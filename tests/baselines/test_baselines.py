@@ -322,8 +322,8 @@ def test_thresholds_per_exit_are_no_worse_than_one_for_all(seed):
 def test_patience_counts_equal_answers_in_a_row(times, expected):
     said = [list("xxyx"), list("xyyy"), list("xyxy"), [None, "x", None, "x"]]
     trace = make(np.ones((4, 4)), prediction=said, label=list("xyyx"), kind="exits")
-    rule = fit("patience", trace)[0].rule
-    assert asked(Setting({}, dataclasses.replace(rule, times=times)), trace) == expected
+    rule = dataclasses.replace(fit("patience", trace)[0].rule, thresholds=np.full(3, times))
+    assert asked(Setting({}, rule), trace) == expected
 
 
 def test_routing_helps_by_recall():

@@ -167,7 +167,7 @@ def test_a_rule_that_looks_is_found_out():
 @given(trace=traces(), data=st.data())
 def test_a_stop_rule_decides_as_the_policy_that_it_is_served_as(trace, data):
     walk, score = walk_of(trace), data.draw(st.sampled_from([Confidence(), "calibrated"]))
-    score = Calibrated.fit(trace, trace.loss) if score == "calibrated" else score
+    score = Calibrated.fit(trace) if score == "calibrated" else score
     seen = [score(trace, node) for node in walk]
     levels = st.sampled_from([-np.inf, np.inf, *np.unique(seen).tolist()])
     rules = []

@@ -79,7 +79,6 @@ CALLS = {
     fitting.fit_batches: fitting.fit_batches,
     fitting.fit_file: lambda x: fitting.fit_file(x, ROWS.spec),
     fitting.plan_calls: lambda x: fitting.plan_calls(x, ROWS, 1.0),
-    reporting.draw_frontier: reporting.draw_frontier,
     reporting.recommend: reporting.recommend,
     reporting.write_report: lambda x: reporting.write_report(x, "report.html"),
     llm.import_answers: lambda x: llm.import_answers(x, ROWS.spec),

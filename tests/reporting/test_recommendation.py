@@ -213,7 +213,7 @@ def test_a_cheaper_rule_that_cannot_be_served_is_a_note():
     front = made(two_models(), {"ttamer": [range(600)], "chain": [range(300)]})
     measured = [dataclasses.replace(p, rule=None) for p in front.of("chain")]
     front = dataclasses.replace(front, points=(*front.of("ttamer"), *measured))
-    assert (front.can_serve("ttamer"), front.can_serve("chain")) == (True, False)
+    assert front.servable == ["ttamer"]
     advice = recommend(front)
     assert (advice.outcome, advice.family) == ("wins", "ttamer")
     assert "use ttamer's policy at 7 per input" in advice.sentence

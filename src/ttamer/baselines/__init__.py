@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from ttamer._checks import require_kind
 from ttamer.baselines.chain import Chain, Pairwise
 from ttamer.baselines.frugalml import FrugalML
-from ttamer.baselines.reference import Always, Oracle, best_node, first_node, last_node
+from ttamer.baselines.reference import Always, Oracle
 from ttamer.baselines.routing import NoRecall, Router, Routing
-from ttamer.baselines.rules import Unsuitable
+from ttamer.baselines.rules import Unsuitable, walk_of
 from ttamer.baselines.threshold import (
-    CalibratedThreshold,
+    Calibrated,
     Column,
-    ColumnThreshold,
-    Patience,
+    Confidence,
+    Runs,
     Threshold,
     ThresholdPerExit,
 )
@@ -31,15 +31,15 @@ from ttamer.trace.trace import Trace
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Always("always-first", first_node),
-        Always("always-last", last_node),
-        Always("always-best", best_node),
-        Threshold(),
+        Always("always-first", 0),
+        Always("always-last", -1),
+        Always("always-best"),
+        Threshold("threshold", lambda _: Confidence()),
         ThresholdPerExit(),
-        ColumnThreshold("entropy", Column("entropy", -1.0)),
-        ColumnThreshold("margin", Column("margin")),
-        Patience(),
-        CalibratedThreshold(),
+        Threshold("entropy", lambda _: Column("entropy", -1.0), sign=-1.0),
+        Threshold("margin", lambda _: Column("margin")),
+        Threshold("patience", lambda trace: Runs(walk_of(trace)), knob="patience"),
+        Threshold("calibrated", Calibrated.fit),
         Chain(),
         Pairwise(),
         NoRecall(),

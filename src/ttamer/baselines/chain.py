@@ -22,7 +22,7 @@ from ttamer.baselines.rules import (
     sweep_prices,
     walk_of,
 )
-from ttamer.baselines.threshold import Calibrated, common_thresholds, descend
+from ttamer.baselines.threshold import Calibrated, Descent, common_thresholds
 from ttamer.fitting.replay import Setting
 from ttamer.trace.trace import Trace
 
@@ -48,30 +48,20 @@ class Chain:
                 f"{len(walk)}: take the best of them with trace.restrict(names)"
             )
         scorer = RuleScorer(trace)
-        score = Calibrated.fit(trace, scorer.wrong)
+        score = Calibrated.fit(trace)
         # As if the last node could stop too: it does in chains where it is not the last.
         common = common_thresholds(trace, score, np.append(walk, 0))
         subsets = chains_of(trace, self.longest)
         errors, costs = chain_table(scorer, subsets, score, common)
-        levels = [c.level(trace.confidence[:, v]) for v, c in enumerate(score.curves)]
-
-        def tune(number: int, cut: float, price: float) -> tuple[float, int, NDArray[np.float64]]:
-            chain = subsets[number]
-            values = [score.curves[node].values for node in chain[:-1]]
-            begin = [int(np.searchsorted(value, cut)) for value in values]
-            spent = np.cumsum(trace.costs[:, chain], axis=1)
-            losses = list((scorer.wrong[:, chain] + price * spent).T)
-            sizes = [len(value) for value in values]
-            cuts, loss = descend([levels[node] for node in chain[:-1]], sizes, losses, begin)
-            ends = [np.append(value, np.inf)[at] for value, at in zip(values, cuts, strict=True)]
-            return loss, number, np.array(ends)
+        chances = np.stack([score(trace, node) for node in range(len(walk))], axis=1)
+        descent = Descent.of(scorer, chances, [curve.values for curve in score.curves])
 
         def solve(price: float) -> Setting:
             value = errors + price * costs
             cuts = common[value.argmin(axis=0)]  # the best common threshold of each subset
             ranked = np.argsort(value.min(axis=0), kind="stable")[: self.tuned]
-            tuned = [tune(number, float(cuts[number]), price) for number in ranked.tolist()]
-            _, best, thresholds = min(tuned, key=lambda chain: chain[0])
+            ends = [(*descent.tuned(subsets[k], price, cuts[k]), k) for k in ranked.tolist()]
+            _, thresholds, best = min(ends, key=lambda end: end[0])
             knob = {
                 "price": price,
                 "nodes": [trace.names[node] for node in subsets[best]],

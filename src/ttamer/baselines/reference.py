@@ -7,7 +7,6 @@ a bound, not a rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,33 +25,19 @@ class Always:
     """One node for every input, and the nodes that must be asked before it."""
 
     name: str
-    node: Callable[[Trace], int]
-    """Chooses it on the rows fitted to."""
+    node: int | None = None
+    """Its number; by default the node of least error on the rows fitted to."""
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the one setting."""
-        node = self.node(trace)
+        node = self.node
+        if node is None:  # of equals the cheapest, then the first
+            errors = RuleScorer(trace).wrong.mean(axis=0)
+            prices = trace.spec.answer_costs(trace.costs.mean(axis=0))
+            node = int(np.lexsort((prices, errors))[0])
         walk = np.array([v for v in walk_of(trace) if trace.spec.required[node, v]])
         rule = StopRule(Confidence(), walk, np.full(len(walk) - 1, np.inf))
         return as_policies(trace, [Setting({"node": trace.names[node]}, rule)])
-
-
-def first_node(trace: Trace) -> int:
-    """Return the first node of the cascade."""
-    del trace
-    return 0
-
-
-def last_node(trace: Trace) -> int:
-    """Return the last node of the cascade."""
-    return len(trace.spec) - 1
-
-
-def best_node(trace: Trace) -> int:
-    """Return the node of least error; of equals the cheapest, then the first."""
-    errors = RuleScorer(trace).wrong.mean(axis=0)
-    prices = trace.spec.answer_costs(trace.costs.mean(axis=0))
-    return int(np.lexsort((prices, errors))[0])
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ from ttamer.baselines.threshold import Isotonic
 from ttamer.cascade import CascadeSpec
 from ttamer.fitting.markov import transitions
 from ttamer.fitting.replay import Played, Setting
-from ttamer.problem.problem import Problem
+from ttamer.problem.problem import Edge, Node, Problem
 from ttamer.solvers import solve_ladder
 from ttamer.trace.losses import Losses
 from ttamer.trace.trace import Trace
@@ -132,28 +132,23 @@ class NoRecall:
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the policies on the envelope."""
-        scorer, walk, spec = RuleScorer(trace), walk_of(trace), trace.spec
+        scorer, walk, spec = RuleScorer(trace), walk_of(trace).tolist(), trace.spec
         states, chances = counted_states(scorer)
-        losses = [states[node].losses for node in walk]
-        full = scorer.whole_cost
-        costs = (trace.costs.mean(axis=0)[walk] / full).tolist()
-        of_step: list[int] = walk.tolist()
-        if spec.asks_each or any(spec.parents):
-            steps = zip((None, *of_step), of_step, strict=False)
-            problem = Problem.line(losses, costs, [chances[pair] for pair in steps])
-        else:
-            pairs = [(u, v) for v in range(len(walk)) for u in (None, *range(v))]
-            # What is passed is counted in the cascade's order, which is the walk's where it costs.
-            passed = {(u, v): spec.reach[0 if u is None else u + 1 : v].sum() for u, v in pairs}
-            ways = {(u, v): float(toll) / full + costs[v] for (u, v), toll in passed.items()}
-            laws = {
-                (u, v): chances[None if u is None else of_step[u], of_step[v]] for u, v in pairs
-            }
-            problem = Problem.skip(losses, ways, laws)
+        nodes = tuple(Node(trace.names[node], states[node].losses) for node in walk)
+        costs, edges = trace.costs.mean(axis=0), []
+        is_line = spec.asks_each or any(spec.parents)
+        for u, source in enumerate([None, *walk]):
+            for v in range(u, min(u + 1, len(walk)) if is_line else len(walk)):
+                # What is passed is counted in the cascade's order, the walk's where it costs.
+                cost = float(spec.reach[u:v].sum() + costs[walk[v]]) / scorer.whole_cost
+                name = None if source is None else trace.names[source]
+                law = chances[source, walk[v]]
+                edges.append(Edge(name, nodes[v].name, cost=cost, probabilities=law))
+        problem = Problem("walk", nodes, tuple(edges))
         settings = []
         for policy in solve_ladder(problem, [0, *(1 / (1 + self.prices)), 1], recall=False):
             following = tuple(policy.choice(name)[:, 0] for name in problem.names)
-            rule = TableRule(walk, states, int(policy.choice(None)[0, -1]), following)
+            rule = TableRule(np.array(walk), states, int(policy.choice(None)[0, -1]), following)
             settings.append(Setting({"tradeoff": policy.tradeoff}, rule))
         return pareto_settings(trace, settings)
 

@@ -9,7 +9,7 @@ and the optimum itself where the walk has two nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,11 +26,10 @@ from ttamer.baselines.rules import (
     predictions_of,
     sweep_prices,
     walk_of,
-    walked,
 )
-from ttamer.fitting.replay import Played, Setting
+from ttamer.fitting.replay import Setting
 from ttamer.stats.envelope import rising
-from ttamer.trace.losses import Losses
+from ttamer.trace.losses import Losses, complete_losses
 from ttamer.trace.trace import Trace
 
 
@@ -115,9 +114,10 @@ class Calibrated:
     curves: tuple[Isotonic, ...]
 
     @classmethod
-    def fit(cls, trace: Trace, wrong: Losses) -> Calibrated:
-        """Calibrate every node of a trace; ``wrong`` has shape (T, n)."""
-        pairs = zip(trace.confidence.T, 1 - wrong.T.astype(float), strict=True)
+    def fit(cls, trace: Trace) -> Calibrated:
+        """Calibrate every node of a trace."""
+        right = 1 - complete_losses(trace).T.astype(float)
+        pairs = zip(trace.confidence.T, right, strict=True)
         return cls(tuple(Isotonic.fit(confidence, right) for confidence, right in pairs))
 
     def __call__(self, trace: Trace, node: int) -> NDArray[np.float64]:
@@ -155,47 +155,39 @@ def common_thresholds(
     return np.append(level_starts(pool, limit - 1) if pool.size else pool, np.inf)
 
 
-def _sweep(trace: Trace, score: Score, sign: float = 1.0) -> list[Setting]:
-    walk = walk_of(trace)
-    steps = len(walk) - 1
-    settings = [
-        Setting({"threshold": plain(sign * cut)}, StopRule(score, walk, np.full(steps, cut)))
-        for cut in common_thresholds(trace, score, walk)
-    ]
-    return pareto_settings(trace, settings)
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """How many nodes in a row, up to this one, gave the same answer; 0 where it gave none."""
 
+    walk: NDArray[np.intp]
 
-class Threshold:
-    """Stop at the first node whose confidence reaches one threshold; else the last answers."""
-
-    name = "threshold"
-
-    def fit(self, trace: Trace) -> list[Setting]:
-        """Return the thresholds on the envelope."""
-        return _sweep(trace, Confidence())
+    def __call__(self, trace: Trace, node: int) -> NDArray[np.float64]:
+        """Return, shape (T,), the length of the run that ends with a node."""
+        steps = self.walk[int(np.flatnonzero(self.walk == node)[0]) :: -1]
+        answers = predictions_of(trace)[:, steps]  # the newest first
+        same = np.logical_and.accumulate(answers == answers[:, :1], axis=1)
+        return np.where(answers[:, 0] >= 0, same.sum(axis=1), 0).astype(float)
 
 
 @dataclass
-class ColumnThreshold:
-    """Stop at the first node whose column reaches the threshold, from its more certain side."""
+class Threshold:
+    """Stop at the first node whose score reaches one threshold for all; else the last answers."""
 
     name: str
-    score: Column
+    score: Callable[[Trace], Score]
+    """Makes the score from the rows fitted to."""
+    sign: float = 1.0
+    """-1 where the score is minus what people know."""
+    knob: str = "threshold"
 
     def fit(self, trace: Trace) -> list[Setting]:
-        """Return the thresholds on the envelope, in the unit of the column."""
-        self.score(trace, 0)  # a trace without the column is unsuitable, one of one node too
-        return _sweep(trace, self.score, self.score.sign)
-
-
-class CalibratedThreshold:
-    """Stop at the first node whose calibrated chance of being right reaches the threshold."""
-
-    name = "calibrated"
-
-    def fit(self, trace: Trace) -> list[Setting]:
-        """Return the thresholds on the envelope, as probabilities."""
-        return _sweep(trace, Calibrated.fit(trace, RuleScorer(trace).wrong))
+        """Return the thresholds on the envelope."""
+        walk, score = walk_of(trace), self.score(trace)
+        score(trace, 0)  # a trace without the column is unsuitable, one of one node too
+        cuts = common_thresholds(trace, score, walk)
+        rules = [StopRule(score, walk, np.full(len(walk) - 1, cut)) for cut in cuts]
+        knobs = [{self.knob: plain(self.sign * cut)} for cut in cuts]
+        return pareto_settings(trace, map(Setting, knobs, rules))
 
 
 class ThresholdPerExit:
@@ -213,31 +205,57 @@ class ThresholdPerExit:
         """Return the sets of thresholds on the envelope."""
         scorer, walk = RuleScorer(trace), walk_of(trace)
         common = common_thresholds(trace, Confidence(), walk)
-        scores = [trace.confidence[:, node] for node in walk[:-1]]
-        # The last start of each exit is ``inf``, which no score reaches: there it never stops.
-        starts = [np.union1d(level_starts(score, self.most_levels), common) for score in scores]
-        sizes = [len(start) - 1 for start in starts]
-        levels = [
-            np.searchsorted(start, score, side="right") - 1
-            for start, score in zip(starts, scores, strict=True)
+        starts = [
+            np.union1d(level_starts(column, self.most_levels), common[:-1])
+            for column in trace.confidence.T
         ]
-        rules = [StopRule(Confidence(), walk, np.full(len(scores), cut)) for cut in common]
+        descent = Descent.of(scorer, trace.confidence, starts)
+        rules = [StopRule(Confidence(), walk, np.full(len(walk) - 1, cut)) for cut in common]
         points = np.array([scorer.score(rule) for rule in rules])
-        wrong, spent = scorer.wrong[:, walk], np.cumsum(trace.costs[:, walk], axis=1)
+        names = [trace.names[node] for node in walk[:-1]]
 
         def solve(price: float) -> Setting:
-            losses = list((wrong + price * spent).T)
-            cut = common[(points[:, 1] + price * points[:, 0]).argmin()]
-            best_common = [int(np.searchsorted(start, cut)) for start in starts]
-            ends = [descend(levels, sizes, losses, begin) for begin in (best_common, sizes)]
-            cuts, _ = min(ends, key=lambda end: end[1])
-            thresholds = [float(start[at]) for start, at in zip(starts, cuts, strict=True)]
-            names = [trace.names[node] for node in walk[:-1]]
+            best = common[(points[:, 1] + price * points[:, 0]).argmin()]
+            ends = [descent.tuned(walk, price, cut) for cut in (best, np.inf)]
+            _, thresholds = min(ends, key=lambda end: end[0])
             knob = dict(zip(names, map(plain, thresholds), strict=True))
-            rule = StopRule(Confidence(), walk, np.array(thresholds))
+            rule = StopRule(Confidence(), walk, thresholds)
             return Setting({"price": price, "thresholds": knob}, rule)
 
         return sweep_prices(trace, solve)
+
+
+@dataclass(frozen=True, eq=False)
+class Descent:
+    """One threshold per step of a walk, tuned by coordinate descent."""
+
+    scorer: RuleScorer
+    starts: Sequence[NDArray[np.float64]]
+    """Per node, increasing: the thresholds to try."""
+    levels: Sequence[NDArray[np.intp]]
+    """Per node, shape (T,): the last threshold that each row reaches."""
+
+    @classmethod
+    def of(
+        cls, scorer: RuleScorer, scores: NDArray[np.float64], starts: Sequence[NDArray[np.float64]]
+    ) -> Descent:
+        """Prepare for scores of shape (T, n)."""
+        pairs = zip(starts, scores.T, strict=True)
+        levels = [np.searchsorted(start, score, side="right") - 1 for start, score in pairs]
+        return cls(scorer, starts, levels)
+
+    def tuned(
+        self, walk: NDArray[np.intp], price: float, cut: float
+    ) -> tuple[float, NDArray[np.float64]]:
+        """Return error + price * cost, and the thresholds, from a common threshold on."""
+        spent = np.cumsum(self.scorer.trace.costs[:, walk], axis=1)
+        losses = list((self.scorer.wrong[:, walk] + price * spent).T)
+        starts = [self.starts[node] for node in walk[:-1]]
+        begin = [int(np.searchsorted(start, cut)) for start in starts]
+        levels, sizes = [self.levels[node] for node in walk[:-1]], list(map(len, starts))
+        cuts, loss = descend(levels, sizes, losses, begin)
+        pairs = zip(starts, cuts, strict=True)
+        return loss, np.array([np.append(start, np.inf)[at] for start, at in pairs])
 
 
 def descend(
@@ -279,39 +297,3 @@ def descend(
         if levels_from == before:
             break
     return levels_from, float(onward.mean())
-
-
-@dataclass(frozen=True, eq=False)
-class PatienceRule:
-    """Stop at the first node that makes it ``times`` equal answers in a row, else at the last.
-
-    A node that gives no answer breaks the row.
-    """
-
-    walk: NDArray[np.intp]
-    times: int
-
-    def play(self, trace: Trace) -> Played:
-        """Decide for every row of a trace."""
-        answers = predictions_of(trace)[:, self.walk]
-        last = len(self.walk) - 1
-        stop, run = np.full(len(trace), last), np.zeros(len(trace), np.intp)
-        for step in range(len(self.walk)):
-            # At the first step, which has none before it, the run is 1 either way.
-            run = np.where(answers[:, step] == answers[:, step - 1], run + 1, 1)
-            run[answers[:, step] < 0] = 0
-            stop = np.where((run >= self.times) & (stop == last), step, stop)
-        return walked(stop, self.walk, len(trace.spec))
-
-
-class Patience:
-    """All patiences from 1 (the first answer) to n (all agree): Zhou et al., 2020."""
-
-    name = "patience"
-
-    def fit(self, trace: Trace) -> list[Setting]:
-        """Return the patiences on the envelope."""
-        predictions_of(trace)
-        walk = walk_of(trace)
-        rules = [PatienceRule(walk, times) for times in range(1, len(walk) + 1)]
-        return pareto_settings(trace, [Setting({"patience": r.times}, r) for r in rules])

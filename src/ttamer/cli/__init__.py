@@ -38,19 +38,13 @@ COMMANDS = {
     "solve": ("solve", "solve a problem.json exactly"),
     "theory": ("solve", "run the paper's demonstrations"),
 }
-# The extra that installs a library, where it has another name.
+# The extras, and the libraries that each installs.
 EXTRAS = {
-    "aiohttp": "serve",
-    "starlette": "serve",
-    "uvicorn": "serve",
-    "h11": "serve",
-    "granian": "serve",
-    "prometheus_client": "serve",
-    "pyarrow": "io",
-    "pandas": "frames",
-    "matplotlib": "report",
-    "jinja2": "report",
-    "torch": "torch",
+    "serve": ("aiohttp", "starlette", "uvicorn", "h11", "granian", "prometheus_client"),
+    "report": ("matplotlib", "jinja2"),
+    "io": ("pyarrow",),
+    "frames": ("pandas",),
+    "torch": ("torch",),
 }
 
 
@@ -151,8 +145,9 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     library = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
-    if library in EXTRAS:
-        return str(MissingExtra(library, EXTRAS[library]))
+    for extra, libraries in EXTRAS.items():
+        if library in libraries:
+            return str(MissingExtra(library, extra))
     return (
         f"unexpected {type(error).__name__}: {error}; this is a bug, please report it with the "
         "output of the same command under TTAMER_TRACEBACK=1"

@@ -17,7 +17,6 @@ from ttamer.baselines import FAMILIES, fit_families, known_names
 from ttamer.baselines.rules import FitFamily, Unsuitable
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.results import (
-    Library,
     Result,
     check_resampling,
     frame_of,
@@ -73,11 +72,6 @@ def family_names(names: Iterable[str]) -> list[str]:
     return known_names(names, {**OURS, **FAMILIES})
 
 
-def uses_labels(family: str) -> bool:
-    """Return whether a family uses the labels of the rows it decides on: a bound, not a rival."""
-    return bool(getattr(FAMILIES.get(family), "uses_labels", False))
-
-
 @dataclass(frozen=True)
 class Point:
     """One setting of one family, measured on the test rows."""
@@ -95,15 +89,9 @@ class Point:
         Returns:
             Plain values by name.
         """
-        return {
-            "policy": self.policy,
-            "knob": self.knob,
-            "cost": self.result.cost,
-            "relative_cost": self.result.relative_cost,
-            "error": self.result.error,
-            "cost_interval": list(self.result.cost_interval),
-            "error_interval": list(self.result.error_interval),
-        }
+        names = ("cost", "relative_cost", "error", "cost_interval", "error_interval")
+        numbers = {name: getattr(self.result, name) for name in names}
+        return {"policy": self.policy, "knob": self.knob, **numbers}
 
 
 @dataclass(frozen=True)
@@ -148,15 +136,15 @@ class Frontier:
     def __repr__(self) -> str:
         alone, measure = self.reference, self.measure
         return (
-            f"Frontier({counted(len(self.families), 'family')}, {counted(self.test_rows, 'row')}; "
-            f"{alone.node} alone: "
+            f"Frontier({counted(len(self.families), 'family')}, "
+            f"{counted(len(self.test_trace), 'row')}; {alone.node} alone: "
             f"cost {number(alone.cost)}, {measure} {shown_error(alone.error, measure)})"
         )
 
     @property
-    def test_rows(self) -> int:
-        """How many rows were measured on."""
-        return len(self.test_trace)
+    def unit(self) -> str:
+        """The unit of costs, where the cascade has one."""
+        return self.test_trace.spec.unit
 
     @cached_property
     def full_cost(self) -> float:
@@ -168,10 +156,17 @@ class Frontier:
         """Names, in the order fitted."""
         return list(dict.fromkeys(point.policy for point in self.points))
 
+    @cached_property
+    def ranked(self) -> list[str]:
+        """The families that decide without the labels, by :meth:`area`: rivals, not bounds."""
+        rivals = [name for name in self.families if not hasattr(FAMILIES.get(name), "uses_labels")]
+        return sorted(rivals, key=self.area)
+
     @property
-    def deciding(self) -> list[str]:
-        """The families that decide without the labels: rivals, not bounds."""
-        return [name for name in self.families if not uses_labels(name)]
+    def servable(self) -> list[str]:
+        """The families that can be saved and served: their rules decide in sessions too."""
+        unserved = {p.policy for p in self.points if not hasattr(p.rule, "session")}
+        return [name for name in self.families if name not in unserved]
 
     @property
     def alone(self) -> str:
@@ -180,32 +175,10 @@ class Frontier:
             return "the full network"
         return f"{self.reference.node} alone"
 
-    def can_serve(self, family: str) -> bool:
-        """Return whether a family can be fitted, saved and served, and not only measured.
-
-        Args:
-            family: The family's name.
-
-        Returns:
-            True if every rule of the family decides inputs one by one, in sessions.
-        """
-        return all(hasattr(point.rule, "session") for point in self.of(family))
-
-    def priced(self, cost: float) -> str:
-        """Return a cost as people write it, with the cascade's unit where it has one: "3.2 ms".
-
-        Args:
-            cost: A cost per input.
-
-        Returns:
-            The text.
-        """
-        return priced(cost, self.test_trace.spec.unit)
-
     @property
     def measure(self) -> Measure:
         """What an error is: the share of wrong answers, or the mean loss."""
-        return self.points[0].result.measure
+        return self.test_trace.measure
 
     @property
     def margins(self) -> dict[str, float]:
@@ -280,11 +253,36 @@ class Frontier:
         node = 0 if trace.spec.asks_each else min(roots, key=lambda v: float(prices[v]))
         return float(prices[node]), float(known_losses(trace)[:, node].mean())
 
-    def _table(self, families: list[str]) -> tuple[list[str], list[list[str]]]:
-        """Return the head and the rows of a table of costs, as shares of the reference's."""
+    @property
+    def sentences(self) -> list[str]:
+        """What was measured, what it is compared with, and what the table has, in words."""
         best, noun = self.reference, self.measure
-        head = ["family", *(name if more else f"its {noun}" for name, more in self.margins.items())]
-        rows = []
+        fit_rows = counted(self.fit_rows, "row", ",")
+        rows = f"Fitted on {fit_rows}, measured on {counted(len(self.test_trace), 'other', ',')}."
+        if self.same_rows:
+            rows = f"Fitted and measured on the same {fit_rows}: errors are too low. Split them."
+        wider = "0.5 to 5 points more" if noun == "error" else "1% to 10% more"
+        mean = "mean error" if noun == "error" else noun
+        return [
+            rows,
+            f"Compared with {self.alone}: {noun} {shown_error(best.error, noun)}, "
+            f"cost {priced(best.cost, self.unit)} per input.",
+            f"Cost as a share of what {self.alone} costs, at its {noun} and at {wider}\n"
+            f"('-': not reached); {mean} over all costs:",
+        ]
+
+    def cells(self, families: Iterable[str]) -> list[list[str]]:
+        """Return the table of costs, as shares of the reference's.
+
+        Args:
+            families: The families, in the order of the rows.
+
+        Returns:
+            The head, and a row for each family.
+        """
+        best, noun = self.reference, self.measure
+        margins = [name if more else f"its {noun}" for name, more in self.margins.items()]
+        rows = [["family", *margins, "mean error" if noun == "error" else noun]]
         for family in families:
             costs = [self.cost_at(family, more) for more in self.margins.values()]
             shares = [
@@ -292,50 +290,31 @@ class Frontier:
                 for cost in costs
             ]
             rows.append([family, *shares, shown_error(self.area(family), noun)])
-        return [*head, "mean error" if noun == "error" else noun], rows
-
-    def _sentences(self) -> list[str]:
-        """Return what was measured, what it is compared with, and what the table has."""
-        best, noun = self.reference, self.measure
-        fit_rows = counted(self.fit_rows, "row", ",")
-        wider = "0.5 to 5 points more" if noun == "error" else "1% to 10% more"
-        mean = "mean error" if noun == "error" else noun
-        return [
-            f"Fitted and measured on the same {fit_rows}: errors are too low. Split them."
-            if self.same_rows
-            else f"Fitted on {fit_rows}, measured on {counted(self.test_rows, 'other', ',')}.",
-            f"Compared with {self.alone}: {noun} {shown_error(best.error, noun)}, "
-            f"cost {self.priced(best.cost)} per input.",
-            f"Cost as a share of what {self.alone} costs, at its {noun} and at {wider}\n"
-            f"('-': not reached); {mean} over all costs:",
-        ]
+        return rows
 
     def __str__(self) -> str:
-        *facts, caption = self._sentences()
-        lines = [*facts, "", caption, "", table(*self._table(self.families))]
+        *facts, caption = self.sentences
+        head, *rows = self.cells(self.families)
+        lines = [*facts, "", caption, "", table(head, rows)]
         if self.left_out:
             lines += ["", *(f"  left out: {name}: {why}" for name, why in self.left_out.items())]
         return "\n".join(lines)
 
-    def to_frame(self, library: Library = "pandas") -> Any:
-        """Return a data frame with a row for each setting of each family.
-
-        Args:
-            library: ``"pandas"`` or ``"polars"``.
+    def to_frame(self) -> Any:
+        """Return a pandas frame with a row for each setting of each family.
 
         Returns:
             The numbers of :meth:`Point.to_dict`, intervals as ``error_interval.low`` and so on.
 
         Raises:
-            MissingExtra: If the library is not installed.
+            MissingExtra: If pandas is not installed.
         """
         # Families have different knobs: as text they are one column.
-        rows = ({**point.to_dict(), "knob": str(point.knob)} for point in self.points)
-        return frame_of(rows, library)
+        return frame_of({**point.to_dict(), "knob": str(point.knob)} for point in self.points)
 
     def _repr_html_(self) -> str:
-        head, rows = self._table(sorted(self.deciding, key=self.area))
-        return card("Frontier", notes=self._sentences(), head=head, rows=rows)
+        head, *rows = self.cells(self.ranked)
+        return card("Frontier", notes=self.sentences, head=head, rows=rows)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw the error against the cost of each family, where two settings may be mixed.
@@ -352,14 +331,13 @@ class Frontier:
             MissingExtra: If matplotlib is not installed.
         """
         curves = {}
-        for family in sorted(self.deciding, key=self.area)[:8]:  # more cannot be told apart
+        for family in self.ranked[:8]:  # more cannot be told apart
             costs, errors = self.curve(family)
             corners = lower_envelope(costs, errors).tolist()
             curves[family] = ([costs[k] for k in corners], [errors[k] for k in corners])
-        alone = self.reference
+        alone, share = self.reference, self.measure == "error"
         marks = {f"{alone.node} alone": (alone.cost, alone.error)}
-        share = self.measure == "error"
-        labels = (in_unit("cost per input", self.test_trace.spec.unit), self.measure)
+        labels = in_unit("cost per input", self.unit), self.measure
         return draw_curves(curves, *labels, marks=marks, y_percent=share, path=path)
 
     def to_dict(self) -> dict[str, Any]:
@@ -371,12 +349,10 @@ class Frontier:
         families = {}
         for family in self.families:
             at = {name: self.cost_at(family, more) for name, more in self.margins.items()}
+            shares = {name: None if c is None else c / self.full_cost for name, c in at.items()}
             families[family] = {
                 "cost_at_error": at,
-                "relative_cost_at_error": {
-                    name: None if cost is None else cost / self.full_cost
-                    for name, cost in at.items()
-                },
+                "relative_cost_at_error": shares,
                 "error_at_reference_cost": error_at_cost(*self.curve(family), self.reference.cost),
                 "area": self.area(family),
             }
@@ -385,7 +361,7 @@ class Frontier:
             "reference": vars(self.reference),
             "full_cost": self.full_cost,
             "fit_rows": self.fit_rows,
-            "test_rows": self.test_rows,
+            "test_rows": len(self.test_trace),
             "families": families,
             "left_out": self.left_out,
             **({"same_rows": True} if self.same_rows else {}),

@@ -7,16 +7,15 @@ whole groups of rows: those that the trace names, or groups made at random where
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ttamer._checks import counted, number, percent, priced, require_kind, require_whole
 from ttamer._extras import require
-from ttamer.cascade import Target
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitting.ladder import FittedLadder, shown_error
 from ttamer.fitting.replay import Played, Rule, full_cost, latency_of, paid
@@ -25,7 +24,6 @@ from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Measure, Trace
 
 Interval = tuple[float, float]
-Library = Literal["pandas", "polars"]
 
 
 def check_resampling(resamples: int, seed: int) -> None:
@@ -113,25 +111,21 @@ class Numbers:
         """
         return {name: value for name, value in vars(self).items() if value is not None}
 
-    def to_frame(self, library: Library = "pandas") -> Any:
-        """Return a data frame of one row.
-
-        Args:
-            library: ``"pandas"`` or ``"polars"``.
+    def to_frame(self) -> Any:
+        """Return a pandas frame of one row.
 
         Returns:
             A column for each number: ``error``, ``error_interval.low``, ``asked.small`` ...
 
         Raises:
-            MissingExtra: If the library is not installed.
+            MissingExtra: If pandas is not installed.
         """
-        return frame_of([self.to_dict()], library)
+        return frame_of([self.to_dict()])
 
 
-def frame_of(rows: Iterable[dict[str, Any]], library: Library) -> Any:
-    """Return rows of nested values as a data frame whose columns have names with dots."""
-    frames = require(library, "frames")
-    return frames.DataFrame([flat(row) for row in rows])
+def frame_of(rows: Iterable[dict[str, Any]]) -> Any:
+    """Return rows of nested values as a pandas frame whose columns have names with dots."""
+    return require("pandas", "frames").DataFrame([flat(row) for row in rows])
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:
@@ -227,16 +221,12 @@ class Result(Numbers):
         return card(title, notes=self._sentences(), head=head, rows=rows)
 
 
-def evaluate(
-    rule: Rule, trace: Trace, *, target: Target | None = None, resamples: int = 1000, seed: int = 0
-) -> Result:
+def evaluate(rule: Rule, trace: Trace, *, resamples: int = 1000, seed: int = 0) -> Result:
     """Replay a rule on a trace and measure it.
 
     Args:
         rule: A fitted policy, a mixture, or any other rule.
         trace: The rows to decide on; preferably not those it was fitted to.
-        target: What counts as right: ``"label"``, or ``"last"`` for agreement with the last node,
-            as in the paper. By default the cascade's own target.
         resamples: Bootstrap resamples for the intervals; 0 gives intervals of no width.
         seed: The seed of the resamples.
 
@@ -246,7 +236,7 @@ def evaluate(
     Raises:
         ArgumentError: If the trace has no rows, the rule is no rule or a ladder of many policies,
             or ``resamples`` or ``seed`` is no whole number from 0 on.
-        TraceError: If the trace lacks what the target needs.
+        TraceError: If it is not known which answers are right.
 
     >>> from ttamer import datasets, fit
     >>> ladder = fit(datasets.load("langid", "fit").take(slice(500)), belief="markov")
@@ -255,23 +245,15 @@ def evaluate(
     """
     _require_rule(rule, trace)
     trace = trace.with_verification()
-    return measure(rule.play(trace), trace, target=target, resamples=resamples, seed=seed)
+    return measure(rule.play(trace), trace, resamples=resamples, seed=seed)
 
 
-def measure(
-    played: Played,
-    trace: Trace,
-    *,
-    target: Target | None = None,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> Result:
+def measure(played: Played, trace: Trace, *, resamples: int = 1000, seed: int = 0) -> Result:
     """Measure a replay, as :func:`evaluate` measures a rule.
 
     Args:
         played: The replay of a rule on the trace.
         trace: The rows.
-        target: What counts as right.
         resamples: Bootstrap resamples for the intervals.
         seed: The seed of the resamples.
 
@@ -279,7 +261,7 @@ def measure(
         Error and cost with intervals, and the share of rows that each node was asked on.
 
     Raises:
-        TraceError: If the trace lacks what the target needs.
+        TraceError: If it is not known which answers are right.
 
     >>> from ttamer import datasets, fit
     >>> test = datasets.load("langid", "test")
@@ -290,7 +272,7 @@ def measure(
     require_trace(trace, "measure")
     check_resampling(resamples, seed)
     require_kind(played, Played, "measure needs a replay", "call policy.play(trace)")
-    losses = known_losses(trace, target)
+    losses = known_losses(trace)
     mine, theirs = (returned(losses, node, trace) for node in (played.answer, played.last))
     cost, took = paid(played.asked, trace), latency_of(played.asked, trace)
     recalled = played.last != played.answer
@@ -368,16 +350,13 @@ class Difference(Numbers):
         return card(title, notes=notes)
 
 
-def compare(
-    rule: Rule, baseline: Rule, trace: Trace, *, target: Target | None = None
-) -> Difference:
+def compare(rule: Rule, baseline: Rule, trace: Trace) -> Difference:
     """Measure on the same rows what changes where one rule decides in place of another.
 
     Args:
         rule: A fitted policy, a mixture, or any other rule.
         baseline: The rule that it replaces, over the same nodes.
         trace: The rows to decide on; preferably not those that either was fitted to.
-        target: What counts as right; by default the cascade's own target.
 
     Returns:
         The differences with standard errors.
@@ -394,7 +373,7 @@ def compare(
     _require_rule(baseline, trace)
     trace = trace.with_verification()
     mine, theirs, unit = rule.play(trace), baseline.play(trace), units_of(trace)
-    losses = known_losses(trace, target)
+    losses = known_losses(trace)
     lost = returned(losses, mine.answer, trace) - returned(losses, theirs.answer, trace)
     cost = paid(mine.asked, trace) - paid(theirs.asked, trace)
     return Difference(
@@ -410,10 +389,8 @@ def compare(
     )
 
 
-def known_losses(trace: Trace, target: Target | None = None) -> NDArray[np.float64]:
+def known_losses(trace: Trace) -> NDArray[np.float64]:
     """Return, shape (T, n), the loss of each answer, in the trace's unit; refuse gaps."""
-    if target is not None and target != trace.spec.target:
-        trace = trace.with_spec(replace(trace.spec, target=target))
     losses = trace.loss * trace.unit
     gaps = np.isnan(losses)
     if gaps.any():

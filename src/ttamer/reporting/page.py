@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ttamer import __version__
-from ttamer._checks import counted, percent, require_path
+from ttamer._checks import counted, percent, priced, require_path
 from ttamer._extras import require
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import (
@@ -28,24 +28,10 @@ from ttamer.evaluation.frontiers import (
     frontier,
     learning_curve,
     require_frontier,
-    uses_labels,
 )
 from ttamer.fitting.ladder import shown_error
-from ttamer.reporting.figures import (
-    Chart,
-    answered_chart,
-    calibration_chart,
-    frontier_chart,
-    save_figure,
-    stopping_chart,
-)
-from ttamer.reporting.recommendation import (
-    Recommendation,
-    Share,
-    budget_of,
-    less,
-    recommend,
-)
+from ttamer.reporting import figures
+from ttamer.reporting.recommendation import Recommendation, Share, budget_of, less, recommend
 from ttamer.show import ProgressOption, shown
 from ttamer.show.curves import style
 from ttamer.stats.envelope import lower_envelope
@@ -59,7 +45,6 @@ def report(
     *,
     test_trace: Trace | None = None,
     families: Iterable[str] | None = None,
-    title: str | None = None,
     progress: ProgressOption = None,
 ) -> Frontier:
     """Fit, compare with the baselines, and write the page: one call for ``ttamer report``.
@@ -70,7 +55,6 @@ def report(
         path: Where to write the page; its figures are in a folder beside it.
         test_trace: The rows to measure on; ``trace`` is then fitted to.
         families: The families to compare; by default all. ``"ttamer"`` is always among them.
-        title: The title of the page.
         progress: Called with a line of text as the work proceeds; ``True`` shows the progress.
 
     Returns:
@@ -95,7 +79,7 @@ def report(
         trace, test_trace = trace.split(0.5, seed=0)
     with shown(progress) as hook:
         result = frontier(trace, test_trace, families=names, progress=hook)
-        write_report(result, path, title=title, fit_trace=trace, progress=hook)
+        write_report(result, path, fit_trace=trace, progress=hook)
     return result
 
 
@@ -103,7 +87,6 @@ def write_report(
     frontier: Frontier,
     path: str | os.PathLike[str],
     *,
-    title: str | None = None,
     png: bool = True,
     fit_trace: Trace | None = None,
     progress: Callable[[str], None] | None = None,
@@ -113,7 +96,6 @@ def write_report(
     Args:
         frontier: What :func:`ttamer.frontier` returned, with the family ``"ttamer"``.
         path: Where to write the page. The folder of figures has its name and ``_figures``.
-        title: The title of the page; by default the name of the cascade, or its nodes.
         png: Whether to write the figures too.
         fit_trace: The rows fitted to, for a learning curve.
         progress: Called with a line of text as the work proceeds.
@@ -146,7 +128,7 @@ def write_report(
     if progress is not None:
         progress("drawing the report")
     with style():
-        pictures = _pictures(frontier, advice)
+        pictures = _pictures(advice)
     jinja2, markup = require("jinja2", "report"), require("markupsafe", "report").Markup
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template, script = (
@@ -154,16 +136,17 @@ def write_report(
         for name in ("page.html.j2", "page.js")
     )
     page = environment.from_string(template).render(
-        title=trace.spec.name or ", ".join(trace.names[:6]) if title is None else title,
+        title=trace.spec.name or ", ".join(trace.names[:6]),
         sentence=advice.sentence,
         notes=notes,
         tiles=_tiles(advice),
         pictures=[(name, *words, markup(p.svg())) for name, (*words, p) in pictures.items()],
-        families=_families(frontier),
-        policies=_policies(frontier, advice),
-        rows=f"{frontier.test_rows:,}",
-        measure=frontier.measure,
-        reference=frontier.reference.node,
+        frontier=frontier,
+        recommended=advice.family,
+        families=frontier.cells(dict.fromkeys([*frontier.ranked, *frontier.families])),
+        unserved=[name for name in frontier.ranked if name not in frontier.servable],
+        summaries=SUMMARIES,
+        policies=_policies(advice),
         facts=_facts(frontier),
         script=markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -174,7 +157,7 @@ def write_report(
     if png:
         folder = target.with_name(f"{target.stem}_figures")
         for name, (*_, chart) in pictures.items():
-            paths += save_figure(chart.figure, folder / name)
+            paths += figures.save_figure(chart.figure, folder / name)
     return paths
 
 
@@ -191,13 +174,12 @@ def require_page(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _pictures(frontier: Frontier, advice: Recommendation) -> dict[str, tuple[str, str, Chart]]:
+def _pictures(advice: Recommendation) -> dict[str, tuple[str, str, figures.Chart]]:
     """Return heading, caption and figure by name."""
-    trace, points = frontier.test_trace, frontier.of(advice.family)
-    corners = [points[k] for k in lower_envelope(*frontier.curve(advice.family))]
-    setting = advice.settings[0].point
-    played = frontier.played[advice.family][points.index(setting)]
-    result = setting.result
+    frontier, family = advice.frontier, advice.family
+    trace, points, setting = frontier.test_trace, frontier.of(family), advice.settings[0].point
+    corners = [points[k] for k in lower_envelope(*frontier.curve(family))]
+    played, result = frontier.played[family][points.index(setting)], setting.result
     recall = "the last answer was always the one returned"
     if result.recalled:
         recall = (
@@ -205,7 +187,7 @@ def _pictures(frontier: Frontier, advice: Recommendation) -> dict[str, tuple[str
             f"inputs: it helped on {percent(result.recall_helped)} and hurt on "
             f"{percent(result.recall_hurt)}"
         )
-    price = f"{frontier.priced(result.cost)} per input"
+    price = f"{priced(result.cost, frontier.unit)} per input"
     groups = "Rows in ten groups by a node's confidence."
     if trace.measure == "error":
         groups += " On the dotted line the confidence is the chance of being right."
@@ -214,19 +196,19 @@ def _pictures(frontier: Frontier, advice: Recommendation) -> dict[str, tuple[str
             "Error against cost",
             "Each curve is what a family reaches when two of its settings may be mixed; grey: "
             "other families. Point at a mark for its numbers.",
-            frontier_chart(frontier),
+            figures.frontier_chart(frontier),
         ),
         "answered": (
-            f"Who answers: {advice.family}",
+            f"Who answers: {family}",
             f"Each bar is a setting on the frontier. At {price}, {recall}.",
-            answered_chart(corners, trace),
+            figures.answered_chart(corners, trace),
         ),
-        "calibration": ("Calibration", groups, calibration_chart(trace)),
+        "calibration": ("Calibration", groups, figures.calibration_chart(trace)),
         "stopping": (
-            f"When to stop: {advice.family}",
+            f"When to stop: {family}",
             f"At {price}: on what share of the inputs that a node was asked on the search stopped "
             "there, by its confidence.",
-            stopping_chart(played, trace),
+            figures.stopping_chart(played, trace),
         ),
     }
     # Without confidences there is no calibration, and a router never goes on.
@@ -261,75 +243,29 @@ def _tiles(advice: Recommendation) -> list[Tile]:
     ]
 
 
-def _families(frontier: Frontier) -> dict[str, Any]:
-    """Return the table of families, the cheapest at the reference's error first."""
-    unit = frontier.reference.cost or frontier.full_cost or 1.0
-    form = "{:.1%}" if frontier.measure == "error" else "{:.4g}"
-    numbers: dict[str, list[float]] = {}
-    for family in frontier.families:
-        costs = [frontier.cost_at(family, more) for more in frontier.margins.values()]
-        shares = [np.inf if cost is None else cost / unit for cost in costs]
-        numbers[family] = [*shares, frontier.area(family)]
-    best = np.min([numbers[family] for family in frontier.deciding], axis=0)
-    rows = []
-    for family in sorted(numbers, key=lambda name: (uses_labels(name), numbers[name])):
-        *shares, area = numbers[family]
-        texts = ["-" if np.isinf(share) else f"{share:.1%}" for share in shares]
-        is_best = np.isfinite(numbers[family]) & (numbers[family] == best)
-        is_best &= not uses_labels(family)
-        cells = zip([*texts, form.format(area)], is_best, strict=True)
-        rows.append((family, SUMMARIES.get(family, ""), list(cells)))
-    theirs = shown_error(frontier.reference.error, frontier.measure, digits=1)
-    mean = "the mean error" if frontier.measure == "error" else "the mean loss"
-    return {
-        "head": ["family", *frontier.margins, "mean"],
-        "rows": rows,
-        "caption": (
-            f"What each family costs at the {frontier.measure} of {frontier.alone} ({theirs}) and "
-            f"at more, as a share of what that costs ({frontier.priced(unit)} per input); mean: "
-            f"{mean} over all costs."
-        ),
-        "unserved": [name for name in frontier.deciding if not frontier.can_serve(name)],
-        "left_out": frontier.left_out,
-    }
-
-
-def _policies(frontier: Frontier, advice: Recommendation) -> list[dict[str, Any]]:
+def _policies(advice: Recommendation) -> list[dict[str, Any]]:
     """Return ttamer's policies on the frontier, with the line that serves each."""
-    ladder = frontier.ladder
-    if ladder is None or "ttamer" not in frontier.families:
+    frontier, ladder, measure = advice.frontier, advice.frontier.ladder, advice.frontier.measure
+    if ladder is None:
         return []
-    points, measure = frontier.of("ttamer"), frontier.measure
-    used = [share.point for share in advice.settings]
+    points, used = frontier.of("ttamer"), [share.point for share in advice.settings]
     rows = []
     for point in (points[k] for k in lower_envelope(*frontier.curve("ttamer"))):
         result = point.result
-        rows.append(
-            {
-                "cost": frontier.priced(result.cost),
-                "error": shown_error(result.error, measure),
-                "interval": " to ".join(shown_error(end, measure) for end in result.error_interval),
-                "asked": percent(result.asked[frontier.reference.node]),
-                "budget": budget_of(ladder, Share(point, 1.0)),
-                "use": point in used,
-            }
-        )
+        error, *ends = (shown_error(e, measure) for e in (result.error, *result.error_interval))
+        asked = percent(result.asked[frontier.reference.node])
+        cells = [priced(result.cost, frontier.unit), error, " to ".join(ends), asked]
+        budget = budget_of(ladder, Share(point, 1.0))
+        rows.append({"cells": cells, "budget": budget, "use": point in used})
     return rows
 
 
 def _facts(frontier: Frontier) -> list[str]:
     """Return where the numbers come from, and what reading the rows left out or decided."""
     trace = frontier.test_trace
-    fit_rows, test_rows = (
-        counted(rows, "row", ",") for rows in (frontier.fit_rows, frontier.test_rows)
-    )
     left_out = [
         f"{counted(count, 'row', ',')} left out: {why}." for why, count in trace.left_out.items()
     ]
-    return [
-        *left_out,
-        *trace.notes,
-        *([] if frontier.markov is None else [f"{frontier.markov} (the family paper)."]),
-        f"Fitted on {fit_rows}, measured on {test_rows}, digest {trace.digest[:12]}; "
-        f"target {trace.spec.target}; ttamer {__version__}.",
-    ]
+    markov = [] if frontier.markov is None else [f"{frontier.markov} (the family paper)."]
+    source = f"Digest {trace.digest[:12]}; target {trace.spec.target}; ttamer {__version__}."
+    return [*left_out, *trace.notes, *markov, source]

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import percent, require_whole
+from ttamer._checks import percent, priced, require_whole
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import (
     LOSS_PER_ERROR,
@@ -206,7 +206,7 @@ class Recommendation:
             return f"{start}, {asked[0]} alone costs {saved}{level}: use {asked[0]} alone."
         kind = "policy" if len(self.settings) == 1 else "mixture of two policies"
         error = shown_error(self.error, frontier.measure, digits=1)
-        price = f"{frontier.priced(self.cost)} per input ({frontier.measure} {error})"
+        price = f"{priced(self.cost, frontier.unit)} per input ({frontier.measure} {error})"
         return f"{start}, ttamer costs {saved}{level}: use ttamer's {kind} at {price}."
 
     @cached_property
@@ -235,7 +235,7 @@ class Recommendation:
         if "ttamer" not in self.savings:
             reached = self._points(min(frontier.curve("ttamer")[1]) - frontier.reference.error)
             lines.append(f"The best ttamer reaches is {reached} more {frontier.measure}.")
-        unserved = {n: s for n, s in self.savings.items() if not frontier.can_serve(n)}
+        unserved = {n: s for n, s in self.savings.items() if n not in frontier.servable}
         best = max(unserved, key=unserved.__getitem__, default=None)
         served = [s for name, s in self.savings.items() if name not in unserved]
         if best is not None and unserved[best] >= max([0.0, *served]) + MIN_SAVING:
@@ -275,7 +275,7 @@ def recommend(frontier: Frontier, *, resamples: int = 400, seed: int = 0) -> Rec
             f"{', '.join(frontier.families)}; add the family 'ttamer'"
         )
     more, savings = _margin(frontier)
-    rivals = {n: s for n, s in savings.items() if n != "ttamer" and frontier.can_serve(n)}
+    rivals = {n: s for n, s in savings.items() if n != "ttamer" and n in frontier.servable}
     rival = max(rivals, key=rivals.__getitem__, default=None)
     drawn = resampled_savings(
         frontier, ["ttamer", *([rival] if rival else [])], more, resamples=resamples, seed=seed
@@ -309,13 +309,13 @@ def _margin(frontier: Frontier) -> tuple[float, dict[str, float]]:
     price = frontier.reference.cost
     at_equal_error: dict[str, float] = {}
     for more in frontier.margins.values():
-        costs = {name: frontier.cost_at(name, more) for name in frontier.deciding}
+        costs = {name: frontier.cost_at(name, more) for name in frontier.ranked}
         savings = {
             name: 1 - cost / price for name, cost in costs.items() if cost is not None and price > 0
         }
         if not more:
             at_equal_error = savings
-        largest = max((s for name, s in savings.items() if frontier.can_serve(name)), default=0.0)
+        largest = max((s for name, s in savings.items() if name in frontier.servable), default=0.0)
         # Errors are worth ten times as much cost, and 5% at least: 20% for two points. Of losses a
         # margin of 2% of the reference's is as much as a point.
         points = more

@@ -17,13 +17,12 @@ import numpy as np
 
 from ttamer._checks import counted, percent
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.evaluation.results import RowBootstrap, interval
+from ttamer.evaluation.results import Interval, RowBootstrap, interval, units_of
 from ttamer.fitting.fits import fit
+from ttamer.fitting.ladder import shown_error
 from ttamer.fitting.points import cheapest
 from ttamer.fitting.replay import alone_paid, paid
-from ttamer.trace.trace import Trace
-
-Interval = tuple[float, float]
+from ttamer.trace.trace import Measure, Trace
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Savings:
     """The cost of audits and of a judge."""
     net_saved: float
     """The share that is saved on the requests of the log, less what was spent."""
-    measure: str = "error"
+    measure: Measure = "error"
 
     @property
     def is_better(self) -> bool:
@@ -62,36 +61,29 @@ class Savings:
 
     def __str__(self) -> str:
         low, high = (percent(value) for value in self.saved_interval)
+        what = self.measure if self.is_judged else f"disagreement with {self.against!r}"
+        error, control = (
+            shown_error(value, self.measure, digits=1) for value in (self.error, self.control_error)
+        )
+        more = f"{self._points(abs(self.more_error))} {'more' if self.more_error > 0 else 'less'}"
         lines = [
             f"On {counted(self.rows, 'audited request', ',')} of {self.requests:,} a policy would "
             f"have cost {percent(self.saved)} less than {self.against!r} ({low} to {high}), with "
-            f"{self._shown(self.error)} {self._what}, {self._difference(self.more_error)} "
-            f"({self._range(self.more_error_interval)}).",
+            f"{error} {what}, {more} ({self._points(*self.more_error_interval, sign='+')}).",
             f"Audits and judging cost {self.spent:.4g}: net of them, {percent(self.net_saved)} of "
             "the cost of these requests would have been saved.",
-            f"The same calls dealt at random: {self._shown(self.control_error)} {self._what}, "
-            f"{self._range(self.control_interval)} more than the policy.",
+            f"The same calls dealt at random: {control} {what}, "
+            f"{self._points(*self.control_interval, sign='+')} more than the policy.",
         ]
         if not self.is_better:
             lines.append("That is not clearly better than chance: do not adopt a policy yet.")
         return "\n".join(lines)
 
-    @property
-    def _what(self) -> str:
-        return self.measure if self.is_judged else f"disagreement with {self.against!r}"
-
-    def _shown(self, value: float) -> str:
-        return percent(value, digits=1) if self.measure == "error" else f"{value:.3g}"
-
-    def _difference(self, value: float) -> str:
-        size = f"{100 * abs(value):.1f} points" if self.measure == "error" else f"{abs(value):.3g}"
-        return f"{size} {'more' if value > 0 else 'less'}"
-
-    def _range(self, ends: Interval) -> str:
-        low, high = ends
-        if self.measure == "error":
-            return f"{100 * low:+.1f} to {100 * high:+.1f} points"
-        return f"{low:+.3g} to {high:+.3g}"
+    def _points(self, *errors: float, sign: str = "") -> str:
+        """Return differences of errors in points, or of mean losses as numbers."""
+        if self.measure != "error":
+            return " to ".join(f"{error:{sign}.3g}" for error in errors)
+        return f"{' to '.join(f'{100 * error:{sign}.1f}' for error in errors)} points"
 
 
 def savings(
@@ -141,30 +133,35 @@ def savings(
     if trace.chance is not None:
         chance = np.where(np.isnan(trace.chance), 1.0, trace.chance).min(axis=1)
         weight = 1 / np.where(chance > 0, chance, 1.0)
-    group = np.arange(len(trace)) if trace.group is None else trace.group
-    drawn_groups = np.random.default_rng(seed).permutation(np.unique(group))
-    first = np.isin(group, drawn_groups[: len(drawn_groups) // 2])
+    # A group is in one half, and is drawn as a whole.
+    unit = units_of(trace)
+    shuffled = np.random.default_rng(seed).permutation(np.unique(unit))
+    first = np.isin(unit, shuffled[: len(shuffled) // 2])
     columns = np.zeros((5, len(trace)))
     for half in (first, ~first):
         columns[:, ~half] = _measured(trace.take(half), trace.take(~half), node, allowed, progress)
-    weighted, units = [*(weight * columns), weight], np.unique(group, return_inverse=True)[1]
-    means = RowBootstrap.of(units, resamples=resamples, seed=seed).column_means(weighted)
-    point = (columns @ weight / weight.sum()).tolist()
+    rows = RowBootstrap.of(unit, resamples=resamples, seed=seed)
+    means = rows.column_means([*(weight * columns), weight])
     drawn = means[:, :5].T / means[:, 5]
-    saved = 1 - point[1] / point[3]
-    total = requests * point[3]
+    error, cost, theirs, price, control = (columns @ weight / weight.sum()).tolist()
+    saved, total = 1 - cost / price, requests * price
+
+    def ends(values: Any) -> Interval:
+        low, high = interval(values)
+        return float(low), float(high)
+
     return Savings(
         against=against,
         requests=requests,
         rows=len(trace),
         is_judged=is_judged,
         saved=saved,
-        saved_interval=_ends(1 - drawn[1] / drawn[3]),
-        error=point[0],
-        more_error=point[0] - point[2],
-        more_error_interval=_ends(drawn[0] - drawn[2]),
-        control_error=point[4],
-        control_interval=_ends(drawn[4] - drawn[0]),
+        saved_interval=ends(1 - drawn[1] / drawn[3]),
+        error=error,
+        more_error=error - theirs,
+        more_error_interval=ends(drawn[0] - drawn[2]),
+        control_error=control,
+        control_interval=ends(drawn[4] - drawn[0]),
         spent=spent,
         net_saved=saved - spent / total if total else 0.0,
         measure=trace.measure,
@@ -172,13 +169,12 @@ def savings(
 
 
 def _known(trace: Trace, node: int) -> tuple[Trace, bool]:
-    """Return the trace with losses, and where they are from; agreement where nothing is known."""
+    """Return the trace with losses, and whether it had them: else agreement with the node."""
     try:
-        is_known = bool((~np.isnan(trace.loss).any(axis=1)).any())
-    except TraceError:
-        is_known = False
-    if is_known:
-        return trace, True
+        if (~np.isnan(trace.loss).any(axis=1)).any():
+            return trace, True
+    except TraceError:  # nothing says what is right
+        pass
     if trace.prediction is None:
         raise ArgumentError("the log has no answers to compare: nothing says which are right")
     theirs = trace.prediction[:, [node]]
@@ -196,30 +192,17 @@ def _measured(
     allowed: float,
     progress: Callable[[str], None] | None,
 ) -> Any:
-    """Return loss and cost of a policy and of the node, and the loss of the control."""
+    """Return loss and cost of a policy, loss and cost of the node, and the loss of the control."""
     ladder = fit(fitted, progress=progress)
     points = ladder.points
     limit = float(points.alone_error[node]) + allowed
-    able = points.costs <= points.costs[points.alone(node)]
-    mix = cheapest(points.costs[able], points.errors[able], limit)
-    assert mix is not None  # noqa: S101 - the node itself is able
-    numbers = np.flatnonzero(able)
+    numbers = np.flatnonzero(points.costs <= points.costs[points.alone(node)])
+    mix = cheapest(points.costs[numbers], points.errors[numbers], limit)
+    assert mix is not None  # noqa: S101 - the node itself is among them
     cheap, expensive = int(numbers[mix.cheap]), int(numbers[mix.expensive])
     policy = ladder.mixed(mix._replace(cheap=cheap, expensive=expensive))
     played, loss = policy.play(rows), np.asarray(rows.loss)
-    index = np.arange(len(rows))
+    returned = loss[np.arange(len(rows)), played.answer]
     shares = np.bincount(played.answer, minlength=loss.shape[1]) / len(rows)
-    return np.stack(
-        [
-            loss[index, played.answer],
-            paid(played.asked, rows),
-            loss[:, node],
-            alone_paid(rows)[:, node],
-            loss @ shares,
-        ]
-    )
-
-
-def _ends(drawn: Any) -> Interval:
-    low, high = interval(drawn)
-    return float(low), float(high)
+    cost, price = paid(played.asked, rows), alone_paid(rows)[:, node]
+    return np.stack([returned, cost, loss[:, node], price, loss @ shares])
