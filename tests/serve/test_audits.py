@@ -6,7 +6,6 @@ import json
 import time
 from types import SimpleNamespace
 
-import msgspec
 import numpy as np
 import pytest
 from starlette.requests import ClientDisconnect
@@ -429,8 +428,6 @@ class TestDrift:
             auditing.DriftJob(settings, "held.csv", policies, served.service.metrics)
         (tmp_path / "policy.ttamer.drift").touch()  # the job put it there
         monkeypatch.setenv("A_KEY", "secret")
-        node = msgspec.structs.replace(settings.nodes["small"], key_env="A_KEY")
-        settings.nodes["small"] = node
         job = auditing.DriftJob(settings, "held.csv", policies, served.service.metrics)
         assert "A_KEY" not in job._env
         assert "PATH" in job._env

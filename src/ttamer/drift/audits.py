@@ -82,11 +82,9 @@ class AuditSampler:
 class AuditedRow(NamedTuple):
     """An audited request, as the decision log has it with all that was said about it since."""
 
-    number: int
-    """Its number among the audited rows."""
+    number: int  # its number among the audited rows
     request: str
-    time: float
-    """In seconds since 1970."""
+    time: float  # in seconds since 1970
     line: Mapping[str, Any]
 
 

@@ -52,15 +52,12 @@ class AuditedDecisions:
     """What a rule did on T rows; arrays have shape (T,) unless stated otherwise."""
 
     answer: NDArray[np.intp]
+    # Shape (T, n): whether each node's answer is wrong, or its loss as a share of unit.
     lost: Losses
-    """Shape (T, n): whether each node's answer is wrong, or its loss as a share of ``unit``."""
     cost: Floats
-    believed: Floats | None = None
-    """The policy's chance that the answer it returns is wrong."""
-    states: Floats | None = None
-    """Shape (T, m): the states of the row at some steps."""
-    unit: float | None = None
-    """The largest loss there can be, where answers have losses."""
+    believed: Floats | None = None  # the policy's chance that the answer it returns is wrong
+    states: Floats | None = None  # shape (T, m): the states of the row at some steps
+    unit: float | None = None  # the largest loss there can be, where answers have losses
 
     @property
     def wrong(self) -> Losses:

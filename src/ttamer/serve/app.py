@@ -54,8 +54,8 @@ class Received(Request):
         self._texts: dict[bytes, bytes] = dict(request.scope["headers"])
         stated = self.text("x-request-id")
         is_good = re.fullmatch(REQUEST_ID, stated) is not None
+        # The client's, where it can be used, else a new one.
         self.id = stated if is_good else f"{random.getrandbits(128):032x}"
-        """The client's, where it can be used, else a new one."""
 
     def text(self, header: str) -> str:
         """Return a header; nothing where there is none."""

@@ -210,6 +210,7 @@ class DriftJob:
     pause = 60.0  # seconds between two runs; more where a run takes long
     most_busy = 0.05  # of the time
     niceness = 10  # requests have priority
+    variables = ("PATH", "HOME", "TMP", "LANG", "LC_", "LD_", "PYTHON", "OMP_", "OPENBLAS_")
 
     def __init__(
         self, settings: Settings, reference: str, policies: PolicyStore, metrics: Metrics
@@ -231,8 +232,8 @@ class DriftJob:
         self._command = [sys.executable, "-P", "-m", "ttamer", "drift", self._log]
         self._command += ["--policy", policies.path, "--error", repr(settings.serve.error)]
         self._command += ["--reference", reference, "--replace", "--json"]
-        # It asks no model, and needs no key of one.
-        self._env = {name: os.environ[name] for name in os.environ if name not in settings.secrets}
+        # It asks no model: of the environment, where keys are, it gets what programs need.
+        self._env = {k: v for k, v in os.environ.items() if k.startswith(self.variables)}
 
     async def run(self) -> None:
         """Run the job again and again."""

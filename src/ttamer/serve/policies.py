@@ -35,14 +35,11 @@ log = logging.getLogger("ttamer")
 class Active:
     """What answers a request."""
 
-    policy: Decider
-    """That of the operator's operating point."""
-    version: str
-    """The first 16 digits of the file's SHA-256."""
+    policy: Decider  # that of the operator's operating point
+    version: str  # the first 16 digits of the file's SHA-256
     artefact: FittedLadder | FittedPolicy | None
     nodes: Mapping[str, ModelNode | Verification]
-    digest: Callable[[Any], Any]
-    """What a log without texts has of an answer."""
+    digest: Callable[[Any], Any]  # what a log without texts has of an answer
     max_cost: float | None = None
 
     @cached_property
@@ -164,10 +161,8 @@ class PolicyStore:
     ) -> None:
         self.path, self._settings, self._force = os.fspath(path), settings, force
         self._nodes, self._digest = nodes, digest
-        self.refused = 0
-        """How often a file was refused since the start."""
-        self.hangup = asyncio.Event()
-        """Set to reload now."""
+        self.refused = 0  # how often a file was refused since the start
+        self.hangup = asyncio.Event()  # set to reload now
         self._stamp = self._stat()
         self.active = self.load()
 

@@ -94,8 +94,8 @@ class DecisionLog:
         # The thread takes rows while requests add others: each step of a deque is atomic.
         self._rows: deque[dict[str, Any]] = deque()
         self._characters = 0  # of rows that wait
+        # By the id of a request and node: the answers as they are, in memory alone.
         self.recent: OrderedDict[str, dict[str, str]] = OrderedDict()
-        """By the id of a request and node: the answers as they are, in memory alone."""
         self.lost = 0
         self._stop, self._thread = threading.Event(), threading.Thread()
         self._key = b""

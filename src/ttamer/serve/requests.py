@@ -165,8 +165,7 @@ class Job:
     active: Active
     cascade: Cascade
     inputs: dict[str, Any] | None = None
-    size: int = 0
-    """The bytes of the request."""
+    size: int = 0  # the bytes of the request
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

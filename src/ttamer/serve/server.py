@@ -49,9 +49,9 @@ class BoundedH11(H11Protocol):
     max_connections = 10_000
     head_seconds = 15.0  # in which the head of a request must have come
     unread_seconds = 75.0  # in which the other end must read some of a response
+    # Connections without a request, and since when a head is waited for: for ever after an answer,
+    # as uvicorn ends that wait by itself.
     idle: ClassVar[dict[BoundedH11, float]] = {}
-    """Connections without a request, and since when a head is waited for: for ever after an answer,
-    as uvicorn ends that wait by itself."""
     unread_since = math.inf
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -193,8 +193,7 @@ class Probe(NamedTuple):
     seconds: float = 0.0
     confidence: float = 0.0
     cost: float = 0.0
-    problem: str = ""
-    """Why the node cannot be served as it is configured."""
+    problem: str = ""  # why the node cannot be served as it is configured
 
     def __str__(self) -> str:
         said = f"answered in {self.seconds:.2f} s, with confidence {self.confidence:.4g} and cost"

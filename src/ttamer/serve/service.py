@@ -34,8 +34,8 @@ from ttamer.serve.requests import (
 )
 from ttamer.serve.settings import Settings
 
+# Makes one call of a policy; a `NodeCall` is one whose answer the client has already.
 MakeCall = Callable[[Call], Awaitable[CallResult | NodeCall]]
-"""Makes one call of a policy; a :class:`NodeCall` is one whose answer the client has already."""
 
 
 class Service:
@@ -63,8 +63,8 @@ class Service:
     ) -> None:
         serve, spec = settings.serve, settings.spec
         self.settings, self._connect = settings, connect
+        # The names that a request may use.
         self.models = tuple(dict.fromkeys([CASCADE, spec.name or CASCADE]))
-        """The names that a request may use."""
         self.is_ready = False
         self.nodes: dict[str, ModelNode | Verification] = {}
         self.embeddings: Client | None = None

@@ -18,7 +18,6 @@ from ttamer.llm.settings import (
     Above0,
     AtLeast0,
     EmbeddingSettings,
-    EnvName,
     NodeSettings,
     by_key,
     checked,
@@ -148,13 +147,10 @@ class Settings:
     1.0
     """
 
-    spec: CascadeSpec
-    """With each verified answer as a node of its own."""
-    source: CascadeSpec
-    """As the file has it."""
+    spec: CascadeSpec  # with each verified answer as a node of its own
+    source: CascadeSpec  # as the file has it
     serve: ServeSettings
-    nodes: dict[str, NodeSettings]
-    """By name, as the file has them."""
+    nodes: dict[str, NodeSettings]  # by name, as the file has them
     compare: Comparison
     embeddings: EmbeddingSettings | None = None
     audit: AuditSettings | None = None
@@ -230,17 +226,6 @@ class Settings:
                 "[serve.audit]: with reference the job of drift runs, which keeps a policy within "
                 'an error: set error in [serve], and no mode = "shadow"'
             )
-
-    @property
-    def secrets(self) -> set[str]:
-        """The environment variables that hold keys."""
-        names = {self.serve.token_env}
-        if self.embeddings is not None:
-            names.add(self.embeddings.key_env)
-        for node in self.nodes.values():
-            names.add(node.key_env)
-            names |= {value.env for value in node.headers.values() if isinstance(value, EnvName)}
-        return names
 
     @property
     def incumbent(self) -> str:

@@ -193,10 +193,8 @@ class _Relayed:
         self._length = 0
         self._tokens: list[Any] = []
         self.usage: Usage | None = None
-        self.cost: float | None = None
-        """What the server says that the call cost."""
-        self.is_plain = True
-        """Whether the answer is text, of which all is at hand."""
+        self.cost: float | None = None  # what the server says that the call cost
+        self.is_plain = True  # whether the answer is text, of which all is at hand
         self.has_begun = False
 
     def take(self, chunk: dict[str, Any], *, with_logprobs: bool) -> list[Any]:
