@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -16,9 +17,11 @@ from support.faulty_upstream import truth
 from ttamer.cli import main
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm import Prompt, collect_prompts, plan_collection
+from ttamer.llm.client import UpstreamFailed
 from ttamer.llm.judging import Judge
 from ttamer.llm.paid import Asked
 from ttamer.llm.prompts import read_answers
+from ttamer.llm.settings import NodeSettings
 
 QUESTIONS = [f"Question {number}?" for number in range(30)]
 LABELLED = [Prompt({"messages": [{"role": "user", "content": q}]}, truth(q)) for q in QUESTIONS]
@@ -178,6 +181,22 @@ def test_labels_that_no_answer_equals_are_refused_with_what_was_compared(make_se
     prompts = [Prompt({"prompt": text}, f"it is {text * 60}") for text in "xyz"]
     with pytest.raises(TraceError, match=r"normalised.*'it is x{54}\.\.\.' and .*--judge"):
         collected(served, prompts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hint"),
+    [("busy", "a lower max_concurrent"), ("connect", "upstream = 'http://h/v1'"), ("cut", "")],
+)
+def test_a_failure_says_what_may_help(kind, hint):
+    async def call(_question):
+        raise UpstreamFailed("a", kind, "failed")
+
+    asked = Asked(NodeSettings(name="a", cost=1.0, upstream="http://h/v1"))
+    asyncio.run(asked.ask({"key": "?"}, call, lambda: None))
+    (missing,) = asked.missing.values()
+    assert missing.why.startswith("failed")
+    assert hint in missing.why
+    assert bool(hint) == ("(" in missing.why)
 
 
 def test_a_node_that_answers_now_and_then_is_asked_to_the_end(make_served):

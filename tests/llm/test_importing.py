@@ -275,6 +275,7 @@ def test_spend_logs_of_litellm_are_put_together_by_prompt(written):
         *({"request_id": n, "messages": messages, **call} for n, call in enumerate(calls)),
         *({"messages": json.dumps(other), **call} for call in calls),
         {"messages": other, **calls[0], "model": "gpt-other"},
+        {"messages": other, **calls[0], "spend": 0.0, "response": {}},  # it failed
     )
     trace = import_answers(log, CascadeSpec.from_toml('[cascade]\ntarget = "last"\n' + NAMED))
     assert len(trace) == 2

@@ -138,6 +138,23 @@ def test_the_estimate_says_how_many_more_labels_are_worth_it():
     assert "worth it" in str(first)
 
 
+def test_the_estimate_is_of_rows_that_every_node_answered():
+    trace, right = trace_of(400)
+    gaps = np.arange(400) >= 200
+    confidence = trace.confidence.copy()
+    confidence[gaps, 0] = np.nan
+    codes = np.where(np.isnan(confidence), -1, trace.prediction)
+    partly = planned(dataclasses.replace(trace, confidence=confidence, prediction=codes), right)
+    complete = planned(trace.take(~gaps), right[~gaps])
+    assert partly.estimate().half_width < 0.001  # all of these rows are labelled
+    for labelling in (partly, complete):
+        labels = ((row, label) for row, label in labelling.right.items() if row < 100)
+        labelling.right = dict(labels)
+    # The rows with gaps are half of all, and count as rows on which nodes do not differ.
+    half = complete.estimate().half_width / 2
+    assert partly.estimate().half_width == pytest.approx(half)
+
+
 def test_labels_survive_and_belong_to_prompts_and_answers(labelling, tmp_path):
     row = labelling.next()
     labelling.add(row, ["large"])

@@ -328,9 +328,9 @@ def _call(row: Row) -> _Call:
         key = json.dumps(messages, sort_keys=True) if messages else ""
         body, cost = _parsed(row.get("response")), {"cost": row.get("spend")}
         models = _spellings(row.get("model_group")) + _spellings(row.get("model"))
-    return _Call(
-        key, models, {"label": row.get("label"), "messages": messages}, cost | _reply(body)
-    )
+    facts, reply = {"label": row.get("label"), "messages": messages}, _reply(body)
+    # What a failed call cost must not stand beside the answer of another one.
+    return _Call(key, models, facts, cost | reply if reply else {})
 
 
 def _reply(body: Any) -> dict[str, Any]:

@@ -194,14 +194,16 @@ class Labelling:
 
     def estimate(self) -> Estimate:
         """Return how well the labels so far determine differences in error."""
-        rows = [row for row in self.right if not self.agreed[row]]
+        # A node without an answer is neither right nor wrong.
+        differs = ~self.agreed & self.trace.answered.all(axis=1)
+        rows = [row for row in self.right if differs[row]]
         if len(rows) < self.min_labels or len(self.trace.names) < 2:
             return Estimate(len(self.right))
         wrong = ~np.array([self.right[row] for row in rows], bool)
         best = int(wrong.mean(axis=0).argmin())
         # Nodes that agree differ in nothing: the variance is that of the rows on which they differ.
         spread = (wrong.astype(float) - wrong[:, [best]]).var(axis=0, ddof=1).max()
-        total = int((~self.agreed).sum())
+        total = int(differs.sum())
         share = total / len(self.trace)
         unlabelled = max(0.0, 1 - len(rows) / total)
         half = 1.96 * share * math.sqrt(spread / len(rows) * unlabelled)

@@ -203,6 +203,7 @@ class Asked:
         hints = {
             "connect": f" (upstream = {self.node.upstream!r})",
             "timeout": f" (timeout = {self.node.timeout:g})",
+            "busy": " (a lower max_concurrent, or more retries)",
         }
         reason = str(error).partition(": ")[2] + hints.get(error.kind, "")
         return Missing(reason, error.kind != "ineligible")
@@ -214,6 +215,7 @@ def patient(session: aiohttp.ClientSession) -> Ask:
     def client(settings: NodeSettings) -> Client:
         client = Client(settings, session, read_errors=True)
         client.breaker.row = 1000  # more than it counts
+        client.max_pause = 60.0  # providers that limit calls per minute ask for as much
         client.limit.floor = settings.timeout
         return client
 
