@@ -14,6 +14,7 @@ from support.examples import examples
 from support.oracles import best_value, outcomes, path_cost, stop_loss
 from support.strategies import joint_problems, tradeoffs
 from ttamer import ArgumentError, ObservationError, ProblemError
+from ttamer.cli import main
 
 CLOSE = 1e-12
 
@@ -226,3 +227,27 @@ def test_on_a_walk_an_edge_leaves_one_node():
     data = {**judged().to_dict(), "moves": "walk"}
     with pytest.raises(ProblemError, match="on a walk an edge leaves one node"):
         tt.Problem.from_dict(data)
+
+
+def test_the_command_refuses_what_a_file_does_not_hold_before_it_solves(
+    tmp_path, capsys, monkeypatch
+):
+    for solver in ("solve", "solve_ladder"):
+        monkeypatch.setattr(f"ttamer.cli.solve.{solver}", lambda *_, **__: 1 / 0)
+    half = [[0.5, 0.5]]
+    nodes = [tt.Node(name, [0.0, 1.0]) for name in "abc"]
+    edges = [tt.Edge(None, x, cost=0.1, verify_cost=0.1, probabilities=half) for x in "ab"]
+    hedged = tt.Problem("precedence", nodes[:2], edges)
+    plain = [tt.Edge(None, name, cost=0.1, probabilities=half) for name in "ab"]
+    judge = tt.Edge(("a", "b"), "c", cost=0.1, probabilities=[half * 2] * 2)
+    joint = tt.Problem("precedence", nodes, [*plain, judge])
+    boxes = tt.Problem("precedence", nodes[:2], plain)
+    path, output = tmp_path / "problem.json", str(tmp_path / "policy.ttamer")
+    for problem, options, said in (
+        (joint, ["--tradeoff", "0.5"], "a node with several parents"),
+        (boxes, ["--tradeoff", "0.5", "--max-cost", "0.1"], "or --max-cost"),
+        (hedged, ["--ladder", "3"], "each tradeoff has a problem of its own"),
+    ):
+        problem.to_file(path)
+        assert main(["solve", str(path), *options, "-o", output]) == 2
+        assert said in capsys.readouterr().err

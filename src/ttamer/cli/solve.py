@@ -49,6 +49,18 @@ def solve_command(
     if draw and ladder is not None:
         raise ArgumentError("--draw needs --tradeoff: a ladder has many policies")
     stated = Problem.from_file(problem)
+    if output:  # before the work
+        is_walk = stated.is_line or stated.moves == "walk"
+        if stated.has_joint_edges or max_cost is not None:
+            raise ArgumentError(
+                "a policy that depends on all that was asked (a node with several parents, or "
+                "--max-cost) is in no file: leave out -o, and solve the problem where it is used"
+            )
+        if ladder is not None and stated.has_unseen_answers and not is_walk:
+            raise ArgumentError(
+                "on a forest with verify_cost each tradeoff has a problem of its own, and a file "
+                "has one: leave out -o, or give --tradeoff"
+            )
     how: dict[str, Any] = {"recall": not no_recall, "max_cost": max_cost}
     solved: Policy | Ladder
     if tradeoff is not None:
@@ -60,7 +72,7 @@ def solve_command(
         solved = solve_ladder(stated, [i / steps for i in range(steps + 1)], **how)
         facts, text = _ladder_facts(solved), _ladder_text(solved)
     if output:
-        save(solved, output)  # which refuses what a file does not hold
+        save(solved, output)
         text += f"\n\n  written to {output}"
     if draw:
         solved.plot(draw)
