@@ -58,7 +58,7 @@ class Explanation:
     of the nodes that may be asked. Weighed.
     """
     why: str
-    """The decision in words."""
+    """The decision in words; losses in the unit of the problem."""
     price: float = 0.0
     """What asking ``next`` costs, in the problem's units; 0 once stopped."""
     beliefs: Mapping[str, float] = field(default_factory=dict)
@@ -319,19 +319,21 @@ class StateSession(Session):
         return ObservationError(f"node {self.next!r} has states 0 to {states - 1}, not {state!r}")
 
     def _explained(self, best: float, index: float) -> Explanation:
-        answer, loses = self.answer, f"{best:.4g}"
         if self.next is None and best < INFINITY:
             index = max(index, best)  # a tie within rounding stops
+        # In units of loss, as in a problem; at tradeoff 0 no loss counts.
+        unit, answer = self._policy.tradeoff or 1.0, self.answer
+        loses, limit = f"{best / unit:.4g}", f"{index / unit:.4g}"
         if best == INFINITY and self.next is None:
             why = NO_ANSWER
         elif best == INFINITY:
             why = f"there is no answer yet: ask {self.next!r}"
         elif self.next is not None:
-            why = f"the answer of {answer!r} loses {loses}, above {index:.4g}: ask {self.next!r}"
+            why = f"the answer of {answer!r} loses {loses}, above {limit}: ask {self.next!r}"
         elif index == INFINITY:
             why = f"no node is left to ask: answer with {answer!r}"
         else:
-            why = f"the answer of {answer!r} loses {loses}, at or below {index:.4g}: stop"
+            why = f"the answer of {answer!r} loses {loses}, at or below {limit}: stop"
         return Explanation(self.next, answer, best, index, why, self.price)
 
 
