@@ -93,6 +93,22 @@ def test_no_error_ends_the_watch(serve, monkeypatch):
     served.run(scenario)
 
 
+@pytest.mark.parametrize(
+    "choose",
+    [lambda x: x, lambda x: x.at(0.5), lambda x: x.for_budget(5.0)],
+    ids=["ladder", "policy", "mixture"],
+)
+def test_whatever_a_fit_gives_can_be_saved_and_served(serve, choose):
+    served = serve()
+    policy = choose(served.service.policies.active.artefact)
+    tt.save(policy, served.folder / "policy.ttamer")
+    served.service.policies.active = active = served.service.policies.load()
+    response = served.chat(headers={"x-request-id": "r1"})
+    assert response.headers["x-ttamer-policy"] == active.version
+    first = active.policy.session(key="r1").next
+    assert response.headers["x-ttamer-path"].split(",")[0] == first
+
+
 def test_a_file_that_is_gone_for_a_moment_is_no_change(serve):
     served = serve()
 
