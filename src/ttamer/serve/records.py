@@ -20,7 +20,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -49,12 +49,13 @@ class Metrics:
         gauge = partial(Gauge, registry=self.registry)
         buckets = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
         time_of = partial(Histogram, documentation="Time", registry=self.registry, buckets=buckets)
-        self._requests = count("ttamer_requests_total", "Requests", ["status"])
+        # Looking a label up takes longer than counting.
+        self._requests = cache(count("ttamer_requests_total", "Requests", ["status"]).labels)
         self._seconds = time_of("ttamer_request_seconds")
-        self._cost = count("ttamer_cost_total", "Cost of calls, in the cascade's units", ["node"])
-        self._answered = count("ttamer_answers_total", "Answers returned", ["node"])
-        self._call_seconds = time_of("ttamer_call_seconds", labelnames=["node"])
-        self._calls = count("ttamer_calls_total", "Calls by their result", ["node", "result"])
+        self._cost = cache(count("ttamer_cost_total", "Cost of calls", ["node"]).labels)
+        self._answered = cache(count("ttamer_answers_total", "Answers returned", ["node"]).labels)
+        self._call_seconds = cache(time_of("ttamer_call_seconds", labelnames=["node"]).labels)
+        self._calls = cache(count("ttamer_calls_total", "Calls", ["node", "result"]).labels)
         self.audits = count("ttamer_audits_total", "Audits by their result", ["result"])
         self.swaps = count("ttamer_swaps_total", "Policies put into service by the loop")
         self.breakers = gauge("ttamer_breaker_open", "Whether a node is left alone", ["node"])
@@ -66,18 +67,18 @@ class Metrics:
 
     def finished(self, status: int, seconds: float) -> None:
         """Count a request."""
-        self._requests.labels(str(status)).inc()
+        self._requests(str(status)).inc()
         self._seconds.observe(seconds)
 
     def called(self, calls: Iterable[NodeCall], by: str | None = None) -> None:
         """Count calls of nodes, and whose answer was returned."""
         for call in calls:
             result = "ok" if call.error is None else call.error.partition(":")[0]
-            self._calls.labels(call.node, result).inc()
-            self._cost.labels(call.node).inc(call.cost)
-            self._call_seconds.labels(call.node).observe(call.seconds)
+            self._calls(call.node, result).inc()
+            self._cost(call.node).inc(call.cost)
+            self._call_seconds(call.node).observe(call.seconds)
         if by is not None:
-            self._answered.labels(by).inc()
+            self._answered(by).inc()
 
 
 class DecisionLog:
