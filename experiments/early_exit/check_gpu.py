@@ -1,6 +1,7 @@
 """Whether a GPU decides as the host does, for tests on a machine without a GPU cannot tell.
 
-    make gpu        # or: python experiments/early_exit/check_gpu.py [--sizes 1 8 32 128]
+    make gpu        # or, without an installation:
+    PYTHONPATH=src python experiments/early_exit/check_gpu.py [--sizes 1 32] [--seconds 90]
 
 A transformer of 12 layers on 256 tokens and VGG-16, both with random weights, in bf16 and fp32, run
 with two fitted policies, and with thresholds by which a quarter of the rows that are left stops at
@@ -8,7 +9,9 @@ every third exit: by CUDA graphs, and without them. Printed per network, precisi
 size: how many rows are decided otherwise than on the host, which observes the same confidences; how
 far logits of ramps in one kernel are from those of PyTorch's operations; the exits a row asks; and
 the times of a call of the network, of the network as a graph, of a runner, and of a runner with
-graphs. The exit status is 1 where anything differs. Needs a GPU and Triton.
+graphs. After so many seconds no further setting is begun, and those left are named. The exit status
+is 1 where anything differs. Needs a GPU, Triton, NVIDIA's cuda-bindings, msgspec, safetensors and
+threadpoolctl.
 """
 
 from __future__ import annotations
@@ -17,22 +20,39 @@ import argparse
 import sys
 import time
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch import nn
-
-import ttamer as tt
-from ttamer import torch as exits
-from ttamer.torch.profiling import full_run
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "vision"))
-from vgg import vgg
+NEEDED = ("numpy", "torch", "triton", "cuda.bindings", "msgspec", "safetensors", "threadpoolctl")
+
+
+def lacking() -> list[str]:
+    """Return the names of libraries that are not installed."""
+    return [name for name in NEEDED if not is_installed(name)]
+
+
+def is_installed(name: str) -> bool:
+    """Return whether a module is there; of a package that is not, nothing is."""
+    package = name.partition(".")[0]
+    return find_spec(package) is not None and find_spec(name) is not None
+
+
+try:
+    import numpy as np
+    import torch
+    from torch import nn
+    from vgg import vgg
+
+    import ttamer as tt
+    from ttamer import torch as exits
+    from ttamer.torch.profiling import full_run
+except ImportError as error:
+    raise SystemExit(f"not installed: {', '.join(lacking()) or error}") from None
 
 ROUNDING = {torch.bfloat16: 0.02, torch.float32: 1e-3}
 """By how much a ramp in a kernel may differ, as a share of the largest logit."""
-ROWS = 2000
+ROWS = 1000
 """Rows that policies are fitted to."""
 RULES = ("tradeoff 0.9", "tradeoff 0.99", "thresholds")
 """What decides."""
@@ -158,13 +178,56 @@ def milliseconds(run, inputs, repeats: int = 20) -> float:
     return float(np.median(times))
 
 
+def check(name: str, dtype: torch.dtype, sizes: list[int], end: float) -> tuple[int, list[str]]:
+    """Print lines for a network; return how much differs, and the rules there was no time for."""
+    network, make = build(name, dtype, "cuda")
+    apart = ramps_apart(network, make(33))
+    faults = int(not apart <= ROUNDING[dtype])
+    print(f"{name} {dtype}: ramps differ by {apart:.2g}", flush=True)
+    rows, loader = make(ROWS), []
+    for start in range(0, ROWS, 100):
+        part = part_of(rows, slice(start, start + 100))
+        with torch.inference_mode():
+            loader.append((part, network.full(part).argmax(1)))
+    trace = exits.trace_of(network, loader)
+    ladder, limits, largest = tt.fit(trace), thresholds(trace), make(max(sizes))
+    alone = {size: full_run(network, part_of(largest, slice(size)), graphs=True) for size in sizes}
+    for number, rule in enumerate(RULES):
+        if time.monotonic() > end:
+            return faults, [f"{name} {dtype} {left}" for left in RULES[number:]]
+        if rule == "thresholds":
+            policy, differ = exits.threshold_tables(limits), partial(stopping, limits)
+        else:
+            policy = ladder.at(float(rule.split()[1]))
+            differ = partial(differing, policy, network)
+        graphs, plain = exits.GraphRunner(network, policy, largest), exits.Runner(network, policy)
+        for size in sizes:
+            part = part_of(largest, slice(size))
+            answers = [run(part) for run in (plain, graphs)]
+            counts = [differ(answer) for answer in answers]
+            faults += sum(counts)
+            asked = float(answers[0].asked.sum()) / size
+            with torch.inference_mode():
+                runs = (network.full, alone[size], plain, graphs)
+                times = ", ".join(f"{milliseconds(run, part):.3f}" for run in runs)
+            print(
+                f"{name} {str(dtype)[6:]} {rule} {size}: {counts[0]}, {counts[1]}; {asked:.1f}; "
+                f"{times}",
+                flush=True,
+            )
+    return faults, []
+
+
 def main() -> None:
     """Print one line per network, precision, rule and batch size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", default=["texts", "vgg16"])
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--seconds", type=float, default=float("inf"))
     args = parser.parse_args()
-    device, faults = "cuda", 0
+    if not torch.cuda.is_available() or lacking():
+        raise SystemExit(f"there is no GPU, or not installed: {', '.join(lacking())}")
+    end, faults, left = time.monotonic() + args.seconds, 0, list[str]()
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
     print(
         "network, precision, rule, rows: rows that differ (runner, graphs); exits; ms: full,"
@@ -172,48 +235,12 @@ def main() -> None:
     )
     for dtype in (torch.bfloat16, torch.float32):
         for name in args.networks:
-            network, make = build(name, dtype, device)
-            apart = ramps_apart(network, make(33))
-            faults += not apart <= ROUNDING[dtype]
-            print(f"{name} {dtype}: ramps differ by {apart:.2g}", flush=True)
-            rows = make(ROWS)
-            loader = []
-            for start in range(0, ROWS, 100):
-                part = part_of(rows, slice(start, start + 100))
-                with torch.inference_mode():
-                    loader.append((part, network.full(part).argmax(1)))
-            trace = exits.trace_of(network, loader)
-            ladder, limits = tt.fit(trace), thresholds(trace)
-            largest = make(max(args.sizes))
-            alone = {
-                size: full_run(network, part_of(largest, slice(size)), graphs=True)
-                for size in args.sizes
-            }
-            for rule in RULES:
-                if rule == "thresholds":
-                    policy, differ = exits.threshold_tables(limits), partial(stopping, limits)
-                else:
-                    policy = ladder.at(float(rule.split()[1]))
-                    differ = partial(differing, policy, network)
-                graphs = exits.GraphRunner(network, policy, largest)
-                plain = exits.Runner(network, policy)
-                for size in args.sizes:
-                    part = part_of(largest, slice(size))
-                    answers = [run(part) for run in (plain, graphs)]
-                    counts = [differ(answer) for answer in answers]
-                    faults += sum(counts)
-                    asked = float(answers[0].asked.sum()) / size
-                    with torch.inference_mode():
-                        times = [
-                            milliseconds(run, part)
-                            for run in (network.full, alone[size], plain, graphs)
-                        ]
-                    print(
-                        f"{name} {str(dtype)[6:]} {rule} {size}: {counts[0]}, {counts[1]}; "
-                        f"{asked:.1f}; " + ", ".join(f"{each:.3f}" for each in times),
-                        flush=True,
-                    )
-    print(f"differences: {faults}")
+            if time.monotonic() > end:
+                left.append(f"{name} {dtype}")
+                continue
+            differ, rules = check(name, dtype, args.sizes, end)
+            faults, left = faults + differ, left + rules
+    print(f"differences: {faults}; no time for: {', '.join(left) or 'nothing'}")
     raise SystemExit(bool(faults))
 
 

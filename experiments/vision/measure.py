@@ -81,7 +81,7 @@ def error(run, batches: list, labels: torch.Tensor) -> float:
     return float((answers != labels).float().mean())
 
 
-def check(advice: exits.Recommendation, network: exits.EarlyExit, batches: list) -> None:
+def check(advice: exits.Tuning, network: exits.EarlyExit, batches: list) -> None:
     """Replay what a runner saw through sessions on the host: they must decide the same."""
     for batch in batches:
         answers = advice.runner(batch)
