@@ -151,116 +151,100 @@ def train(
     remedy = 'write Recipe("ramps", epochs=5, rate=0.02)'
     require_kind(recipe, Recipe, "train needs a Recipe", remedy)
     frozen = [parameter for parameter in network.parameters() if not parameter.requires_grad]
-    device = device_of(network)
+    device, losses = device_of(network), list[float]()
     try:
-        learner = _Learner(network, recipe, len(loader))
+        learning = _started(network, recipe.part, len(loader))
+        optimiser = _optimiser(recipe, learning)
         for epoch in range(recipe.epochs):
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 torch.manual_seed(recipe.seed * 100_003 + epoch)
-                loss = learner.run_epoch(loader)
+                total, batches = torch.zeros((), device=device), 0
+                for number, batch in enumerate(loader):
+                    inputs, labels = inputs_and_labels(batch, device, network.input_names)
+                    if not len(labels):  # the mean of no losses is NaN
+                        continue
+                    batches += 1
+                    done = (epoch + (number + 1) / len(loader)) / recipe.epochs
+                    for group in optimiser.param_groups:
+                        group["lr"] = recipe.rate * recipe.factor(min(done, 1.0))
+                    with autocast(device, recipe.precision):
+                        loss = _loss(network, recipe.part, inputs, labels)
+                    optimiser.zero_grad(set_to_none=True)
+                    torch.autograd.backward(loss)
+                    if recipe.clip is not None:
+                        nn.utils.clip_grad_norm_(learning, recipe.clip)
+                    optimiser.step()
+                    total += loss.detach()
+            if not batches:
+                raise ArgumentError("no batch of the loader has rows; give at least one that has")
+            losses.append(float(total) / batches)
+            if not math.isfinite(losses[-1]):
+                raise ArgumentError(
+                    f"the loss of epoch {epoch + 1} is {losses[-1]}: lower the rate "
+                    f"({recipe.rate}), clip gradients, or check the inputs for NaN"
+                )
             if progress is not None:
-                progress(f"{recipe.part}: epoch {epoch + 1} of {recipe.epochs}, loss {loss:.4f}")
+                line = f"epoch {epoch + 1} of {recipe.epochs}, loss {losses[-1]:.4f}"
+                progress(f"{recipe.part}: {line}")
     finally:
         network.requires_grad_(True).eval()
         for parameter in frozen:
             parameter.requires_grad_(False)
-    return learner.losses
+    return losses
 
 
-class _Learner:
-    """A network with its optimiser, and the epochs done."""
-
-    def __init__(self, network: EarlyExit, recipe: Recipe, batches: int) -> None:
-        self.network = network
-        self.recipe = recipe
-        self.batches = batches
-        self.epoch = 0
-        self.losses: list[float] = []
-        parts: dict[Part, list[nn.Module]] = {
-            "backbone": list(network.backbone()),
-            "ramps": list(network.ramps()),
-            "all": [network],
-        }
-        trained = parts[recipe.part]
-        if batches < 1:
-            raise ArgumentError("the loader has no batches; give at least one")
-        if not trained:
-            raise ArgumentError("the network has no ramps to train")
-        # Exits may share a ramp, and optimisers take each parameter once.
-        candidates = dict.fromkeys(itertools.chain(*(part.parameters() for part in trained)))
-        self.parameters = [parameter for parameter in candidates if parameter.requires_grad]
-        if not self.parameters:
-            raise ArgumentError(
-                f"all parameters of {recipe.part} are frozen: call requires_grad_(True) on those "
-                "that learn"
-            )
-        network.requires_grad_(False).eval()
-        for parameter in self.parameters:
-            parameter.requires_grad_(True)
-        for part in trained:
-            part.train()
-        # Norms and biases have no weight decay: they have no scale to overfit with.
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in self.parameters if p.ndim > 1]},
-            {"params": [p for p in self.parameters if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-        kind: Any = torch.optim.AdamW
-        momentum: dict[str, Any] = {}
-        if recipe.optimiser == "sgd":
-            kind, momentum = torch.optim.SGD, {"momentum": 0.9, "nesterov": True}
-        self.optimiser: torch.optim.Optimizer = kind(
-            groups, lr=recipe.rate, weight_decay=recipe.weight_decay, **momentum
+def _started(network: EarlyExit, part: Part, batches: int) -> list[nn.Parameter]:
+    """Let one part of a network learn, and nothing else; return what learns."""
+    parts: dict[Part, list[nn.Module]] = {
+        "backbone": list(network.backbone()),
+        "ramps": list(network.ramps()),
+        "all": [network],
+    }
+    if batches < 1:
+        raise ArgumentError("the loader has no batches; give at least one")
+    if not parts[part]:
+        raise ArgumentError("the network has no ramps to train")
+    # Exits may share a ramp, and optimisers take each parameter once.
+    candidates = dict.fromkeys(itertools.chain(*(module.parameters() for module in parts[part])))
+    learning = [parameter for parameter in candidates if parameter.requires_grad]
+    if not learning:
+        raise ArgumentError(
+            f"all parameters of {part} are frozen: call requires_grad_(True) on those that learn"
         )
+    network.requires_grad_(False).eval()
+    for parameter in learning:
+        parameter.requires_grad_(True)
+    for module in parts[part]:
+        module.train()
+    return learning
 
-    def run_epoch(self, loader: Iterable[Batch]) -> float:
-        """Train for one epoch and return its mean loss."""
-        device = device_of(self.network)
-        total, batches = torch.zeros((), device=device), 0
-        for number, batch in enumerate(loader):
-            inputs, labels = inputs_and_labels(batch, device, self.network.input_names)
-            if not len(labels):  # the mean of no losses is NaN
-                continue
-            batches += 1
-            done = (self.epoch * self.batches + number + 1) / (self.recipe.epochs * self.batches)
-            for group in self.optimiser.param_groups:
-                group["lr"] = self.recipe.rate * self.recipe.factor(min(done, 1.0))
-            with autocast(device, self.recipe.precision):
-                loss = self._loss(inputs, labels)
-            self.optimiser.zero_grad(set_to_none=True)
-            torch.autograd.backward(loss)
-            if self.recipe.clip is not None:
-                nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip)
-            self.optimiser.step()
-            total += loss.detach()
-        if not batches:
-            raise ArgumentError("no batch of the loader has rows; give at least one that has")
-        self.epoch += 1
-        self.losses.append(float(total) / batches)
-        if not math.isfinite(self.losses[-1]):
-            raise ArgumentError(
-                f"the loss of epoch {self.epoch} is {self.losses[-1]}: lower the rate "
-                f"({self.recipe.rate}), clip gradients, or check the inputs for NaN"
-            )
-        return self.losses[-1]
 
-    def _loss(self, inputs: Value, labels: Tensor) -> Tensor:
-        """Return the loss of one batch, summed over the exits that are trained."""
-        if self.recipe.part == "backbone":
-            full = self.network.full(inputs).float()
-            return cross_entropy(full, _targets(labels, full))
-        exits = self.network(inputs) if self.recipe.part == "all" else self._ramps(inputs)
-        targets = _targets(labels, exits[0])
-        return torch.stack([cross_entropy(logits.float(), targets) for logits in exits]).sum()
+def _optimiser(recipe: Recipe, learning: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return an optimiser; norms and biases have no weight decay: they have no scale to overfit."""
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in learning if p.ndim > 1]},
+        {"params": [p for p in learning if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    how: dict[str, Any] = {"lr": recipe.rate, "weight_decay": recipe.weight_decay}
+    if recipe.optimiser == "adamw":
+        return torch.optim.AdamW(groups, **how)
+    return torch.optim.SGD(groups, momentum=0.9, nesterov=True, **how)
 
-    def _ramps(self, inputs: Value) -> list[Tensor]:
-        """Return the logits of the ramps, without gradients in the backbone."""
-        logits = []
-        value: Any = inputs
-        for segment, ramp in zip(self.network.segments, self.network.ramps(), strict=False):
-            with torch.no_grad():
+
+def _loss(network: EarlyExit, part: Part, inputs: Value, labels: Tensor) -> Tensor:
+    """Return the loss of one batch, summed over the exits that learn."""
+    if part == "backbone":
+        exits = [network.full(inputs)]
+    elif part == "all":
+        exits = network(inputs)
+    else:
+        exits, value = [], inputs
+        for segment, ramp in zip(network.segments, network.ramps(), strict=False):
+            with torch.no_grad():  # the backbone is frozen
                 value = segment(value)
-            logits.append(ramp(value))
-        return logits
+            exits.append(ramp(value))
+    targets = _targets(labels, exits[0])
+    return torch.stack([cross_entropy(logits.float(), targets) for logits in exits]).sum()
 
 
 def _targets(labels: Tensor, logits: Tensor) -> Tensor:
