@@ -270,11 +270,11 @@ def test_costs_by_name_are_a_cascade(tmp_path):
 
 
 def test_other_tables_are_refused_with_how_to_convert_them(tmp_path):
-    with pytest.raises(TraceError, match=r"\.npz; convert it first, as with pandas.read_json\("):
+    with pytest.raises(TraceError, match=r"\.npz; convert another table, as with pandas"):
         Trace.read("log.json")
     with pytest.raises(TraceError, match="is a folder; name one file in it"):
         Trace.read(tmp_path)
-    with pytest.raises(TraceError, match=r"\.npz$"):
+    with pytest.raises(TraceError, match=r"suffix must be one of"):
         big_trace(5).write("log.txt")
 
 
@@ -393,9 +393,17 @@ def without(*names: str) -> dict:
             {"label": np.array([1, None, "x"], object)},
             "'label': .* holds Python objects, which",
         ),
-        (["npz"], {"classes": ["x"]}, "codes run from 1 to 3, and 'classes' has 1"),
+        (
+            ["npz"],
+            {"classes": ["x"]},
+            "codes into the array 'classes' .* to 0; it holds int64",
+        ),
         (["npz"], {"classes": [1]}, "'classes' must hold text"),
-        (["npz"], {"classes": ["x"] * 9, "label": ["x"] * 3}, "'label': holds <U1, and codes"),
+        (
+            ["npz"],
+            {"classes": ["x"] * 9, "label": ["x"] * 3},
+            "codes into the array .*; it holds <U1",
+        ),
         (["parquet"], {"label": ["a\0", "b", "c"]}, "'label': the class .*NUL"),
         (["npz"], {"cascade": "[[nod"}, "cascade kept in the file cannot be used"),
     ],

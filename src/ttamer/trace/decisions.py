@@ -17,7 +17,6 @@ drawn for an audit, where it was.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 from ttamer._checks import counted, require_path
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import TraceError
+from ttamer.trace.schema import located
 from ttamer.trace.trace import Trace
 
 LOG_VERSION = 1
@@ -38,25 +38,15 @@ LOG_VERSION = 1
 
 @dataclass(frozen=True)
 class LoggedDecisions:
-    """The requests of a decision log, in their order.
-
-    Args:
-        trace: Their answers.
-        requests: Their ids.
-        times: Seconds since 1970.
-        drawn: The chance with which each was drawn for an audit; NaN for those that were not.
-        audit_cost: Shape (T,): what asking the other nodes cost, and a judge.
-        versions: The policy that decided each.
-        lines: Their lines, with what was prediction about them later.
-    """
+    """The requests of a decision log, in their order."""
 
     trace: Trace
     requests: tuple[str, ...]
-    times: NDArray[np.float64]
-    drawn: NDArray[np.float64]
-    audit_cost: NDArray[np.float64]
-    versions: tuple[str, ...]
-    lines: tuple[Mapping[str, Any], ...]
+    times: NDArray[np.float64]  # seconds since 1970
+    drawn: NDArray[np.float64]  # the chance with which each was drawn for an audit; NaN: it was not
+    audit_cost: NDArray[np.float64]  # of asking the other nodes, and a judge
+    versions: tuple[str, ...]  # the policy that decided each
+    lines: tuple[Mapping[str, Any], ...]  # with what feedback says about them
 
 
 def is_decision_log(columns: Sequence[str]) -> bool:
@@ -80,47 +70,38 @@ def read_decisions(
     """Read a decision log with the older files beside it; by default with its own cascade."""
     require_path(path, "read_decisions")
     rows: list[dict[str, Any]] = []
-    by_request: dict[str, dict[str, Any]] = {}
     feedback: list[dict[str, Any]] = []
     broken, toml = 0, None
     for line in _lines(Path(path)):
         if line is None:
             broken += 1
         elif "cascade" in line:
-            toml = str(line["cascade"])
+            toml = str(line["cascade"])  # of several files the newest
         elif "feedback" in line:
             feedback.append(line)
         elif "nodes" in line:
             rows.append(line)
-            by_request[str(line.get("request"))] = line
     if spec is None and toml is not None:
         spec = CascadeSpec.from_toml(toml)
     if not rows or spec is None:
         lacks = "requests" if not rows else "cascade in its first line: give one (--cascade)"
         raise TraceError(f"{path}: this decision log has no {lacks}")
+    by_request = {str(row.get("request")): row for row in rows}
     for line in feedback:  # the last word counts; of a request deleted there is no row
-        row = by_request.get(str(line["feedback"]))
-        if row is not None:
-            row |= {key: line[key] for key in ("label", "score") if line.get(key) is not None}
-            for name, score in (line.get("scores") or {}).items():
-                row["nodes"].setdefault(name, {})["score"] = score
+        row = by_request.get(str(line["feedback"]), {"nodes": {}})
+        row |= {key: line[key] for key in ("label", "score") if line.get(key) is not None}
+        for name, score in (line.get("scores") or {}).items():
+            row["nodes"].setdefault(name, {})["score"] = score
     # Their answers would be dropped without a word.
-    strangers = {name for row in rows for name in row["nodes"]} - {*spec.names}
-    if strangers:
-        raise TraceError(
-            f"{path}: has the node {sorted(strangers)[0]!r}, and the cascade "
-            f"{', '.join(spec.names)}"
+    for name in sorted({name for row in rows for name in row["nodes"]} - {*spec.names}):
+        raise TraceError(f"{path}: has the node {name!r}, and the cascade {', '.join(spec.names)}")
+    with located(path):
+        return decisions_of(
+            rows,
+            spec,
+            notes=(f"a decision log of {counted(len(rows), 'request', ',')}",),
+            left_out={"lines that are not JSON": broken} if broken else {},
         )
-    try:
-        decisions = decisions_of(rows, spec)
-    except TraceError as error:
-        raise TraceError(f"{path}: {error}") from None
-    trace = dataclasses.replace(
-        decisions.trace,
-        notes=(f"a decision log of {counted(len(rows), 'request', ',')}",),
-        left_out={"lines that are not JSON": broken} if broken else {},
-    )
-    return dataclasses.replace(decisions, trace=trace)
 
 
 class LoggedAnswer(msgspec.Struct):
@@ -170,7 +151,11 @@ def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
 
 
 def decisions_of(
-    rows: Sequence[Mapping[str, Any]], spec: CascadeSpec, *, is_graded: bool | None = None
+    rows: Sequence[Mapping[str, Any]],
+    spec: CascadeSpec,
+    *,
+    is_graded: bool | None = None,
+    **fields: Any,
 ) -> LoggedDecisions:
     """Return lines of a decision log as a trace.
 
@@ -184,41 +169,40 @@ def decisions_of(
         return np.array(values, kind).reshape(len(rows), len(spec))  # None is NaN
 
     confidence, cost = column("confidence"), column("cost")
-    prediction = column("prediction", object)
-    labels = [row.get("label") for row in rows]
-    score = _scores(rows, spec.names, answers)
-    facts: dict[str, Any] = {}
-    if not np.isnan(score).all():
+    parts = (part for row, line in zip(rows, answers, strict=True) for part in (row, *line))
+    if any("score" in part for part in parts):  # labels alone are compared as classes are
+        score = np.array([_scores(row, spec.names) for row in rows])
+        is_known = ~np.isnan(score)
         # Thumbs are 0 and 1: right or wrong. Anything between is a grade.
         if is_graded is None:
-            is_graded = not np.isin(score[~np.isnan(score)], (0, 1)).all()
-        right = np.where(np.isnan(score), np.nan, score >= 0.5)
-        facts = {"score": score} if is_graded else {"correct": right}
-    if any(label is not None for label in labels):
-        facts["label"] = labels
-    prompts = np.array([row.get("prompt") for row in rows], object)
-    if any(prompt is not None for prompt in prompts):
-        facts["prompt"] = prompts
+            is_graded = not np.isin(score[is_known], (0, 1)).all()
+        if is_known.any():
+            right = np.where(is_known, score >= 0.5, np.nan)
+            fields |= {"score": score} if is_graded else {"correct": right}
+    for name in ("label", "prompt"):
+        values = np.array([row.get(name) for row in rows], object)
+        if any(value is not None for value in values):
+            fields[name] = values
     stated = [row.get("inputs") or {} for row in rows]
     inputs = {  # an input that some requests lack cannot be read
         name: np.array([values[name] for values in stated], float)
         for name in stated[0]
         if len({np.shape(values.get(name, [[]])) for values in stated}) == 1
     }
-    # What the request cost by itself is no audit.
-    more = [(row.get("judging") or 0.0) - (row.get("cost") or 0.0) for row in rows]
     # A fit reads the latency of every node, or of none.
     latency = np.where(np.isnan(confidence), np.nan, column("seconds"))
     trace = Trace.from_arrays(
         spec,
         confidence,
-        prediction=prediction,
+        prediction=column("prediction", object),
         cost=cost,
         chance=column("chance"),
         latency=None if np.isnan(latency).all(axis=0).any() else latency,
         inputs=inputs,
-        **facts,
+        **fields,
     )
+    # What the request cost by itself is no audit.
+    more = [(row.get("judging") or 0.0) - (row.get("cost") or 0.0) for row in rows]
     return LoggedDecisions(
         trace,
         tuple(str(row.get("request")) for row in rows),
@@ -230,30 +214,17 @@ def decisions_of(
     )
 
 
-def _scores(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], answers: Sequence[Sequence[Any]]
-) -> NDArray[np.float64]:
-    """Return the score of each answer, NaN where it is not known; all NaN where none was given."""
-    scores = np.full((len(rows), len(names)), np.nan)
-    if not any(
-        "score" in answer
-        for row, line in zip(rows, answers, strict=True)
-        for answer in (row, *line)
-    ):
-        return scores  # labels alone say what is right
-    for number, (row, line) in enumerate(zip(rows, answers, strict=True)):
-        verdicts: dict[Any, float] = {}  # by answer: the same answer has the same score
-        for name, answer in zip(names, line, strict=True):
-            # A score of the request is one of the answer that it returned.
-            is_scored = row.get("by") == name and row.get("score") is not None
-            verdict = row["score"] if is_scored else answer.get("score")
-            if verdict is not None:
-                verdicts[answer.get("prediction")] = float(verdict)
-        for column, answer in enumerate(line):
-            prediction, label = answer.get("prediction"), row.get("label")
-            if prediction is not None:
-                is_known = label is not None
-                scores[number, column] = (
-                    prediction == label if is_known else verdicts.get(prediction, np.nan)
-                )
-    return scores
+def _scores(row: Mapping[str, Any], names: Sequence[str]) -> list[float]:
+    """Return the score of each answer to a request: the same answer has the same score."""
+    answers = {name: row["nodes"].get(name) or {} for name in names}
+    scores: dict[Any, float] = {}
+    for name, answer in answers.items():
+        # A score of the request is one of the answer that it returned.
+        is_returned = row.get("by") == name and row.get("score") is not None
+        score = row["score"] if is_returned else answer.get("score")
+        if score is not None:
+            scores[answer.get("prediction")] = float(score)
+    predictions, label = [answer.get("prediction") for answer in answers.values()], row.get("label")
+    if label is not None:
+        return [np.nan if text is None else float(text == label) for text in predictions]
+    return [np.nan if text is None else scores.get(text, np.nan) for text in predictions]

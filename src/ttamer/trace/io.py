@@ -36,6 +36,7 @@ from ttamer.trace.checks import ClassMatch, warn_of_variants
 from ttamer.trace.decisions import is_decision_log, read_decisions
 from ttamer.trace.schema import (
     BY_NAME,
+    CONFIDENCE,
     COST,
     INPUT,
     SCORE,
@@ -78,9 +79,8 @@ class Cells(NamedTuple):
             return "text"
         if kind == "b" or self.type == "bool":
             return "truth"
-        if kind in "iuf" and self.values.ndim < 3:
-            return "number" if self.values.ndim == 1 else "vector"
-        return "other"
+        forms = {1: "number", 2: "vector"} if kind in "iuf" else {}
+        return forms.get(self.values.ndim, "other")
 
 
 class Source:
@@ -93,7 +93,7 @@ class Source:
         self.where, self.columns = where, tuple(columns)  # every message begins with the first
 
     def kinds(self, columns: Mapping[str, Column]) -> dict[str, str]:
-        """Return how the cells of each column are read; an input may turn out to be of a kind."""
+        """Return how the cells of each column are read; inputs may turn out to be of one kind."""
         return {name: column.kind for name, column in columns.items()}
 
     def batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[dict[str, Cells]]:
@@ -107,13 +107,12 @@ class Source:
             if batch is None:
                 return
             for first in range(0, batch.num_rows, size):
-                part = batch.slice(first, size)
-                yield {name: self._cells(part.column(name), name, kinds[name]) for name in kinds}
+                part, cells = batch.slice(first, size), {}
+                for name in kinds:
+                    with located(f"{self.where}: column {name!r}"):
+                        cells[name] = _cells_of(part.column(name), kinds[name])
+                yield cells
             start += batch.num_rows
-
-    def _cells(self, array: Any, name: str, kind: str) -> Cells:
-        with located(f"{self.where}: column {name!r}"):
-            return _cells_of(array, kind)
 
     def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
         """Yield record batches of Arrow, of at most ``rows`` rows where that takes less memory."""
@@ -193,8 +192,7 @@ def read_all(source: Source, cascade: Cascade, on_bad: OnBad) -> Trace:
         return read_decisions(source.where, _spec_of(source, cascade, on_bad)).trace
     if is_long(source.columns):
         source = _by_input(source)
-    (trace,) = _traces(source, _layout_of(source, cascade, on_bad), None, on_bad)
-    return trace
+    return Trace.concat(list(_traces(source, _layout_of(source, cascade, on_bad), None, on_bad)))
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
@@ -203,20 +201,12 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     path = Path(path)
     if path.is_dir():
         raise TraceError(f"{path}: is a folder; name one file in it")
-    try:
-        suffix = suffix_of(path)
-    except TraceError as error:
-        convertible = {".json": "json", ".tsv": "table", ".xlsx": "excel"}
-        if (reader := convertible.get(path.suffix.lower())) is None:
-            raise
-        raise TraceError(
-            f"{error}; convert it first, as with pandas.read_{reader}(path).to_parquet(...)"
-        ) from None
+    kinds: dict[str, Any] = {".parquet": _Parquet, ".jsonl": _JsonLines, ".npz": _npz}
+    kind = kinds.get(suffix_of(path), _Csv)
     with damage(f"{path}: cannot be read"):
         if not path.stat().st_size:
             raise TraceError(f"{path}: is empty")
-    kinds: dict[str, Any] = {".parquet": _Parquet, ".jsonl": _JsonLines, ".npz": _npz}
-    source: Source = kinds.get(suffix, _Csv)(path)
+    source: Source = kind(path)
     return source
 
 
@@ -253,38 +243,31 @@ def _inferred(source: Source) -> tuple[CascadeSpec, str]:
     """Return a cascade of the columns, each node at the mean of its cost column."""
     with located(source.where):
         spec, note = infer_spec(source.columns)
-        uses = plan(source.columns, spec).uses
-    names = [name for name, (column, _) in uses.items() if column is COST]
-    if not names:
-        return spec, note
-    total, count = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
+        priced = [name for name in spec.names if f"{name}.cost" in source.columns]
+        if not priced:
+            return spec, note
+        sure = [f"{name}.confidence" for name in spec.names]
+        layout = plan([*sure, *(f"{name}.cost" for name in priced)], spec)
+    total, count = np.zeros(len(spec)), np.zeros(len(spec))
     # Always batches of the same size: the mean must not depend on how the file is read.
-    for part in source.batches(dict.fromkeys(names, "number"), 1 << 16):
-        for name in names:
-            with located(f"{source.where}: column {name!r}"):
-                values = _values(part[name], "number", ClassCodes(), 0)
-            good = values[np.isfinite(values) & (values >= 0)]  # others are refused by name later
-            total[name] += float(good.sum())
-            count[name] += len(good)
-    # A node that was never asked has no mean.
-    means = {n.removesuffix(".cost"): total[n] / count[n] if count[n] else 1.0 for n in names}
-    return infer_spec(source.columns, means)
+    for trace in _traces(source, layout, 1 << 16, "skip"):
+        total += np.nansum(trace.costs, axis=0)
+        count += (~np.isnan(trace.costs)).sum(axis=0)
+    means = np.where(count > 0, total / np.maximum(count, 1), 1.0)  # of a node never asked: 1
+    costs = dict(zip(spec.names, means.tolist(), strict=True))
+    return infer_spec(source.columns, {name: costs[name] for name in priced})
 
 
 def _traces(source: Source, layout: Layout, rows: int | None, on_bad: OnBad) -> Iterator[Trace]:
-    """Yield traces of at most ``rows`` rows, or one of all; then check what they are together."""
+    """Yield traces of at most ``rows`` rows; then check what they are together."""
     codes: Codes = defaultdict(ClassCodes)
     match, start, count = ClassMatch(), 0, 0
-    kinds = source.kinds({name: column for name, (column, _) in layout.uses.items()})
-    batches = source.batches(kinds, rows)
-    # Read whole, columns are joined once at the end: no second copy of a long log.
-    for parts in ([part] for part in batches) if rows else filter(None, [list(batches)]):
-        length = sum(len(next(iter(part.values())).values) for part in parts)
+    columns = {name: column for name, (column, _) in layout.uses.items()}
+    for arrays in _arrays(source, columns, rows, codes):
         with located(source.where):
-            arrays = _columns_of(layout, kinds, parts, range(start, start + length), codes)
             trace = _trace_of(layout, arrays, start, codes, on_bad)
         match.add(trace)
-        start, count = start + length, count + len(trace)
+        start, count = start + len(next(iter(arrays.values()))), count + len(trace)
         yield trace
     with located(source.where):
         if not start:
@@ -295,73 +278,50 @@ def _traces(source: Source, layout: Layout, rows: int | None, on_bad: OnBad) -> 
     warn_of_variants(codes["classes"].classes, source.where)
 
 
-def _columns_of(
-    layout: Layout,
-    kinds: Mapping[str, str],
-    batches: list[dict[str, Cells]],
-    rows: range,
-    codes: Codes,
-) -> dict[Column, NDArray[Any]]:
-    """Return the columns of the schema from cells; batches are emptied."""
-    arrays: dict[Column, NDArray[Any]] = {}
-    for name, (column, node) in layout.uses.items():
-        out = None
-        if node is not None:
-            if column not in arrays:
-                dtype, missing = TYPES[column.kind]
-                # Columns contiguous: files come by column, and most work goes node by node.
-                arrays[column] = np.full((len(layout.spec), len(rows)), missing, dtype).T
-                if column is COST:
-                    arrays[column][:] = layout.spec.costs
-            out = arrays[column][:, node]
-        with located(f"column {name!r}"):
-            values = _joined(batches, name, kinds[name], codes[column.texts], rows.start, out)
-        arrays.setdefault(column, values)
-    return arrays
-
-
-def _joined(
-    batches: list[dict[str, Cells]],
-    name: str,
-    kind: str,
-    codes: ClassCodes,
-    start: int,
-    out: NDArray[Any] | None = None,
-) -> NDArray[Any]:
-    """Return a column of all batches, of which it is removed."""
-    parts: list[NDArray[Any]] = []
-    for batch in batches:
-        parts.append(_values(batch.pop(name), kind, codes, start))
-        start += len(parts[-1])
-    with damage("give it one type"):  # vectors of several lengths
-        return np.concatenate(parts, out=out)
+def _arrays(
+    source: Source, columns: Mapping[str, Column], rows: int | None, codes: Codes
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield batches of rows, each column as an array of its type."""
+    kinds, start = source.kinds(columns), 0
+    for batch in source.batches(kinds, rows):
+        arrays = {}
+        for name, column in columns.items():
+            with located(f"{source.where}: column {name!r}"):
+                arrays[name] = _values(batch[name], kinds[name], codes[column.texts], start)
+        yield arrays
+        start += len(arrays[name])
 
 
 def _trace_of(
-    layout: Layout, arrays: dict[Column, NDArray[Any]], start: int, codes: Codes, on_bad: OnBad
+    layout: Layout, values: Mapping[str, NDArray[Any]], start: int, codes: Codes, on_bad: OnBad
 ) -> Trace:
-    """Return the trace of columns; refuse rows that cannot be, or leave them out and count them."""
-    keep, left_out = np.ones(len(next(iter(arrays.values()))), bool), Counter[str]()
-    for fault in faults(arrays, layout.spec.names):
+    """Return the trace of a file's columns; refuse bad rows, or leave them out and count them."""
+    spec, arrays, left_out = layout.spec, dict[Column, NDArray[Any]](), Counter[str]()
+    for name, (column, node) in layout.uses.items():
+        if node is None:
+            arrays[column] = values[name]
+            continue
+        if column not in arrays:
+            dtype, missing = TYPES[column.kind]
+            # Nodes contiguous: files come by column, and most work goes node by node.
+            arrays[column] = np.full((len(spec), len(values[name])), missing, dtype).T
+            if column is COST:
+                arrays[column][:] = spec.costs
+        arrays[column][:, node] = values[name]
+    keep = np.ones(len(arrays[CONFIDENCE]), bool)
+    for fault in faults(arrays, spec.names):
         if on_bad == "refuse" or not fault.is_gap:
             raise fault.error(start)
         # A row with several faults is counted with the first.
         left_out[f"{fault.column} is missing, NaN or infinite"] += int((fault.rows & keep).sum())
         keep &= ~fault.rows
     if not keep.all():
-        # Columns stay contiguous.
         arrays = {c: v[keep] if c.by == "row" else v.T[:, keep].T for c, v in arrays.items()}
-    spec = layout.spec
     if SCORE in arrays:
         spec, arrays[SCORE] = graded(spec, arrays[SCORE])
-    return Trace(
-        spec,
-        **fields_of(arrays),
-        classes=codes["classes"].classes,
-        groups=codes["groups"].classes,
-        left_out=+left_out,
-        notes=layout.notes,
-    )
+    texts = {name: codes[name].classes for name in ("classes", "groups")}
+    fields = fields_of(arrays) | texts
+    return Trace(spec, **fields, left_out=+left_out, notes=layout.notes)
 
 
 # Parsing: cells to arrays.
@@ -375,17 +335,16 @@ def _values(cells: Cells, kind: str, codes: ClassCodes, start: int) -> NDArray[A
     # A column of text that is empty throughout may be of any type.
     if kind == "text" and form == "number" and np.isnan(values.astype(np.float64)).all():
         return np.full(len(values), None, object)
-    is_coded = kind in ("classes", "groups")
     needed, forms = {
-        "number": ("numbers", ["number"]),
-        "flag": ("truth values, or 0 and 1", ["number", "truth"]),
-        "text": ("text", ["text"]),
-        "vector": ("vectors", ["vector"]),
-        "input": ("numbers, text or vectors", ["text", "number", "truth", "vector"]),
-    }.get(kind, ("text, whole numbers or truth values", ["text", "number", "truth"]))
-    if form not in forms:
+        "number": ("numbers", "number"),
+        "flag": ("truth values, or 0 and 1", "number truth"),
+        "text": ("text", "text"),
+        "vector": ("vectors", "vector"),
+        "input": ("numbers, text or vectors", "number text truth vector"),
+    }.get(kind, ("text, whole numbers or truth values", "number text truth"))
+    if form not in forms.split():
         raise TraceError(f"holds {cells.type}, and {needed} are needed; convert the column")
-    if is_coded:
+    if kind in ("classes", "groups"):
         return codes.encode(values) if texts is None else codes.recode(values, texts)
     if kind == "flag":
         return flags_of(values, start=start)
@@ -437,10 +396,10 @@ def _remedy(cell: str, kind: str) -> str:
 
 def _by_input(source: Source) -> Source:
     """Return a log with one line per call as columns with a row for each input, as they appear."""
-    where = source.where
     keys = {name: Column(name, "row", "groups") for name in ("id", "node")}
     columns, unused = dict[str, Column](), list[str]()
-    with located(where):
+    codes: Codes = defaultdict(ClassCodes)
+    with located(source.where):
         check_names(source.columns)
         for name in source.columns:
             column = BY_NAME[name] if is_of_node(name) else column_by_row(name) or keys.get(name)
@@ -456,40 +415,40 @@ def _by_input(source: Source) -> Source:
                 "the column 'confidence' is missing; a log with one line per call has id, node "
                 f"and confidence; this one has {shown(source.columns, 12)}"
             )
-    codes: Codes = defaultdict(ClassCodes)
-    kinds, lines = source.kinds(columns), dict[str, NDArray[Any]]()
-    batches = list(source.batches(kinds, None))
-    with located(where):
+    batches = list(_arrays(source, columns, None, codes))
+    with located(source.where):
         if not batches:
             raise TraceError("has columns and no rows")
-        for name, column in columns.items():
-            with located(f"column {name!r}"):
-                texts = name if name in keys else column.texts
-                lines[name] = _joined(batches, name, kinds[name], codes[texts], 0)
-                if name in keys and lines[name].min() < 0:
-                    raise TraceError(
-                        f"row {lines[name].argmin()} (counting from 0) is empty; each line names "
-                        f"its {name}"
-                    )
-        row, node = lines.pop("id"), lines.pop("node")
-        ids, names = codes["id"].classes, codes["node"].classes
-        _, first = np.unique(row * np.int64(len(names)) + node, return_index=True)
-        if len(first) < len(row):
-            line = np.setdiff1d(np.arange(len(row)), first)[0]
-            raise TraceError(
-                f"id {ids[row[line]]!r} has two lines for node {names[node[line]]!r}; keep one"
-            )
+        lines = {name: np.concatenate([batch[name] for batch in batches]) for name in columns}
+        for name in keys:
+            if (lines[name] < 0).any():
+                empty = lines[name].argmin()
+                raise TraceError(f"column {name!r}: row {empty} (counting from 0) is empty")
+        texts = codes["groups"].classes
+        ids, row = np.unique(lines.pop("id"), return_inverse=True)
+        names, node = np.unique(lines.pop("node"), return_inverse=True)
+        _, once = np.unique(row * len(names) + node, return_index=True)
+        for line in np.setdiff1d(np.arange(len(row)), once)[:1]:
+            name, of_node = texts[ids[row[line]]], texts[names[node[line]]]
+            raise TraceError(f"id {name!r} has two lines for node {of_node!r}; keep one")
         arrays: dict[str, NDArray[Any]] = {}
         for name, values in lines.items():
             if is_of_node(name):
-                for number, of_node in enumerate(names):
+                for number, code in enumerate(names.tolist()):
                     asked = node == number
-                    arrays[f"{of_node}.{name}"] = _of_rows(values[asked], row[asked], len(ids))
+                    of_rows = _of_rows(values[asked], row[asked], len(ids))
+                    arrays[f"{texts[code]}.{name}"] = of_rows
             else:
-                with located(f"column {name!r}"):
-                    arrays[name] = _of_inputs(values, row, ids)
-    texts_of = {name: codes[name].classes for name in ("classes", "groups")}
-    return _Arrays(f"{where} (one row per input)", arrays, texts_of, unused, source.cascade)
+                # What is about the input stands on any of its lines, and on all alike.
+                filled = is_filled(values)
+                at = np.flatnonzero(filled if values.ndim == 1 else filled.any(axis=1))
+                rows, first, of_line = np.unique(row[at], return_index=True, return_inverse=True)
+                for unlike in np.argwhere(values[at] != values[at[first]][of_line])[:1]:
+                    odd = texts[ids[row[at[unlike[0]]]]]
+                    raise TraceError(f"column {name!r}: id {odd!r} has two values; give it one")
+                arrays[name] = _of_rows(values[at[first]], rows, len(ids))
+    coded = {name: codes[name].classes for name in ("classes", "groups")}
+    return _Arrays(f"{source.where} (one row per input)", arrays, coded, unused, source.cascade)
 
 
 def _of_rows(values: NDArray[Any], rows: NDArray[Any], count: int) -> NDArray[Any]:
@@ -498,17 +457,6 @@ def _of_rows(values: NDArray[Any], rows: NDArray[Any], count: int) -> NDArray[An
     column = np.full((count, *values.shape[1:]), missing, values.dtype)
     column[rows] = values
     return column
-
-
-def _of_inputs(values: NDArray[Any], row: NDArray[Any], ids: Sequence[str]) -> NDArray[Any]:
-    """Return one value for each input; lines of one input must not contradict each other."""
-    filled = is_filled(values)
-    lines = np.flatnonzero(filled if values.ndim == 1 else filled.any(axis=1))
-    _, first, of_line = np.unique(row[lines], return_index=True, return_inverse=True)
-    odd = np.argwhere(values[lines] != values[lines[first]][of_line])
-    if len(odd):
-        raise TraceError(f"id {ids[row[lines[odd[0][0]]]]!r} has two values; give it one")
-    return _of_rows(values[lines[first]], row[lines[first]], len(ids))
 
 
 # Sources.
@@ -595,6 +543,9 @@ class _Parquet(Source):
 class _Csv(Source):
     """A CSV file, plain or gzipped; only an empty cell without quotes is no value."""
 
+    number = r"(?i)^\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?\s*$|^[-+]?(nan|inf)$"
+    vector = r"^\[[-+0-9.eE, ]*\]$"
+
     def __init__(self, path: Path) -> None:
         self._path = path
         pa = arrow()
@@ -604,22 +555,21 @@ class _Csv(Source):
 
     def kinds(self, columns: Mapping[str, Column]) -> dict[str, str]:
         """Look at the cells of inputs, as CSV has no types."""
-        kinds, pa, compute = super().kinds(columns), arrow(), arrow("pyarrow.compute")
-        names = [name for name, kind in kinds.items() if kind == "input"]
-        kinds |= dict.fromkeys(names, "number")
+        kinds, compute = super().kinds(columns), arrow("pyarrow.compute")
+        forms = {"number": self.number, "vector": self.vector}
+        left = {name: [*forms] for name, kind in kinds.items() if kind == "input"}
         with damage(f"{self.where}: cannot be read"):
-            for batch in self._read(dict.fromkeys(names, pa.string())) if names else ():
-                for name in names:
+            for batch in self._read(dict.fromkeys(left, arrow().string())) if left else ():
+                for name, possible in left.items():
                     cells = batch.column(name).drop_null()
-                    if kinds[name] == "number":
-                        try:
-                            cells.cast(pa.float64())
-                        except pa.ArrowInvalid:
-                            kinds[name] = "vector"  # or text
-                    if kinds[name] == "vector":
-                        lists = compute.match_substring_regex(cells, r"^\[[-+0-9.eE, ]*\]$")
-                        kinds[name] = "vector" if compute.all(lists).as_py() else "text"
-        return kinds
+                    possible[:] = [
+                        form
+                        for form in possible
+                        if compute.all(
+                            compute.match_substring_regex(cells, forms[form]), min_count=0
+                        ).as_py()
+                    ]
+        return kinds | {name: [*possible, "text"][0] for name, possible in left.items()}
 
     def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
         del rows  # blocks of Arrow are small
@@ -759,27 +709,22 @@ class _Arrays(Source):
             yield {name: self._cells(self._arrays[name][part], name, kinds[name]) for name in kinds}
 
     def _cells(self, array: NDArray[Any], name: str, kind: str) -> Cells:
-        where, what = f"{self.where}: column {name!r}", str(array.dtype)
         if array.dtype == object:  # text
             positions = np.where(is_filled(array), np.arange(len(array)), -1)
             return Cells(positions, "text", array.tolist())
         if kind in self._texts:
-            texts = self._texts[kind]
-            if array.dtype.kind not in "iu":
+            top = len(self._texts[kind]) - 1
+            is_code = array.dtype.kind in "iu"
+            if not is_code or (array.size and not -1 <= array.min() <= array.max() <= top):
                 raise TraceError(
-                    f"{where}: holds {what}, and codes into the array {kind!r} are needed; "
-                    "convert the array"
+                    f"{self.where}: column {name!r}: codes into the array {kind!r} are needed, "
+                    f"from -1 (no answer) to {top}; it holds {array.dtype}, as {array[:1]}"
                 )
-            if array.size and not -1 <= array.min() <= array.max() < len(texts):
-                raise TraceError(
-                    f"{where}: codes run from {array.min()} to {array.max()}, and {kind!r} has "
-                    f"{len(texts)} (-1 is no answer)"
-                )
-            return Cells(array, what, texts)
+            return Cells(array, str(array.dtype), self._texts[kind])
         if array.dtype.kind == "U":
             distinct, inverse = np.unique(array, return_inverse=True)
             return Cells(inverse, "text", distinct.tolist())
-        return Cells(array, what)
+        return Cells(array, str(array.dtype))
 
 
 def _npz(path: Path) -> Source:
@@ -810,19 +755,15 @@ def _npz(path: Path) -> Source:
                 raise TraceError(f"the array {name!r} must hold text")
         text = json.loads(arrays.pop("texts", np.frombuffer(b"{}", np.uint8)).tobytes())
         arrays |= {name: np.array(values, object) for name, values in text.items()}
-        for name, values in arrays.items():
-            if values.ndim != 1 and not (name.startswith(INPUT) and values.ndim == 2):
+        shapes = {name: values.shape for name, values in arrays.items()}
+        for name, shape in shapes.items():
+            if not 1 <= len(shape) <= 1 + name.startswith(INPUT):
+                raise TraceError(f"column {name!r}: has shape {shape}, and (rows,) is needed")
+            first = next(iter(shapes))
+            if shape[0] != shapes[first][0]:
                 raise TraceError(
-                    f"column {name!r}: has shape {values.shape}; each array must be one column, "
-                    "of shape (rows,)"
-                )
-        rows = {name: len(values) for name, values in arrays.items()}
-        first = next(iter(rows), "")
-        for name in rows:
-            if rows[name] != rows[first]:
-                raise TraceError(
-                    f"columns of unequal length: {first!r} has {rows[first]} rows, {name!r} has "
-                    f"{rows[name]}; every array must have one value for each input"
+                    f"columns of unequal length: {first!r} has {shapes[first][0]} rows, {name!r} "
+                    f"has {shape[0]}; every array must have one value for each input"
                 )
     cascade = str(tables.pop("cascade")).encode() if "cascade" in tables else None
     texts: dict[str, list[str]] = {name: values.tolist() for name, values in tables.items()}
@@ -860,7 +801,10 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
     for suffix in SUFFIXES:
         if Path(path).name.lower().endswith(suffix):
             return suffix
-    raise TraceError(f"{path}: the suffix must be one of {', '.join(SUFFIXES)}")
+    raise TraceError(
+        f"{path}: the suffix must be one of {', '.join(SUFFIXES)}; convert another table, as with "
+        "pandas.read_excel(path).to_parquet(...)"
+    )
 
 
 def beside(path: str | os.PathLike[str], ending: str) -> Path:

@@ -122,7 +122,8 @@ class Columns:
                     param="cost",
                 )
         arrays = {c: c.array(v, shape[: 2 if c.by == "node" else 1]) for c, v in self.columns()}
-        self._put(fields | fields_of(arrays))
+        for name, value in (fields | fields_of(arrays)).items():
+            object.__setattr__(self, name, value)  # the class is frozen
         # After all shapes are known: checks index one array by another.
         for column, codes in arrays.items():
             top = len(getattr(self, column.texts)) - 1 if column.texts else 0
@@ -137,11 +138,6 @@ class Columns:
         if self.raw_loss is not None:
             self._check_losses(self.raw_loss)
 
-    def _put(self, fields: Mapping[str, Any]) -> None:
-        """Set fields, of a trace that nobody has yet: the class is frozen."""
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
-
     def _check_losses(self, loss: NDArray[np.float64]) -> None:
         if self.spec.mistakes:
             raise TraceError(
@@ -155,7 +151,7 @@ class Columns:
                 f"loss of {self.names[node]!r}: row {row} (counting from 0) is {largest}, and "
                 f"[cascade] has max_loss = {bound:g}: correct one of them"
             )
-        self._put({"largest_loss": max(largest, self.largest_loss or 0.0)})
+        object.__setattr__(self, "largest_loss", max(largest, self.largest_loss or 0.0))
 
     def __len__(self) -> int:
         return len(self.confidence)
@@ -241,10 +237,14 @@ class Columns:
             ArgumentError: If a position is out of range, or a mask has another length.
         """
         index = rows if isinstance(rows, slice) else _positions(np.asarray(rows), len(self))
-        part = object.__new__(type(self))  # its arrays are rows of checked ones: no check again
-        part._put({item.name: getattr(self, item.name) for item in dataclasses.fields(self)})
-        part._put(fields_of({c: _rows_of(c, v, index) for c, v in self.columns()}))
-        part._put({"left_out": {}})
+        arrays = {c: _rows_of(c, values, index) for c, values in self.columns()}
+        return self._with(left_out={}, **fields_of(arrays))
+
+    def _with(self, **fields: Any) -> Self:
+        """Return the trace with other fields, made of checked ones: nothing is checked again."""
+        part = object.__new__(type(self))
+        for item in dataclasses.fields(self):
+            object.__setattr__(part, item.name, fields.get(item.name, getattr(self, item.name)))
         return part
 
     def split(self, fraction: float, seed: int) -> tuple[Self, Self]:
@@ -763,9 +763,9 @@ def _joined(traces: Sequence[Trace]) -> Trace:
     for column, blocks in parts.items():
         shape = (sum(map(len, blocks)), *blocks[0].shape[1:])
         order: Literal["C", "F"] = "F" if column.by == "node" else "C"
-        arrays[column] = np.concatenate(blocks, out=np.empty(shape, blocks[0].dtype, order=order))
-    return dataclasses.replace(
-        first,
+        out = np.empty(shape, blocks[0].dtype, order=order)
+        arrays[column] = read_only(np.concatenate(blocks, out=out))
+    return first._with(
         **fields_of(arrays),
         classes=codes["classes"].classes,
         groups=codes["groups"].classes,
