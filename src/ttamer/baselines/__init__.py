@@ -14,12 +14,12 @@ from ttamer.baselines.chain import Chain, Pairwise
 from ttamer.baselines.frugalml import FrugalML
 from ttamer.baselines.reference import Always, Oracle
 from ttamer.baselines.routing import NoRecall, Router, Routing
-from ttamer.baselines.rules import Unsuitable, walk_of
+from ttamer.baselines.rules import Unsuitable
 from ttamer.baselines.threshold import (
     Calibrated,
     Column,
     Confidence,
-    Runs,
+    Patience,
     Threshold,
     ThresholdPerExit,
 )
@@ -38,7 +38,7 @@ FAMILIES: dict[str, Family] = {
         ThresholdPerExit(),
         Threshold("entropy", lambda _: Column("entropy", -1.0), sign=-1.0),
         Threshold("margin", lambda _: Column("margin")),
-        Threshold("patience", lambda trace: Runs(walk_of(trace)), knob="patience"),
+        Patience(),
         Threshold("calibrated", Calibrated.fit),
         Chain(),
         Pairwise(),

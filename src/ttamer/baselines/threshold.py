@@ -155,20 +155,6 @@ def common_thresholds(
     return np.append(level_starts(pool, limit - 1) if pool.size else pool, np.inf)
 
 
-@dataclass(frozen=True, eq=False)
-class Runs:
-    """How many nodes in a row, up to this one, gave the same answer; 0 where it gave none."""
-
-    walk: NDArray[np.intp]
-
-    def __call__(self, trace: Trace, node: int) -> NDArray[np.float64]:
-        """Return, shape (T,), the length of the run that ends with a node."""
-        steps = self.walk[int(np.flatnonzero(self.walk == node)[0]) :: -1]
-        answers = predictions_of(trace)[:, steps]  # the newest first
-        same = np.logical_and.accumulate(answers == answers[:, :1], axis=1)
-        return np.where(answers[:, 0] >= 0, same.sum(axis=1), 0).astype(float)
-
-
 @dataclass
 class Threshold:
     """Stop at the first node whose score reaches one threshold for all; else the last answers."""
@@ -178,7 +164,6 @@ class Threshold:
     """Makes the score from the rows fitted to."""
     sign: float = 1.0
     """-1 where the score is minus what people know."""
-    knob: str = "threshold"
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the thresholds on the envelope."""
@@ -186,8 +171,38 @@ class Threshold:
         score(trace, 0)  # a trace without the column is unsuitable, one of one node too
         cuts = common_thresholds(trace, score, walk)
         rules = [StopRule(score, walk, np.full(len(walk) - 1, cut)) for cut in cuts]
-        knobs = [{self.knob: plain(self.sign * cut)} for cut in cuts]
+        knobs = [{"threshold": plain(self.sign * cut)} for cut in cuts]
         return pareto_settings(trace, map(Setting, knobs, rules))
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """How many nodes in a row, up to this one, gave the same answer; NaN where it gave none."""
+
+    walk: NDArray[np.intp]
+
+    def __call__(self, trace: Trace, node: int) -> NDArray[np.float64]:
+        """Return, shape (T,), the length of the run that ends with a node."""
+        steps = self.walk[int(np.flatnonzero(self.walk == node)[0]) :: -1]
+        answers = predictions_of(trace)[:, steps]  # the newest first
+        same = np.logical_and.accumulate(answers == answers[:, :1], axis=1)
+        return np.where(answers[:, 0] >= 0, same.sum(axis=1), np.nan)
+
+
+class Patience:
+    """All patiences from 1 (the first answer) to n (all agree): Zhou et al., 2020."""
+
+    name = "patience"
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Return the patiences on the envelope."""
+        predictions_of(trace)  # a trace without them is unsuitable, one of one node too
+        walk = walk_of(trace)
+        settings = []
+        for times in range(1, len(walk) + 1):
+            rule = StopRule(Runs(walk), walk, np.full(len(walk) - 1, float(times)))
+            settings.append(Setting({"patience": times}, rule))
+        return pareto_settings(trace, settings)
 
 
 class ThresholdPerExit:

@@ -32,7 +32,7 @@ from ttamer.trace.trace import Trace
 @cli.option("--prompts", "FILE", "JSON lines, CSV, or text with one prompt per line.")
 @cli.option("--prompts-from", "TRACE", "A log whose prompts are asked; its answers are kept.")
 @cli.option("--only", "NODE", "With --prompts-from: a node to ask.", multiple=True)
-@cli.number("--budget", "C", "The most that all answers may cost: some prompts are asked.")
+@cli.number("--budget", "C", "The most that all answers may cost.", type=click.FloatRange(0))
 @cli.option("--label", "FIELD", "The field of the reference answer.", default="label")
 @cli.option("--max-tokens", "N", "The longest answer.", type=click.IntRange(1), default=256)
 @cli.option("--cache", "FILE", "The responses, none of which is paid twice (OUTPUT.cache).")

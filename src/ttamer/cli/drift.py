@@ -1,6 +1,7 @@
 """``ttamer drift`` and ``forget``: jobs on the decision log of a server."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -59,6 +60,8 @@ def forget_command(log: str, requests: tuple[str, ...], audits: tuple[str, ...])
     """
     from ttamer.serve.records import forget  # with the server's libraries
 
+    if not Path(log).is_file():  # or a lock would be made beside it
+        raise ArgumentError(f"{log}: there is no such file")
     rows = sum(forget_rows(file, requests) for file in audits)
     lines = forget(log, requests)
     text = f"deleted {counted(lines, 'line')} and {counted(rows, 'audited row')}"

@@ -32,8 +32,8 @@ def option(name: str, metavar: str, text: str, **more: Any) -> Decorator:
     return click.option(name, metavar=metavar, help=text, **more)
 
 
-flag = functools.partial(click.option, is_flag=True)
 number = functools.partial(option, type=float)
+flag = functools.partial(click.option, is_flag=True)
 skip_option = flag("--skip-bad", help="Skip rows that cannot be used, and count them.")
 
 

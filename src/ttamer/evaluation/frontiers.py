@@ -7,6 +7,7 @@ always be mixed at random, so families are compared by the lower convex envelope
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from typing import Any
 from ttamer._checks import counted, in_unit, number, percent, priced, require_kind
 from ttamer.baselines import FAMILIES, fit_families, known_names
 from ttamer.baselines.rules import FitFamily, Unsuitable
-from ttamer.errors import ArgumentError
+from ttamer.errors import ArgumentError, TraceWarning
 from ttamer.evaluation.results import (
     Result,
     check_resampling,
@@ -543,7 +544,9 @@ def learning_curve(
     for count, part in enumerate(parts, start=1):
         if progress is not None:
             progress(f"learning curve: fit {count} of {len(parts)}")
-        measured = frontier(part, full.test_trace, families=["ttamer"], resamples=0)
+        with warnings.catch_warnings():  # of few rows, which are meant
+            warnings.simplefilter("ignore", TraceWarning)
+            measured = frontier(part, full.test_trace, families=["ttamer"], resamples=0)
         fronts.append(replace(measured, reference=full.reference))
     costs = [front.cost_at("ttamer", more_error) for front in (*fronts, full)]
     price = full.reference.cost
