@@ -19,8 +19,9 @@ class Declared(NamedTuple):
     """What an array may hold."""
 
     shape: str
-    """The names of its sizes. A size that has no value yet takes the array's; ``*``, the last one:
-    parts of different lengths, stored one after the other, their lengths in ``<name>_sizes``."""
+    """The names of its sizes, perhaps with ``+1``. A size without a value yet takes the array's.
+    The last one may be ``*size``: parts of different lengths, stored one after the other, their
+    lengths in ``<name>_sizes``; parts of the same size have the same lengths, of ``*`` any."""
     low: float = -np.inf
     high: float = np.inf
     of: str = ""
@@ -30,7 +31,7 @@ class Declared(NamedTuple):
     infinite: bool = False
     """Whether entries may be infinite."""
     small: bool = False
-    """Whether entries that are all 0 or 1 take one byte each."""
+    """Whether whole numbers, and entries that are all 0 or 1, take as few bytes as they can."""
     rises: Literal["", ">", ">="] = ""
     """How an entry compares with the one before it in its row or part."""
     single: bool = False
@@ -48,18 +49,18 @@ DECLARED: Mapping[str, Mapping[str, Declared]] = {
         "point": Declared("ways", 0, of="prices"),
         "source": Declared("ways", 0, of="steps"),
         "node": Declared("ways", 0, of="nodes"),
-        "base": Declared("ways pieces"),
-        "slope": Declared("ways pieces"),
+        "base": Declared("ways knots+1"),
+        "slope": Declared("ways knots+1"),
         "columns": Declared("ways 2"),
         "wait": Declared("nodes", 0),
     },
     "belief": {
-        "bounds": Declared("nodes *", infinite=True, rises=">"),
-        "levels": Declared("nodes *", -MAX_ODDS, MAX_ODDS, grid=True),
+        "bounds": Declared("nodes *bins", infinite=True, rises=">"),
+        "levels": Declared("nodes *bins+1", -MAX_ODDS, MAX_ODDS, grid=True),
         "offsets": Declared("nodes *", grid=True),
         "pairs": Declared("pairs 2", 0, of="nodes"),
-        "pair_keys": Declared("pairs *", 0, of="cells", rises=">"),
-        "pair_values": Declared("pairs *", grid=True),
+        "pair_keys": Declared("pairs *keys", 0, of="cells", rises=">"),
+        "pair_values": Declared("pairs *keys", grid=True),
         "weight_sets": Declared("regressions joint", -1, of="nodes"),
         "weight_answers": Declared("regressions", 0, of="nodes"),
         "weights": Declared("regressions *", grid=True),
@@ -71,7 +72,7 @@ DECLARED: Mapping[str, Mapping[str, Declared]] = {
     "prior": {
         "base": Declared("nodes", -MAX_ODDS, MAX_ODDS, grid=True),
         "mean_cost": Declared("nodes", 0),
-        "weights": Declared("features outputs"),
+        "weights": Declared("features+1 outputs"),
         "near": Declared("neighbours near", -1, 1, single=True),
         "losses": Declared("neighbours nodes", 0, 1, small=True),
         "centres": Declared("clusters near", -1, 1, single=True),
@@ -108,7 +109,7 @@ DECLARED: Mapping[str, Mapping[str, Declared]] = {
         # One row per state of a node, and of walks one for the start; of sigma, one per state of
         # the parent.
         "sigma": Declared("policies table_rows", 0, infinite=True),
-        "choices": Declared("policies table_rows levels", of="solved nodes"),
+        "choices": Declared("policies table_rows levels", of="solved nodes", small=True),
         "phi": Declared("policies table_rows levels", 0, infinite=True),
     },
 }
@@ -132,20 +133,24 @@ def cut(array: NDArray[Any], sizes: Sequence[int], axis: int = 0) -> tuple[NDArr
 
 def put(arrays: Arrays, prefix: str, values: Mapping[str, Any]) -> None:
     """Add values to the arrays of a file, as they are declared; those that are ``None`` are not."""
-    for name, declaration in DECLARED[prefix].items():
+    for name, declared in DECLARED[prefix].items():
         value, key = values[name], f"{prefix}.{name}"
         if value is None:
             continue
-        kind: type = np.int64 if declaration.of else float
-        if declaration.shape.endswith("*"):
+        kind: type = np.int64 if declared.of else float
+        if "*" in declared.shape:
             arrays[f"{key}_sizes"] = np.array([len(part) for part in value], np.int64)
             value = np.concatenate([np.empty(0, kind), *value])
         array = np.asarray(value)
         if array.dtype == np.float32:  # of inputs that are near: products in single precision
             kind = np.float32
-        elif declaration.small and np.isin(array, (0, 1)).all():
-            kind = np.int8
+        elif declared.small and (declared.of or np.isin(array, (0, 1)).all()):
+            kind = next(k for k in (np.int8, np.int16, np.int32) if array.max(initial=0) < _end(k))
         arrays[key] = np.ascontiguousarray(array, kind)
+
+
+def _end(kind: type) -> int:
+    return int(np.iinfo(kind).max) + 1
 
 
 class Stored:
@@ -163,32 +168,39 @@ class Stored:
         """Return one array, or its parts."""
         if declared.optional and name not in self.arrays:
             return None
+        parts: tuple[NDArray[Any], ...]
         *shape, last = declared.shape.split()
-        if last == "*":
-            sizes = self._array(f"{name}_sizes", Declared(shape[0], 0, of="any"), shape)
-            array = self._array(name, declared, [f"all {name}"])
-            require(len(array) == sizes.sum(), f"array {name!r} does not agree with its sizes")
-            taken: Any = cut(array, sizes.tolist())
+        if last[0] != "*":
+            parts = (self._array(name, declared, [*shape, last]),)
         else:
-            taken = self._array(name, declared, [*shape, last])
-        if declared.rises:
-            for part in taken if last == "*" else [taken]:
-                earlier, later = part[..., :-1], part[..., 1:]
-                rises = later > earlier if declared.rises == ">" else later >= earlier
-                require(rises.all(), f"array {name!r} must rise")
-        return taken
+            counts = self._array(f"{name}_sizes", Declared("", 0, of="any"), shape).tolist()
+            array = self._array(name, declared, [f"all {name}"])
+            size, plus, more = last[1:].partition("+")
+            fits = len(array) == sum(counts) and all(
+                self._agrees(f"{size} {number}{plus}{more}", count)
+                for number, count in enumerate(counts if size else ())
+            )
+            require(fits, f"array {name!r} does not agree with its sizes")
+            parts = cut(array, counts)
+        for part in parts if declared.rises else ():
+            earlier, later = part[..., :-1], part[..., 1:]
+            rises = later > earlier if declared.rises == ">" else later >= earlier
+            require(rises.all(), f"array {name!r} must rise")
+        return parts if last[0] == "*" else parts[0]
+
+    def _agrees(self, size: str, length: int) -> bool:
+        """Return whether a length is that of its name; a name without a value takes it."""
+        name, _, more = size.partition("+")
+        length -= int(more or 0)
+        return length == (int(name) if name.isdigit() else self.sizes.setdefault(name, length))
 
     def _array(self, name: str, declared: Declared, shape: Sequence[str]) -> NDArray[Any]:
         # Taken away: what is left at the end is unknown.
         require(name in self.arrays, f"the list of arrays lacks {name!r}")
         array = self.arrays.pop(name)
-        lengths = zip(shape, array.shape, strict=False)
-        same = array.ndim == len(shape) and all(
-            length == (int(size) if size.isdigit() else self.sizes.setdefault(size, length))
-            for size, length in lengths
-        )
+        same = array.ndim == len(shape) and all(map(self._agrees, shape, array.shape))
         require(same, f"array {name!r} has shape {array.shape} and not ({', '.join(shape)})")
-        if declared.small and array.dtype == np.int8:
+        if declared.small and not declared.of and array.dtype == np.int8:
             array = array.astype(float)
         is_single = declared.single and array.dtype == np.float32
         fits = array.dtype.kind == "i" if declared.of else array.dtype == np.float64 or is_single

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,50 +30,26 @@ from safetensors import numpy as safetensors_numpy
 from ttamer import __version__
 from ttamer._checks import require_path
 from ttamer._files import atomic_write
-from ttamer.artefact.arrays import Arrays, Stored
-from ttamer.artefact.records import (
-    FittedRecord,
-    Savable,
-    SolvedRecord,
-    describe_fitted,
-    describe_solved,
-    facts_of,
-    restore_fitted,
-    restore_solved,
-)
+from ttamer.artefact.arrays import Arrays
+from ttamer.artefact.records import FORMAT, Record, Savable, describe, facts_of, restore
 from ttamer.errors import ArgumentError, ArtefactDamaged, ArtefactError, ArtefactTooNew
-from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
-from ttamer.policy.base import Ladder, Policy
 
-FORMAT = 1
 MAX_BYTES = 2**31
 MAX_HEADER = 32 * 2**20
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a file says beside its arrays."""
-
-    format: int = FORMAT
-    library: str = __version__
-    kind: Literal["policy", "ladder", "mixture"]
-    notes: dict[str, str] = {}
-    solved: SolvedRecord | None = None
-    fitted: FittedRecord | None = None
-    sha256: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Artefact:
     """A ``.ttamer`` file, read and checked once. Made by :func:`open_artefact`."""
 
-    policy: Policy | Ladder | Savable
+    policy: Savable
     """What was saved."""
     facts: dict[str, Any]
     """Its description, as :func:`inspect` gives it."""
 
 
 def save(
-    policy: Policy | Ladder | Savable,
+    policy: Savable,
     path: str | os.PathLike[str],
     *,
     notes: Mapping[str, str] | None = None,
@@ -115,7 +91,7 @@ def save(
             raise ArtefactError(f"is not the name of a file: {error}") from None
 
 
-def load(path: str | os.PathLike[str]) -> Policy | Ladder | Savable:
+def load(path: str | os.PathLike[str]) -> Savable:
     """Read what :func:`save` wrote.
 
     Args:
@@ -185,7 +161,8 @@ def open_artefact(path: str | os.PathLike[str]) -> Artefact:
     with _about(path):
         data = _bytes_of(path)
         record, arrays = unpack(data)
-        facts: dict[str, Any] = {
+        policy = restore(record, arrays)
+        facts = {
             "kind": record.kind,
             "format_version": record.format,
             "library_version": record.library,
@@ -193,50 +170,15 @@ def open_artefact(path: str | os.PathLike[str]) -> Artefact:
             "bytes": len(data),
             "sha256": record.sha256,
         }
-        policy: Policy | Ladder | Savable
-        if record.fitted is not None:
-            policy = restore_fitted(record.kind, record.fitted, arrays)
-            return Artefact(policy, facts | facts_of(policy))
-        assert record.solved is not None  # noqa: S101 - unpack has looked
-        stored = Stored(arrays)
-        policies = restore_solved(record.solved, stored)
-        stored.done()
-        if record.kind == "policy" and len(policies) != 1:
-            raise ArtefactDamaged(f"it holds {len(policies)} tradeoffs, and a policy has one")
-        problem = policies[0].problem
-        facts |= {
-            "moves": problem.moves,
-            "recall": policies[0].recall,
-            "nodes": list(problem.names),
-            "states": [len(node.losses) for node in problem.nodes],
-            "edges": len(problem.edges),
-            "tradeoffs": [policy.tradeoff for policy in policies],
-            "values": [policy.value for policy in policies],
-        }
-        return Artefact(Ladder(policies) if record.kind == "ladder" else policies[0], facts)
+        return Artefact(policy, facts | facts_of(policy))
 
 
-def pack(policy: Policy | Ladder | Savable, notes: dict[str, str]) -> bytes:
+def pack(policy: Savable, notes: dict[str, str]) -> bytes:
     """Return the bytes of a file, having checked that they can be read back."""
     for word in (*notes, *notes.values()):
         if not isinstance(word, str):
             raise ArgumentError(f"notes must map strings to strings, and one of them is {word!r}")
-    kind: Literal["policy", "ladder", "mixture"] = "policy"
-    if isinstance(policy, FittedPolicy | FittedLadder | Mixture):
-        if not isinstance(policy, FittedPolicy):
-            kind = "ladder" if isinstance(policy, FittedLadder) else "mixture"
-        fitted, arrays = describe_fitted(policy)
-        record = Record(kind=kind, notes=notes, fitted=fitted)
-    elif isinstance(policy, Policy | Ladder):
-        kind = "ladder" if isinstance(policy, Ladder) else "policy"
-        policies = policy.policies if isinstance(policy, Ladder) else (policy,)
-        solved, arrays = describe_solved(policies)
-        record = Record(kind=kind, notes=notes, solved=solved)
-    else:
-        raise ArgumentError(
-            f"a policy, a ladder or a mixture can be saved, not a {type(policy).__name__}"
-        )
-    data = _written(record, arrays)
+    data = _written(*describe(policy, notes))
     if len(data) > MAX_BYTES or int.from_bytes(data[:8], "little") > MAX_HEADER:
         raise ArgumentError(f"it is too large for a file: {len(data)} bytes, at most {MAX_BYTES}")
     return data
@@ -291,10 +233,6 @@ def unpack(data: bytes) -> tuple[Record, Arrays]:
         raise ArtefactDamaged(f"its record cannot be: {error}") from None
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise ArtefactDamaged(f"its arrays cannot be: {error}") from None
-    if record.format != FORMAT or (record.solved is None) == (record.fitted is None):
-        raise ArtefactDamaged("a file holds either solved policies or fitted ones")
-    if record.kind == "mixture" and record.fitted is None:
-        raise ArtefactDamaged("a mixture is one of fitted policies")
     for name, array in arrays.items():
         if array.dtype.name not in ("float64", "float32", "int64", "int32", "int16", "int8"):
             raise ArtefactDamaged(f"array {name!r} cannot hold numbers of type {array.dtype.name}")

@@ -18,6 +18,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from ttamer import __version__
 from ttamer.artefact.arrays import Arrays, Declared, Stored, cut, put, require
 from ttamer.cascade import CascadeSpec, from_tables, to_tables
 from ttamer.errors import ArgumentError, ArtefactDamaged, CascadeError, ProblemError
@@ -36,166 +37,9 @@ from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.problem import START, STOP, Edge, Node, Problem
 from ttamer.trace.trace import Measure
 
-# Solved policies.
+Savable = Policy | Ladder | FittedPolicy | FittedLadder | Mixture
 
-
-class SolvedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A problem and how it was solved, beside its arrays."""
-
-    moves: Literal["precedence", "walk"]
-    recall: bool
-    names: Annotated[list[str], Meta(min_length=1, max_length=2**16)]
-    states: list[Annotated[int, Meta(ge=1, le=2**31)]]
-    sources: Annotated[list[Annotated[int, Meta(ge=START)]], Meta(max_length=2**18)]
-    targets: list[Annotated[int, Meta(ge=0)]]
-    cost_axes: list[Annotated[int, Meta(ge=0, le=2)]]
-
-
-def describe_solved(policies: Sequence[Policy]) -> tuple[SolvedRecord, Arrays]:
-    """Return what a file says of policies of one problem.
-
-    Raises:
-        ArgumentError: They are of several problems, or of a kind that cannot be saved.
-    """
-    first = policies[0]
-    record, arrays = _describe_problem(first)
-    for policy in policies:
-        if not isinstance(policy, _kind(policy.problem)):
-            advice = "; save policy.walk" if isinstance(policy, JointPolicy) else ""
-            raise ArgumentError(f"a policy of type {type(policy).__name__} cannot be saved{advice}")
-        if policy.problem is first.problem and policy.recall == first.recall:
-            continue
-        again, copies = _describe_problem(policy)
-        if again != record or not all(np.array_equal(copies[k], arrays[k]) for k in arrays):
-            raise ArgumentError(
-                "the policies of a ladder must solve the same problem, all with recall or all "
-                "without, to be saved as one file"
-            )
-    arrays["tradeoffs"] = np.array([policy.tradeoff for policy in policies])
-    arrays["values"] = np.array([policy.value for policy in policies])
-    for name in _tables_of(first.problem.moves):
-        arrays[name] = np.stack([np.concatenate(getattr(policy, name)) for policy in policies])
-    if "choices" in arrays:  # numbers of nodes, or STOP
-        kinds = (np.int8, np.int16, np.int32)
-        fitting = (kind for kind in kinds if arrays["choices"].max() <= np.iinfo(kind).max)
-        arrays["choices"] = arrays["choices"].astype(next(fitting))
-    return record, {f"solved.{name}": np.ascontiguousarray(a) for name, a in arrays.items()}
-
-
-def _describe_problem(policy: Policy) -> tuple[SolvedRecord, Arrays]:
-    problem = policy.problem
-    record = SolvedRecord(
-        moves=problem.moves,
-        recall=bool(policy.recall),
-        names=list(problem.names),
-        states=[len(node.losses) for node in problem.nodes],
-        sources=[source for source, _ in problem.ends],
-        targets=[target for _, target in problem.ends],
-        cost_axes=[np.ndim(edge.cost) for edge in problem.edges],
-    )
-    return record, {
-        "losses": np.concatenate([node.losses for node in problem.nodes]),
-        "costs": np.concatenate([np.ravel(edge.cost) for edge in problem.edges]).astype(float),
-        "probabilities": np.concatenate([edge.probabilities.ravel() for edge in problem.edges]),
-    }
-
-
-def _kind(problem: Problem) -> type[IndexPolicy | WalkPolicy]:
-    return IndexPolicy if problem.moves == "precedence" else WalkPolicy
-
-
-def _tables_of(moves: str) -> tuple[str, ...]:
-    return ("sigma",) if moves == "precedence" else ("choices", "phi")
-
-
-def restore_solved(record: SolvedRecord, stored: Stored) -> tuple[Policy, ...]:
-    """Check all that a file says of solved policies, and return them."""
-    always = record.moves == "walk" or record.recall
-    require(always, "a policy under precedence always has recall, and recall is false")
-    with np.errstate(all="ignore"):  # a forged array holds anything; what comes of it is checked
-        problem = _problem(record, stored)
-        numbers = stored.read("solved", "tradeoffs", "values")
-        tradeoffs, values = numbers["tradeoffs"], numbers["values"]
-        require(tradeoffs.size, "it holds no policy")
-        # Small tables take more memory than room in a file: a forged count must not fill it.
-        few = tradeoffs.size * (len(problem.nodes) + 1) <= 2**22
-        require(few, "it has more than 2**22 tables: policies times places")
-        if problem.moves == "precedence":
-            edges = map(problem.parent_edge, range(len(problem.nodes)))
-            rows = [len(edge.probabilities) for edge in edges]
-        else:
-            rows = [*record.states, 1]
-        stored.sizes |= {
-            "table_rows": sum(rows),
-            "levels": len(problem.grid) if record.recall else 1,
-            "solved nodes": len(problem.nodes),
-        }
-        tables = stored.read("solved", *_tables_of(record.moves))
-    if "choices" in tables:
-        _check_choices(problem, tables["choices"], rows)
-        tables["choices"] = tables["choices"].astype(np.int32)
-    for table in tables.values():
-        table.setflags(write=False)
-    parts = {name: [cut(part, rows) for part in table] for name, table in tables.items()}
-    policies: list[Policy] = []
-    for number, (tradeoff, value) in enumerate(
-        zip(tradeoffs.tolist(), values.tolist(), strict=True)
-    ):
-        facts: dict[str, Any] = {name: part[number] for name, part in parts.items()}
-        facts |= {"problem": problem, "recall": record.recall}
-        policies.append(_kind(problem)(tradeoff=tradeoff, value=value, **facts))
-    return tuple(policies)
-
-
-def _problem(record: SolvedRecord, stored: Stored) -> Problem:
-    names, states, sources, targets = record.names, record.states, record.sources, record.targets
-    last, axes = len(names) - 1, record.cost_axes
-    alike = len(states) == len(names) and len(sources) == len(targets) == len(axes)
-    require(alike, "it needs as many states as names, and as many targets and axes as sources")
-    require(max([*sources, *targets], default=0) <= last, "an edge leads to a node that it lacks")
-    shapes = [
-        (1 if source == START else states[source], states[target])
-        for source, target in zip(sources, targets, strict=True)
-    ]
-    cost_shapes = [shape[:count] for shape, count in zip(shapes, axes, strict=True)]
-    sizes, cost_sizes = list(map(prod, shapes)), list(map(prod, cost_shapes))
-    stored.sizes |= {"losses": sum(states), "costs": sum(cost_sizes), "probabilities": sum(sizes)}
-    arrays = stored.read("solved", "losses", "costs", "probabilities")
-    costs, chances = cut(arrays["costs"], cost_sizes), cut(arrays["probabilities"], sizes)
-    try:
-        edges = [
-            Edge(
-                None if source == START else names[source],
-                names[target],
-                cost=costs[number].reshape(cost_shapes[number]),
-                probabilities=chances[number].reshape(shapes[number]),
-            )
-            for number, (source, target) in enumerate(zip(sources, targets, strict=True))
-        ]
-        nodes = tuple(map(Node, names, cut(arrays["losses"], states)))
-        return Problem(record.moves, nodes, tuple(edges))
-    except ProblemError as error:
-        raise ArtefactDamaged(f"its problem cannot be: {error}") from None
-
-
-def _check_choices(problem: Problem, choices: NDArray[Any], rows: Sequence[int]) -> None:
-    """Check that every choice is a successor of its place, or to stop: so all play ends."""
-    stops = (choices[:, START, -1] == STOP).any()
-    require(not stops, "a policy stops at the start, before any node has answered")
-    last = len(problem.nodes) - 1
-    allowed = np.zeros(last + 2, bool)  # by node; the last one stands for -1
-    allowed[STOP] = True
-    for source, table in enumerate(cut(choices, rows, axis=1)):
-        following = [problem.ends[edge][1] for edge in problem.outgoing[source]]
-        allowed[following] = True
-        where = repr(problem.names[source]) if source <= last else "the start"
-        require(allowed[table].all(), f"a choice after {where} is not one of its successors")
-        allowed[following] = False
-
-
-# Fitted policies.
-
-Savable = FittedPolicy | FittedLadder | Mixture
+FORMAT = 1
 
 # Numbers of a record; JSON has no NaN and nothing infinite.
 Count = Annotated[int, Meta(ge=1)]
@@ -209,8 +53,20 @@ class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pass
 
 
+class SolvedRecord(_Struct, frozen=True):
+    """A problem and how it was solved."""
+
+    moves: Literal["precedence", "walk"]
+    recall: bool
+    names: Annotated[list[str], Meta(min_length=1, max_length=2**16)]
+    states: list[Annotated[int, Meta(ge=1, le=2**31)]]
+    sources: Annotated[list[Annotated[int, Meta(ge=START)]], Meta(max_length=2**18)]
+    targets: list[Natural]
+    cost_axes: list[Annotated[int, Meta(ge=0, le=2)]]
+
+
 class StepRecord(_Struct, frozen=True):
-    """Policies on answers, beside their arrays."""
+    """Policies on answers."""
 
     kind: Literal["models", "exits"]
     classes: list[str]
@@ -222,14 +78,14 @@ class StepRecord(_Struct, frozen=True):
 
 
 class StateRecord(_Struct, frozen=True):
-    """The paper's policies, beside their arrays."""
+    """The paper's policies."""
 
     columns: list[int]
     solved: SolvedRecord
 
 
 class HeldRecord(_Struct, frozen=True):
-    """Rows held out, beside their arrays."""
+    """Rows held out."""
 
     trace_digest: str
     cap: Annotated[float, Meta(ge=1)]
@@ -247,7 +103,7 @@ class ChosenRecord(_Struct, frozen=True):
 
 
 class FittedRecord(_Struct, frozen=True):
-    """What a file says of a fit beside its arrays."""
+    """A fit: one of ``steps`` and ``states``."""
 
     cascade: dict[str, Any]
     record: FitRecord
@@ -258,17 +114,233 @@ class FittedRecord(_Struct, frozen=True):
     compare: dict[str, str]
     steps: StepRecord | None = None
     states: StateRecord | None = None
-    rows: Natural = 0
-    """How many rows the estimates of a ladder rest on."""
+    rows: Natural = 0  # that the estimates of a ladder rest on
     held: HeldRecord | None = None
     promises: Annotated[list[Promise], Meta(max_length=16)] = []
-    chosen: list[ChosenRecord] = []
-    """The policy, or the two of a mixture; none of a ladder."""
+    chosen: list[ChosenRecord] = []  # the policy, or the two of a mixture; none of a ladder
     share: Share = 1.0
     seed: int = 0
 
 
-def describe_fitted(policy: Savable) -> tuple[FittedRecord, Arrays]:
+class Record(_Struct, frozen=True):
+    """What a file says beside its arrays: one of ``solved`` and ``fitted``."""
+
+    kind: Literal["policy", "ladder", "mixture"]
+    format: int = FORMAT
+    library: str = __version__
+    notes: dict[str, str] = {}
+    solved: SolvedRecord | None = None
+    fitted: FittedRecord | None = None
+    sha256: str = ""
+
+
+def describe(policy: Savable, notes: dict[str, str]) -> tuple[Record, Arrays]:
+    """Return the record and the arrays of a policy.
+
+    Raises:
+        ArgumentError: It cannot be saved.
+    """
+    kind: Literal["policy", "ladder", "mixture"] = "policy"
+    if isinstance(policy, Ladder | FittedLadder | Mixture):
+        kind = "mixture" if isinstance(policy, Mixture) else "ladder"
+    if isinstance(policy, FittedPolicy | FittedLadder | Mixture):
+        fitted, arrays = describe_fitted(policy)
+        return Record(kind=kind, notes=notes, fitted=fitted), arrays
+    if not isinstance(policy, Policy | Ladder):
+        raise ArgumentError(
+            f"a policy, a ladder or a mixture can be saved, not a {type(policy).__name__}"
+        )
+    solved, arrays = describe_solved(policy.policies if isinstance(policy, Ladder) else [policy])
+    return Record(kind=kind, notes=notes, solved=solved), arrays
+
+
+def restore(record: Record, arrays: Arrays) -> Savable:
+    """Check all that a file says, and return its policy."""
+    solved, fitted, kind = record.solved, record.fitted, record.kind
+    either = record.format == FORMAT and (solved is None) != (fitted is None)
+    require(either, "a file holds either solved policies or fitted ones")
+    restored: Savable
+    with np.errstate(all="ignore"):  # a forged array holds anything; what comes of it is checked
+        if fitted is not None:
+            return restore_fitted(kind, fitted, arrays)
+        assert solved is not None  # noqa: S101 - a file has one of the two
+        stored = Stored(arrays)
+        policies = restore_solved(solved, stored)
+    stored.done()
+    require(kind != "mixture", "a mixture is one of fitted policies")
+    one = kind == "ladder" or len(policies) == 1
+    require(one, f"it holds {len(policies)} tradeoffs, and a policy has one")
+    restored = Ladder(policies) if kind == "ladder" else policies[0]
+    return restored
+
+
+def facts_of(policy: Savable) -> dict[str, Any]:
+    """Return a description of what was saved, as plain values."""
+    if isinstance(policy, Policy | Ladder):
+        policies = policy.policies if isinstance(policy, Ladder) else (policy,)
+        problem = policies[0].problem
+        return {
+            "moves": problem.moves,
+            "recall": policies[0].recall,
+            "nodes": list(problem.names),
+            "states": [len(node.losses) for node in problem.nodes],
+            "edges": len(problem.edges),
+            "tradeoffs": [policy.tradeoff for policy in policies],
+            "values": [policy.value for policy in policies],
+        }
+    fitted = policy.fitted
+    how = msgspec.to_builtins(fitted.record) | {"full_cost": fitted.full_cost, **fitted.compare}
+    facts = {"nodes": list(fitted.spec.names), "tradeoffs": fitted.tradeoffs.tolist(), "fit": how}
+    if isinstance(policy, FittedLadder):
+        points, held = policy.points, policy.held
+        errors, costs = (fitted.unit * points.error).tolist(), points.cost.tolist()
+        facts["points"] = {"errors": errors, "costs": costs}
+        facts["held_out"] = held and {"rows": held.rows, "trace": held.trace_digest}
+        facts["promises"] = [str(promise) for promise in policy.promises]
+    if isinstance(policy, Mixture):
+        facts["mixture"] = {**policy.mix._asdict(), "seed": policy.seed}
+        facts["promises"] = [] if policy.promise is None else [str(policy.promise)]
+    return facts
+
+
+# Solved policies.
+
+
+def describe_solved(policies: Sequence[Policy]) -> tuple[SolvedRecord, Arrays]:
+    """Return what a file says of policies of one problem.
+
+    Raises:
+        ArgumentError: They are of several problems, or of a kind that cannot be saved.
+    """
+    first, problem = policies[0], policies[0].problem
+    for policy in policies:
+        if not isinstance(policy, _kind(policy.problem)):
+            advice = "; save policy.walk" if isinstance(policy, JointPolicy) else ""
+            raise ArgumentError(f"a policy of type {type(policy).__name__} cannot be saved{advice}")
+        if policy.problem is not problem or policy.recall != first.recall:
+            raise ArgumentError(
+                "the policies of a ladder must solve the same problem, all with recall or all "
+                "without, to be saved as one file: solve it with solve_ladder"
+            )
+    record = SolvedRecord(
+        moves=problem.moves,
+        recall=bool(first.recall),
+        names=list(problem.names),
+        states=[len(node.losses) for node in problem.nodes],
+        sources=[source for source, _ in problem.ends],
+        targets=[target for _, target in problem.ends],
+        cost_axes=[np.ndim(edge.cost) for edge in problem.edges],
+    )
+    tables: dict[str, Any] = dict.fromkeys(("sigma", "choices", "phi"))
+    for name in _tables_of(problem.moves):
+        tables[name] = np.stack([np.concatenate(getattr(policy, name)) for policy in policies])
+    arrays: Arrays = {}
+    parts = {
+        "losses": np.concatenate([node.losses for node in problem.nodes]),
+        "costs": np.concatenate([np.ravel(edge.cost) for edge in problem.edges]),
+        "probabilities": np.concatenate([edge.probabilities.ravel() for edge in problem.edges]),
+        "tradeoffs": [policy.tradeoff for policy in policies],
+        "values": [policy.value for policy in policies],
+    }
+    put(arrays, "solved", parts | tables)
+    return record, arrays
+
+
+def _kind(problem: Problem) -> type[IndexPolicy | WalkPolicy]:
+    return IndexPolicy if problem.moves == "precedence" else WalkPolicy
+
+
+def _tables_of(moves: str) -> tuple[str, ...]:
+    return ("sigma",) if moves == "precedence" else ("choices", "phi")
+
+
+def restore_solved(record: SolvedRecord, stored: Stored) -> tuple[Policy, ...]:
+    """Check all that a file says of solved policies, and return them."""
+    always = record.moves == "walk" or record.recall
+    require(always, "a policy under precedence always has recall, and recall is false")
+    problem = _problem(record, stored)
+    tradeoffs, values = stored.read("solved", "tradeoffs", "values").values()
+    require(tradeoffs.size, "it holds no policy")
+    # Small tables take more memory than room in a file: a forged count must not fill it.
+    few = tradeoffs.size * (len(problem.nodes) + 1) <= 2**22
+    require(few, "it has more than 2**22 tables: policies times places")
+    rows = [*record.states, 1]
+    if problem.moves == "precedence":
+        edges = map(problem.parent_edge, range(len(problem.nodes)))
+        rows = [len(edge.probabilities) for edge in edges]
+    stored.sizes |= {
+        "table_rows": sum(rows),
+        "levels": len(problem.grid) if record.recall else 1,
+        "solved nodes": len(problem.nodes),
+    }
+    tables = stored.read("solved", *_tables_of(record.moves))
+    if "choices" in tables:
+        _check_choices(problem, tables["choices"], rows)
+        tables["choices"] = tables["choices"].astype(np.int32)
+    for table in tables.values():
+        table.setflags(write=False)
+    parts = {name: [cut(part, rows) for part in table] for name, table in tables.items()}
+    policies: list[Policy] = []
+    for number, (tradeoff, value) in enumerate(zip(tradeoffs, values, strict=True)):
+        facts: dict[str, Any] = {name: part[number] for name, part in parts.items()}
+        facts |= {"tradeoff": float(tradeoff), "value": float(value), "recall": record.recall}
+        policies.append(_kind(problem)(problem=problem, **facts))
+    return tuple(policies)
+
+
+def _problem(record: SolvedRecord, stored: Stored) -> Problem:
+    names, states, sources, targets = record.names, record.states, record.sources, record.targets
+    axes = record.cost_axes
+    alike = len(states) == len(names) and len(sources) == len(targets) == len(axes)
+    require(alike, "it needs as many states as names, and as many targets and axes as sources")
+    known = max([*sources, *targets], default=0) < len(names)
+    require(known, "an edge leads to a node that it lacks")
+    shapes = [
+        (1 if source == START else states[source], states[target])
+        for source, target in zip(sources, targets, strict=True)
+    ]
+    cost_shapes = [shape[:count] for shape, count in zip(shapes, axes, strict=True)]
+    sizes, cost_sizes = list(map(prod, shapes)), list(map(prod, cost_shapes))
+    stored.sizes |= {"losses": sum(states), "costs": sum(cost_sizes), "probabilities": sum(sizes)}
+    losses, costs, chances = stored.read("solved", "losses", "costs", "probabilities").values()
+    parts = zip(
+        sources,
+        targets,
+        map(np.reshape, cut(costs, cost_sizes), cost_shapes),
+        map(np.reshape, cut(chances, sizes), shapes),
+        strict=True,
+    )
+    try:
+        edges = [
+            Edge(
+                None if source == START else names[source],
+                names[target],
+                cost=cost,
+                probabilities=probabilities,
+            )
+            for source, target, cost, probabilities in parts
+        ]
+        nodes = tuple(map(Node, names, cut(losses, states)))
+        return Problem(record.moves, nodes, tuple(edges))
+    except ProblemError as error:
+        raise ArtefactDamaged(f"its problem cannot be: {error}") from None
+
+
+def _check_choices(problem: Problem, choices: NDArray[Any], rows: Sequence[int]) -> None:
+    """Check that every choice is a successor of its place, or to stop: so all play ends."""
+    stops = (choices[:, START, -1] == STOP).any()
+    require(not stops, "a policy stops at the start, before any node has answered")
+    for source, table in enumerate(cut(choices, rows, axis=1)):
+        following = [problem.ends[edge][1] for edge in problem.outgoing[source]]
+        where = repr(problem.names[source]) if source < len(problem.nodes) else "the start"
+        allowed = np.isin(table, [STOP, *following]).all()
+        require(allowed, f"a choice after {where} is not one of its successors")
+
+
+# Fitted policies.
+
+
+def describe_fitted(policy: FittedPolicy | FittedLadder | Mixture) -> tuple[FittedRecord, Arrays]:
     """Return the record and the arrays of what was fitted."""
     fitted, facts = policy.fitted, dict[str, Any]()
     arrays: Arrays = {"tradeoffs": fitted.tradeoffs}
@@ -318,17 +390,15 @@ def _describe_steps(tables: StepTables, arrays: Arrays) -> StepRecord:
     belief, prior = tables.belief, tables.prior
     put(arrays, "tables", vars(tables) | {"steps": _padded(tables.steps)})
     pairs, keys = sorted(belief.pairs), sorted(belief.weights)
-    of_pairs = {
+    parts = {
         "pairs": np.array(pairs).reshape(-1, 2),
         "pair_keys": [belief.pairs[pair].keys for pair in pairs],
         "pair_values": [belief.pairs[pair].values for pair in pairs],
-    }
-    of_weights = {
         "weight_sets": _padded([step for step, _ in keys]),
         "weight_answers": [answer for _, answer in keys],
         "weights": [belief.weights[key] for key in keys],
     }
-    put(arrays, "belief", vars(belief) | of_pairs | of_weights)
+    put(arrays, "belief", vars(belief) | parts)
     facts: dict[str, Any] = {}
     if prior is not None:
         put(arrays, "prior", vars(prior))
@@ -358,7 +428,9 @@ def _describe_states(tables: StateTables, arrays: Arrays) -> StateRecord:
     return StateRecord(columns=list(map(int, tables.columns)), solved=solved)
 
 
-def restore_fitted(kind: str, record: FittedRecord, arrays: Arrays) -> Savable:
+def restore_fitted(
+    kind: str, record: FittedRecord, arrays: Arrays
+) -> FittedPolicy | FittedLadder | Mixture:
     """Check all that a file says of a fit, and return it."""
     try:
         spec = from_tables(record.cascade)
@@ -370,32 +442,31 @@ def restore_fitted(kind: str, record: FittedRecord, arrays: Arrays) -> Savable:
     stored, steps, states = Stored(arrays, nodes=len(spec)), record.steps, record.states
     either = (steps is None) != (states is None)
     require(either, "a fit has policies on answers or policies on states")
-    with np.errstate(all="ignore"):  # a forged array holds anything; what comes of it is checked
-        fitted = Fitted(
-            spec=spec,
-            tables=_steps(steps, spec, stored) if steps else _states(states, spec, stored),
-            tradeoffs=stored.take("tradeoffs", Declared("prices", 0, 1, rises=">")),
-            full_cost=record.full_cost,
-            record=record.record,
-            measure=record.measure,
-            unit=record.unit,
-            thresholds=record.thresholds,
-            compare=record.compare,
-        )
-        _check_promises(record, len(fitted.tradeoffs), spec)
-        policies = [_chosen(chosen, fitted) for chosen in record.chosen]
-        restored: Savable
-        if kind == "ladder":
-            require(not policies, "a ladder has no policy that is chosen")
-            restored = _ladder(record, fitted, stored)
-        else:
-            count = 2 if kind == "mixture" else 1
-            fits = len(policies) == count > len(record.promises) and record.held is None
-            require(fits, "a policy is one, without a promise; a mixture two, with at most one")
-            restored = cheap = policies[0]
-            if count == 2:
-                promises = record.promises
-                restored = Mixture(cheap, policies[1], record.share, record.seed, *promises)
+    fitted = Fitted(
+        spec=spec,
+        tables=_steps(steps, spec, stored) if steps else _states(states, spec, stored),
+        tradeoffs=stored.take("tradeoffs", Declared("prices", 0, 1, rises=">")),
+        full_cost=record.full_cost,
+        record=record.record,
+        measure=record.measure,
+        unit=record.unit,
+        thresholds=record.thresholds,
+        compare=record.compare,
+    )
+    _check_promises(record, len(fitted.tradeoffs), spec)
+    policies, promises = [_chosen(chosen, fitted) for chosen in record.chosen], record.promises
+    restored: FittedPolicy | FittedLadder | Mixture
+    if kind == "ladder":
+        require(not policies, "a ladder has no policy that is chosen")
+        restored = _ladder(record, fitted, stored)
+    else:
+        count = 2 if kind == "mixture" else 1
+        fits = len(policies) == count > len(promises) and record.held is None
+        require(fits, "a policy is one, without a promise; a mixture two, with at most one")
+        restored = policies[0]
+        if kind == "mixture":
+            cheap, expensive = policies
+            restored = Mixture(cheap, expensive, record.share, record.seed, *promises)
     stored.done()
     return restored
 
@@ -424,28 +495,22 @@ def _sets(rows: NDArray[Any], name: str) -> tuple[Step, ...]:
 
 
 def _steps(record: StepRecord, spec: CascadeSpec, stored: Stored) -> StepTables:
-    nodes = len(spec)
-    belief, prior = _belief(record, stored, nodes), _prior(record, stored, nodes)
+    belief, prior = _belief(record, stored, len(spec)), _prior(record, stored, len(spec))
     reads = (prior is None) == (belief.head is None)
     require(reads, "a belief that reads inputs has a prior, and only such a belief")
     values = stored.read("tables")
-    steps, knots = _sets(values.pop("steps"), "tables.steps"), values["knots"]
+    steps, source = _sets(values.pop("steps"), "tables.steps"), values["source"]
     distinct = steps and not steps[0] and len(set(steps)) == len(steps)
     require(distinct, "the sets of a policy are distinct, and the first is empty")
-    prices, source = values["prices"], values["source"]
-    require(len(prices), "a ladder has at least one price")
-    pieces = stored.sizes["pieces"] == knots.shape[1] + 1
-    require(pieces, "a way has one more piece than there are knots")
+    require(len(values["prices"]), "a ladder has at least one price")
     require(len(source) <= 2**24, "it has more than 2**24 ways")
     # Play ends because every way leads to a node that is not in its set.
-    inside = np.zeros((len(steps), nodes), bool)
-    for number, step in enumerate(steps):
-        inside[number, list(step)] = True
+    inside = np.array([[node in step for node in range(len(spec))] for step in steps])
     repeats = inside[source, values["node"]].any()
     require(not repeats, "a way leads to a node that was asked before")
     # The first set is the empty one: where play starts.
     starts = np.unique(values["point"][source == 0])
-    require(len(starts) == len(prices), "a policy asks no node at the start")
+    require(len(starts) == len(values["prices"]), "a policy asks no node at the start")
     return StepTables(
         names=spec.names,
         belief=belief,
@@ -462,35 +527,25 @@ def _belief(record: StepRecord, stored: Stored, nodes: int) -> Belief:
     require(len(set(classes)) == len(classes), "the classes of a belief are distinct")
     stored.sizes |= {"cells": (len(classes) + 1) ** 2, "masked": HEAD + PEER * nodes}
     values = stored.read("belief")
-    for bounds, levels, offsets in zip(
-        *(values[k] for k in ("bounds", "levels", "offsets")), strict=True
-    ):
-        fits = len(levels) == len(bounds) + 1
-        require(fits, "a node has one level more than bounds of its confidence")
-        fits = len(offsets) in (0, len(classes) + 1)
-        require(fits, "a node has an offset for each class and for others, or none")
-    keys = [(a, b) for a, b in values.pop("pairs").tolist()]
-    distinct = len(set(keys)) == len(keys) and all(a != b for a, b in keys)
+    fits = all(len(offsets) in (0, len(classes) + 1) for offsets in values["offsets"])
+    require(fits, "a node has an offset for each class and for others, or none")
+    pairs = [(a, b) for a, b in values.pop("pairs").tolist()]
+    distinct = len(set(pairs)) == len(pairs) and all(a != b for a, b in pairs)
     require(distinct, "pairs of nodes are distinct")
-    cells = [
-        Cells(*cell)
-        for cell in zip(values.pop("pair_keys"), values.pop("pair_values"), strict=True)
-    ]
-    fits = all(len(cell.keys) == len(cell.values) for cell in cells)
-    require(fits, "the cells of a pair have one value for each key")
+    cells = map(Cells, values.pop("pair_keys"), values.pop("pair_values"))
     sets = _sets(values.pop("weight_sets"), "belief.weight_sets")
-    answers, weights = values.pop("weight_answers").tolist(), values.pop("weights")
-    for step, answer, part in zip(sets, answers, weights, strict=True):
+    keys = list(zip(sets, values.pop("weight_answers").tolist(), strict=True))
+    weights = dict(zip(keys, values.pop("weights"), strict=True))
+    require(len(weights) == len(keys), "a set has one regression for each answer")
+    for (step, answer), part in weights.items():
         fits = answer in step and len(part) == HEAD + PEER * (len(step) - 1)
         require(fits, "a regression is of an answer of its set, with weights for all")
-    regressions = dict(zip(zip(sets, answers, strict=True), weights, strict=True))
-    require(len(regressions) == len(sets), "a set has one regression for each answer")
     reads = len({values[name] is None for name in ("head", "first", "later")}) == 1
     require(reads, "a belief that reads inputs has three tables for them")
     return Belief(
         classes=classes,
-        pairs=dict(zip(keys, cells, strict=True)),
-        weights=regressions,
+        pairs=dict(zip(pairs, cells, strict=True)),
+        weights=weights,
         memory=record.memory,
         agree=record.agree,
         **values,
@@ -516,7 +571,7 @@ def _prior(record: StepRecord, stored: Stored, nodes: int) -> Prior | None:
     vectors_first = sorted(features, key=lambda feature: feature.kind != "vector") == features
     require(vectors_first, "inputs that are vectors come first")
     width = sum(feature.width for feature in features)
-    stored.sizes |= {"features": width + 1, "outputs": 2 * nodes, "near": spec.near}
+    stored.sizes |= {"features": width, "outputs": 2 * nodes, "near": spec.near}
     values = stored.read("prior")
     counts = 1 <= record.neighbours <= len(values["near"])
     counts = counts and 1 <= record.coarse < len(values["centres"])
@@ -534,10 +589,8 @@ def _states(record: StateRecord | None, spec: CascadeSpec, stored: Stored) -> St
     alike = [spec.names[column] for column in columns] == list(problem.names)
     require(alike, "the fit and the problem differ in their nodes")
     values = stored.read("states")
-    for number, column in enumerate(columns):
-        edges = values["edges"][column]
-        fits = len(edges) + 1 == len(problem.nodes[number].losses)
-        require(fits, "the edges of a node must agree with its states")
+    states = [len(values["edges"][column]) + 1 for column in columns]
+    require(states == record.solved.states, "the edges of a node must agree with its states")
     return StateTables(spec.names, columns=tuple(columns), ladder=Ladder(policies), **values)
 
 
@@ -556,9 +609,8 @@ def _ladder(record: FittedRecord, fitted: Fitted, stored: Stored) -> FittedLadde
     weights = values["weight"] is None or len(values["weight"]) == len(policies) + len(fitted.spec)
     require(weights, "rows are weighted for each policy and node")
     held = Held(
-        trace_digest=record.held.trace_digest,
+        **msgspec.structs.asdict(record.held),
         policies=policies,
-        cap=record.held.cap,
         unit=fitted.unit,
         measure=fitted.measure,
         **values,
@@ -579,27 +631,3 @@ def _check_promises(record: FittedRecord, count: int, spec: CascadeSpec) -> None
             and promise.against in spec.names
         )
         require(fits, "a promise cannot be: a number is out of range, or its node unknown")
-
-
-def facts_of(policy: Savable) -> dict[str, Any]:
-    """Return a description of what was fitted, as plain values."""
-    fitted: Fitted = policy.fitted
-    facts: dict[str, Any] = {
-        "nodes": list(fitted.spec.names),
-        "tradeoffs": fitted.tradeoffs.tolist(),
-        "fit": {
-            **msgspec.to_builtins(fitted.record),
-            "full_cost": fitted.full_cost,
-            **fitted.compare,
-        },
-    }
-    if isinstance(policy, FittedLadder):
-        points, held = policy.points, policy.held
-        errors, costs = (fitted.unit * points.error).tolist(), points.cost.tolist()
-        facts["points"] = {"errors": errors, "costs": costs}
-        facts["held_out"] = held and {"rows": held.rows, "trace": held.trace_digest}
-        facts["promises"] = [str(promise) for promise in policy.promises]
-    if isinstance(policy, Mixture):
-        facts["mixture"] = {**policy.mix._asdict(), "seed": policy.seed}
-        facts["promises"] = [] if policy.promise is None else [str(policy.promise)]
-    return facts
