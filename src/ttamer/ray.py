@@ -17,10 +17,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-import random
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
@@ -28,19 +28,23 @@ from typing import Any
 from ttamer._checks import require_whole
 from ttamer._extras import require
 from ttamer._files import atomic_write
-from ttamer.artefact.file import pack
+from ttamer.artefact.file import load, pack
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError, TTamerError
-from ttamer.runtime.calling import Batched, Call, CallResult, call, require_callables
-from ttamer.runtime.cascade import Cascade, ask_batch
-from ttamer.runtime.reply import CascadeFailed, Outcome, error_text, reply_of
+from ttamer.runtime.calling import (
+    Batched,
+    Call,
+    CallResult,
+    call_async,
+    call_rows,
+    require_callables,
+)
+from ttamer.runtime.cascade import Cascade, InStep
+from ttamer.runtime.reply import CascadeFailed, error_text
+from ttamer.trace.schema import class_text
 from ttamer.trace.trace import Trace
 
 ray = require("ray", "ray")
-
-
-class WorkLost(TTamerError):  # noqa: N818 - named after what happened
-    """Work failed on the cluster although it was repeated."""
 
 
 def run(
@@ -76,7 +80,8 @@ def run(
             a Parquet file there as soon as they are answered. Run again with the same policy and
             limits, blocks that have a file are read, not asked again. Equal blocks share a file.
         workers: The number of actors of every node, or by node.
-        resources: What an actor of a node needs (``{"large": {"num_gpus": 1}}``).
+        resources: What an actor of a node reserves (``{"large": {"num_gpus": 1}}``); otherwise
+            nothing, as actors of Ray do.
         batch_size: The rows of a block.
         **limits: ``timeouts``, ``retries``, ``max_cost`` and ``deadline``, as for
             :class:`ttamer.Cascade`.
@@ -87,7 +92,7 @@ def run(
 
     Raises:
         ArgumentError: If an argument does not fit, or the cluster is too small.
-        WorkLost: If work fails although it was repeated.
+        ray.exceptions.RayError: If work fails although it was repeated.
     """
     cascade = Cascade(policy, dict.fromkeys(nodes, _elsewhere), **limits)
     names = _columns_of(dataset, column, key, *inputs)
@@ -102,19 +107,17 @@ def run(
         # Blocks are read again only where the same policy answered them, under the same limits.
         asked = pack(policy, {}) + repr((column, key, *inputs, limits)).encode()
         asked = hashlib.sha256(asked).digest()
+    answer = partial(
+        _answered,
+        cascade=cascade,
+        column=column,
+        key=key,
+        inputs=inputs,
+        folder=folder,
+        asked=asked,
+    )
     with _pools(nodes, workers, resources or {}) as pools:
-        return _blocks(
-            dataset,
-            batch_size,
-            _answered,
-            pools=pools,
-            cascade=cascade,
-            column=column,
-            key=key,
-            inputs=inputs,
-            folder=folder,
-            asked=asked,
-        )
+        return _blocks(dataset, batch_size, partial(answer, pools=pools), pools)
 
 
 def collect(
@@ -153,14 +156,13 @@ def collect(
     Raises:
         ArgumentError: If an argument does not fit, or the cluster is too small.
         TraceError: If a call fails.
-        WorkLost: If work fails although it was repeated.
+        ray.exceptions.RayError: If work fails although it was repeated.
     """
     spec = costs if isinstance(costs, CascadeSpec) else CascadeSpec.of(costs)
     _columns_of(dataset, column, label, *inputs)
     with _pools(nodes, workers, resources or {}) as pools:
-        answered = _blocks(
-            dataset, batch_size, _collected, pools=pools, column=column, label=label, inputs=inputs
-        )
+        ask = partial(_collected, pools=pools, column=column, label=label, inputs=inputs)
+        answered = _blocks(dataset, batch_size, ask, pools)
     return Trace.from_frame(answered.to_pandas(), spec)
 
 
@@ -172,8 +174,8 @@ def application(policy: Any, nodes: Mapping[str, Any], **options: Mapping[str, A
         serve.run(application("policy.ttamer", {"small": small, "large": LargeModel},
                               large={"ray_actor_options": {"num_gpus": 1}, "num_replicas": 4}))
 
-    ``POST`` of ``{"input": ..., "key": ...}`` returns ``{"answer", "by", "cost", "asked"}``, or
-    status 503 where no node answered.
+    ``POST`` of ``{"input": ...}`` (and ``key`` and ``inputs``, as for :meth:`ttamer.Cascade.run`)
+    returns ``{"answer", "by", "cost", "asked"}``, or status 503 where no node answered.
 
     Args:
         policy: A policy file that the machine of the deciding deployment sees, or a policy.
@@ -219,7 +221,6 @@ class _Node:
     """An actor that holds the callable of one node."""
 
     def __init__(self, name: str, node: Any) -> None:
-        self._node: Any = None
         self._error: str | None = None
         try:
             self._node = _created(node)
@@ -232,12 +233,8 @@ class _Node:
 
     def ask(self, values: Sequence[Any], timeout: float | None, seconds: float) -> list[CallResult]:
         """Call the node with some inputs; no call begins after that many seconds."""
-        node, end = self._node, time.monotonic() + seconds
-        if not isinstance(node, Batched):
-            return [_plain(call(Call(node, value, timeout, end=end))) for value in values]
-        size = node.size or len(values)
-        parts = [values[start : start + size] for start in range(0, len(values), size)]
-        return [_plain(result) for part in parts for result in ask_batch(node, part, timeout, end)]
+        end = time.perf_counter() + seconds  # clocks of machines differ
+        return [_plain(result) for result in call_rows(self._node, values, timeout, end)]
 
 
 def _plain(result: CallResult) -> CallResult:
@@ -257,8 +254,7 @@ def _created(node: Any) -> Any:
     return node() if inspect.isclass(node) else node
 
 
-Pools = Mapping[str, Sequence[Any]]
-"""The actors of each node."""
+Pools = Mapping[str, Sequence[Any]]  # the actors of each node
 
 
 def _answered(
@@ -273,71 +269,57 @@ def _answered(
     asked: bytes,
 ) -> Any:
     """Decide the rows of a block, asking the pools; read it where it was answered before."""
-    parquet = require("pyarrow.parquet", "ray")
+    pa, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
     file = None if folder is None else folder / f"{_digest(block, asked)}.parquet"
     if file is not None and file.exists():
         return parquet.read_table(file)
     values, count = block.column(column).to_pylist(), len(block)
     keys = [None] * count if key is None else block.column(key).to_pylist()
-    facts_of = block.select(list(inputs)).to_pylist() if inputs else [None] * count
-    steps = [
-        cascade.steps(value, row_key, None, facts)
-        for value, row_key, facts in zip(values, keys, facts_of, strict=True)
-    ]
-    pa = require("pyarrow", "ray")
-    outcomes = _outcomes(steps, pools)
+    facts = block.select(list(inputs)).to_pylist() if inputs else [None] * count
+    rows = zip(values, keys, [None] * count, facts, strict=True)
+    outcomes = _outcomes([cascade.steps(*row) for row in rows], pools)
     errors = [str(outcome) if isinstance(outcome, CascadeFailed) else None for outcome in outcomes]
     cells = {
-        "answer": [getattr(outcome, "answer", None) for outcome in outcomes],
+        "answer": pa.array([getattr(outcome, "answer", None) for outcome in outcomes]),
         "by": pa.array([getattr(outcome, "by", None) for outcome in outcomes], pa.string()),
-        "cost": [sum(call.cost for call in outcome.asked) for outcome in outcomes],
-        "asked": [[call.node for call in outcome.asked] for outcome in outcomes],
+        "cost": pa.array([sum(call.cost for call in outcome.asked) for outcome in outcomes]),
+        "asked": pa.array([[call.node for call in outcome.asked] for outcome in outcomes]),
         "error": pa.array(errors, pa.string()),
     }
-    for name, column_ in cells.items():
-        block = block.append_column(name, pa.array(column_))
+    for name, cell in cells.items():
+        block = block.append_column(name, cell)
     if file is not None:
         with atomic_write(file) as part:
             parquet.write_table(block, part)
     return block
 
 
-def _outcomes(
-    steps: Sequence[Generator[Call, CallResult, Outcome]], pools: Pools
-) -> list[Outcome | CascadeFailed]:
+def _outcomes(steps: Sequence[Any], pools: Pools) -> list[Any]:
     """Run every row of a block to its end; pools work at the same time."""
-    outcomes: list[Any] = [None] * len(steps)
-    turns = {name: cycle(actors) for name, actors in pools.items()}
-    calls: dict[int, Call] = {}
-    waiting: dict[Any, list[int]] = {}
+    rows, turns = InStep(steps), {name: cycle(actors) for name, actors in pools.items()}
+    waiting: dict[Any, Sequence[int]] = {}
+    while (calls := rows.take()) or waiting:
+        now = time.perf_counter()
+        for name, requests in calls.items():
+            share = -(-len(requests) // len(pools[name]))  # a part for every actor
+            for first in range(0, len(requests), share):
+                numbers, part = zip(*requests[first : first + share], strict=True)
+                seconds = min(1e9, *(request.end - now for request in part))
+                values = [request.value for request in part]
+                asked = next(turns[name]).ask.remote(values, part[0].timeout, seconds)
+                waiting[asked] = numbers
+        (done,), _ = ray.wait(list(waiting), num_returns=1)
+        for row, result in zip(waiting.pop(done), ray.get(done), strict=True):
+            rows.send(row, result)
+    return rows.outcomes
 
-    def onward(row: int, result: CallResult | None) -> None:
-        try:
-            calls[row] = steps[row].send(result)  # type: ignore[arg-type] # None starts it
-        except StopIteration as done:
-            outcomes[row] = done.value
-        except CascadeFailed as error:
-            outcomes[row] = error
 
-    for row in range(len(steps)):
-        onward(row, None)
-    while calls or waiting:
-        begin, by_node = time.monotonic(), dict[str, list[int]]()
-        for row, question in calls.items():
-            by_node.setdefault(question.node, []).append(row)
-        for name, rows in by_node.items():
-            share = -(-len(rows) // len(pools[name]))  # a part for every actor
-            for first in range(0, len(rows), share):
-                part = rows[first : first + share]
-                seconds = min(1e9, *(calls[row].end - begin for row in part))
-                values = [calls[row].value for row in part]
-                asked = next(turns[name]).ask.remote(values, calls[part[0]].timeout, seconds)
-                waiting[asked] = part
-        calls.clear()
-        (reference,), _ = ray.wait(list(waiting), num_returns=1)
-        for row, result in zip(waiting.pop(reference), ray.get(reference), strict=True):
-            onward(row, result)
-    return outcomes
+def _every_node(value: Any, names: Sequence[str]) -> Generator[Call, CallResult, Any]:
+    """Ask every node about a value."""
+    results = {}
+    for name in names:
+        results[name] = yield Call(_elsewhere, value, node=name)
+    return results
 
 
 def _collected(
@@ -346,21 +328,15 @@ def _collected(
     """Ask every node about the rows of a block."""
     pa = require("pyarrow", "ray")
     values = block.column(column).to_pylist()
-    asked = {
-        name: random.choice(actors).ask.remote(values, None, 1e9)  # noqa: S311 - any will do
-        for name, actors in pools.items()
-    }
+    rows = _outcomes([_every_node(value, [*pools]) for value in values], pools)
     columns: dict[str, Any] = {}
-    for name, reference in asked.items():
-        replies = []
-        for value, result in zip(values, ray.get(reference), strict=True):
-            if result.error is not None:
-                raise TraceError(f"node {name!r}, input {value!r:.80}: {result.error}")
-            replies.append(reply_of(result.returned))
-        columns[f"{name}.confidence"] = [float(reply.confidence) for reply in replies]
-        columns[f"{name}.prediction"] = [
-            None if reply.prediction is None else str(reply.prediction) for reply in replies
-        ]
+    for name in pools:
+        replies = [results[name].reply() for results in rows]
+        for value, reply in zip(values, replies, strict=True):
+            if isinstance(reply, Exception):
+                raise TraceError(f"node {name!r}, input {value!r:.80}: {reply}")
+        columns[f"{name}.confidence"] = [reply.confidence for reply in replies]
+        columns[f"{name}.prediction"] = [class_text(reply.prediction) for reply in replies]
         if any(reply.cost is not None for reply in replies):
             columns[f"{name}.cost"] = [reply.cost for reply in replies]
     if label is not None:
@@ -388,22 +364,21 @@ def _pools(
     for name, count in counts.items():
         require_whole(count, f"the number of workers of {name!r}", least=1)
     size = ray.cluster_resources()
-    share = _share(sum(counts.values()))
-    needs = {name: {"num_cpus": share, **resources.get(name, {})} for name in nodes}
     for kind, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
-        needed = sum(counts[name] * needs[name].get(kind, 0) for name in nodes)
-        if needed > size.get(resource, 0):  # the actors would wait forever
+        needed = sum(counts[name] * of.get(kind, 0) for name, of in resources.items())
+        # The actors would wait forever, or blocks would, which need a core.
+        if needed and needed + (resource == "CPU") > size.get(resource, 0):
             raise ArgumentError(
                 f"the actors need {needed:g} {resource}s together, and the cluster has "
-                f"{size.get(resource, 0):g}; give fewer workers or resources",
+                f"{size.get(resource, 0):g}; give fewer workers or resources, and leave a core",
                 param="workers",
             )
     # The work of a process that died is repeated, at most five times.
-    actor = ray.remote(max_restarts=-1, max_task_retries=5)(_Node)
+    actor = ray.remote(max_restarts=-1, max_task_retries=5, scheduling_strategy="SPREAD")(_Node)
     pools: dict[str, list[Any]] = {name: [] for name in nodes}
     try:
         for name, node in nodes.items():
-            start = actor.options(**needs[name]).remote
+            start = actor.options(**resources.get(name, {})).remote
             try:
                 pools[name] += [start(name, node) for _ in range(counts[name])]
             except (TypeError, AttributeError) as error:
@@ -422,32 +397,16 @@ def _pools(
                 ray.kill(handle)
 
 
-def _share(actors: int) -> float:
-    """Return the cores of one actor, such that all actors and one core's worth of blocks fit."""
-    cpus: float = ray.cluster_resources().get("CPU", 1)
-    # On every machine, less than the cores of one actor may be left over.
-    machines = sum(machine["Alive"] for machine in ray.nodes())
-    return min(1.0, int(100 * cpus / (actors + 1 + machines)) / 100)
-
-
-def _blocks(
-    dataset: Any, batch_size: int, stage: Callable[..., Any], *, pools: Pools, **options: Any
-) -> Any:
+def _blocks(dataset: Any, batch_size: int, stage: Callable[[Any], Any], pools: Pools) -> Any:
     """Pass a dataset through a stage, in order, until all blocks are done."""
     require_whole(batch_size, "batch_size", least=1)
-    actors = sum(map(len, pools.values()))
     dataset.context.execution_options.preserve_order = True
     dataset.context.enable_progress_bars = False
-    # Of the cores that actors leave: twice as many blocks as actors are under way, so that no actor
-    # waits for decisions.
-    free = ray.cluster_resources().get("CPU", 1) - actors * _share(actors)
-    share = min(1.0, max(0.0001, free / (2 * actors)))
+    # Blocks mostly wait: twice as many as actors are under way, so that no actor does.
+    free = ray.available_resources().get("CPU", 1) / (2 * sum(map(len, pools.values())))
+    share = max(0.0001, min(1.0, free))
     staged = dataset.map_batches(
-        stage,
-        fn_kwargs={"pools": pools, **options},
-        batch_size=batch_size,
-        batch_format="pyarrow",
-        num_cpus=share,
+        stage, batch_size=batch_size, batch_format="pyarrow", num_cpus=share
     )
     try:
         return staged.materialize()
@@ -455,10 +414,7 @@ def _blocks(
         cause: Any = error
         while isinstance(cause, ray.exceptions.RayError):
             cause = getattr(cause, "cause", None)
-        if isinstance(cause, TTamerError):
-            raise cause from None
-        line = str(error).strip().rpartition("\n")[2]
-        raise WorkLost(f"the work failed although it was repeated: {line}") from error
+        raise (cause if isinstance(cause, TTamerError) else error) from None
 
 
 def _digest(block: Any, asked: bytes) -> str:
@@ -479,19 +435,16 @@ class _Replica:
 
     async def ask(self, value: Any) -> Any:
         """Return what the callable returns."""
-        import asyncio
-
-        if inspect.iscoroutinefunction(self._node):
-            return await self._node(value)
-        return await asyncio.to_thread(self._node, value)
+        result = await call_async(Call(self._node, value))
+        if result.error is not None:
+            raise result.error
+        return result.returned
 
 
 class _Deciding:
     """A deployment that decides whom to ask, and returns the answer."""
 
     def __init__(self, policy: Any, handles: Mapping[str, Any]) -> None:
-        from ttamer.artefact import load
-
         fitted: Any = load(policy) if isinstance(policy, str) else policy
         fitted = fitted.default() if hasattr(fitted, "default") else fitted
 
@@ -512,8 +465,9 @@ class _Deciding:
         except (ValueError, KeyError, TypeError):
             return JSONResponse({"error": 'the body must be JSON: {"input": ...}'}, 400)
         try:
-            outcome = await self._cascade.arun(value, key=body.get("key"))
+            facts = {"key": body.get("key"), "inputs": body.get("inputs")}
+            outcome = await self._cascade.arun(value, **facts)
         except CascadeFailed as error:
             return JSONResponse({"error": str(error)}, 503)
-        facts = {"answer": outcome.answer, "by": outcome.by, "cost": outcome.cost}
-        return JSONResponse({**facts, "asked": list(outcome.path)})
+        answer = {"answer": outcome.answer, "by": outcome.by, "cost": outcome.cost}
+        return JSONResponse({**answer, "asked": list(outcome.path)})

@@ -167,6 +167,17 @@ BAD = {
 }
 
 
+class Moody:
+    prediction = "yes"
+
+    @property
+    def confidence(self):
+        raise ConnectionError("gone")
+
+
+BAD["an object that raises"] = (Moody(), "ConnectionError: gone")
+
+
 @BOTH
 @pytest.mark.parametrize(("said", "reason"), BAD.values(), ids=BAD)
 def test_a_reply_that_cannot_be_used_counts_as_no_answer(how, said, reason):
@@ -515,6 +526,7 @@ REFUSED = {
     "no policy": (lambda p: Cascade(p.spec, {}), "one policy, not a CascadeSpec: give ladder"),
     "no node": (lambda p: Cascade(p, dict.fromkeys("abcd", says(1))), "'d' is no node"),
     "odd timeout": (lambda p: _with(p, timeouts={"z": 1.0}), "timeouts names 'z'"),
+    "no time": (lambda p: _with(p, timeouts=0), "timeouts for 'a' is 0; it must be a number above"),
     "bad timeout": (lambda p: _with(p, timeouts="1"), "timeouts for 'a' is '1'"),
     "bad retries": (lambda p: _with(p, retries={"b": True}), "retries for 'b' is True"),
     "half a retry": (lambda p: _with(p, retries=0.5), "retries for 'a' is 0.5"),

@@ -354,3 +354,54 @@ def test_columns_may_be_lists():
     policy = fitted("markov")[0]
     arrays = Cascade(policy, nodes).run_batch(np.arange(40))
     assert Cascade(policy, lists).run_batch(list(range(40))).answers == arrays.answers
+
+
+def said(trace, name):
+    """A node that fails on some rows, has no confidence on others, and says unseen classes."""
+    node = NAMES.index(name)
+
+    def reply(row):
+        if row % 7 == node or row % 31 == 0:
+            return "not a reply"
+        _, confidence = Nodes(trace).reply(name, row)
+        prediction = (
+            f"new {row % 2}" if row % 13 == 0 else trace.classes[trace.prediction[row, node]]
+        )
+        return {
+            "prediction": None if row % 17 == 0 else prediction,
+            "confidence": math.nan if row % 11 == node else confidence,
+            "cost": 20.0 if row % 19 == 0 else None,
+        }
+
+    return batched(lambda rows: [reply(int(row)) for row in rows], size=None)
+
+
+@pytest.mark.parametrize("chosen", [0.6, 0.8, 0.95, "mixture"])
+@pytest.mark.parametrize("reads", [False, True], ids=["answers", "inputs"])
+def test_rows_are_decided_together_as_by_sessions(reads, chosen):
+    length = np.random.default_rng(4).random(ROWS)
+    inputs = {"length": length} if reads else {}
+    trace = make_trace(signals=inputs)
+    ladder = fit(trace) if reads else fitted()
+    policy = ladder.for_budget(3.0) if chosen == "mixture" else ladder.at(chosen)
+    nodes = {name: said(trace, name) for name in NAMES}
+    together = Cascade(policy, nodes).run_batch(np.arange(ROWS), inputs=inputs)
+    # Where an input has limits of its own, sessions decide.
+    single = Cascade(policy, nodes, deadline=1e6).run_batch(np.arange(ROWS), inputs=inputs)
+    assert (together.asked == single.asked).all()
+    assert together.errors == single.errors
+    assert together.errors.keys() == set(range(0, ROWS, 31))
+    assert (together.by, together.answers) == (single.by, single.answers)
+    assert together.cost == pytest.approx(single.cost)
+
+
+def test_a_batch_of_one_that_fails_is_asked_once():
+    calls = []
+
+    def node(rows):
+        calls.append(list(rows))
+        raise RuntimeError
+
+    cascade = Cascade(fitted("markov")[0], dict.fromkeys(NAMES, batched(node)))
+    assert cascade.run_batch([0]).errors.keys() == {0}
+    assert calls == [[0]] * len(NAMES)

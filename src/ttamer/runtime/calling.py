@@ -1,4 +1,4 @@
-"""Calling one node with one input, within a time limit.
+"""Calling one node, with one input or with several, within a time limit.
 
 :func:`call` and :func:`call_async` take the same :class:`Call` and return the same
 :class:`CallResult`; which node to call, and what its reply means, is decided elsewhere.
@@ -12,15 +12,18 @@ import inspect
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ttamer._checks import require_kind
 from ttamer.errors import ArgumentError
-from ttamer.runtime.reply import Reply, Unusable, error_text, reply_of, rows_of
+from ttamer.runtime.reply import Reply, error_text, reply_of, rows_of
 
 T = TypeVar("T")
 
@@ -32,30 +35,24 @@ ABANDON_SECONDS = 0.1
 class Batched:
     """A callable that answers for several inputs at once; made by :func:`batched`."""
 
-    answer: Callable[[Sequence[Any]], Sequence[Any]]
+    answer: Callable[[Sequence[Any]], Any]
     size: int | None
 
-    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def __call__(self, inputs: Sequence[Any]) -> Any:
         """Answer for several inputs."""
         return self.answer(inputs)
 
     def single(self, value: Any) -> Any:
-        """Answer for one input."""
-        return self.first([value])
-
-    def first(self, inputs: Sequence[Any]) -> Any:
-        """Answer for a batch of one input; to be awaited where the callable is async."""
-        returned = self.answer(inputs)
-        if inspect.isawaitable(returned):
-            return _first_of(returned)
-        return rows_of(returned, 1)[0]
+        """Answer for one input; to be awaited where the callable is async."""
+        returned = self.answer([value])
+        return _first_of(returned) if inspect.isawaitable(returned) else rows_of(returned, 1)[0]
 
 
 async def _first_of(returned: Awaitable[Any]) -> Any:
     return rows_of(await returned, 1)[0]
 
 
-def batched(answer: Callable[[Sequence[Any]], Sequence[Any]], size: int | None = 32) -> Batched:
+def batched(answer: Callable[[Sequence[Any]], Any], size: int | None = 32) -> Batched:
     """Mark a callable that takes a list of inputs and returns one reply for each.
 
     With measured costs, the cost of a row is its share of the time that its batch takes.
@@ -78,7 +75,7 @@ def batched(answer: Callable[[Sequence[Any]], Sequence[Any]], size: int | None =
     ('1', '2')
     """
     if size is not None and size < 1:
-        raise ArgumentError(f"size is {size}; a batch needs at least 1 input")
+        raise ArgumentError(f"size is {size}; a batch needs at least 1 input", param="size")
     return Batched(answer, size)
 
 
@@ -90,13 +87,12 @@ class Call(NamedTuple):
     timeout: float | None = None
     """Seconds until the call counts as failed."""
     node: str = ""
-    """The name of the node."""
     session: Any = None
     """The session that decides, in which this node is next."""
     asked: Sequence[Any] = ()
     """The calls made before (:class:`~ttamer.runtime.reply.NodeCall`)."""
     end: float = math.inf
-    """When the time of the input is up, by ``time.monotonic()``; no call is made after it."""
+    """When the time of the input is up, by ``time.perf_counter()``; no call is made after it."""
 
 
 class CallResult(NamedTuple):
@@ -116,31 +112,29 @@ class CallResult(NamedTuple):
         if error is not None and not isinstance(error, Exception):
             raise error
         paid = int(getattr(error, "paid", True))
-        return cls(returned, error, 1, paid, time.monotonic() - start)
+        return cls(returned, error, 1, paid, time.perf_counter() - start)
+
+    def reply(self) -> Reply | Exception:
+        """Return the reply, or the error in its place."""
+        if self.error is not None:
+            return self.error
+        try:
+            return reply_of(self.returned)
+        except Exception as error:  # an attribute of a user's object may raise anything
+            return error
 
     def read(self) -> tuple[Reply | None, str | None]:
         """Return the reply, or why there is none."""
-        if self.error is not None:
-            return None, error_text(self.error)
-        try:
-            return reply_of(self.returned), None
-        except Unusable as unusable:
-            return None, f"reply: {unusable}"
+        reply = self.reply()
+        return (None, error_text(reply)) if isinstance(reply, Exception) else (reply, None)
 
 
 def is_async(function: Callable[[Any], Any]) -> bool:
     """Return whether calling it returns something to await."""
     if isinstance(function, Batched):
-        return is_async(function.answer)
-    called = getattr(function, "__call__", None)  # noqa: B004
+        function = function.answer
+    called = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
     return any(map(inspect.iscoroutinefunction, (function, called)))
-
-
-def size_of(node: object) -> int:
-    """Return how many inputs a node is asked about at a time."""
-    if not isinstance(node, Batched):
-        return 1
-    return 1024 if node.size is None else node.size  # the inputs of a collection may be endless
 
 
 def require_callables(nodes: Mapping[str, object]) -> None:
@@ -155,26 +149,27 @@ def require_callables(nodes: Mapping[str, object]) -> None:
             )
 
 
-def _limits(request: Call) -> tuple[float, float, CallResult | None]:
-    """Return when the call starts and ends; and the result, where its time is up before it."""
-    start = time.monotonic()
-    if request.end <= start:
-        late = TimeoutError("the time was up before the call")
-        return start, start, CallResult(None, late, 0, 0, 0.0)
-    limit = math.inf if request.timeout is None else request.timeout
-    return start, min(start + limit, request.end), None
+def _limit(request: Call, start: float) -> float:
+    """Return how many seconds a call may take that starts now: none where the time is up."""
+    left = request.end - start
+    return left if request.timeout is None else min(request.timeout, left)
 
 
-def _timed_out(start: float, end: float) -> CallResult:
-    return CallResult.of(start, None, TimeoutError(f"no answer in {end - start:.4g} s"))
+# The result of a call that was not made.
+_LATE = CallResult(None, TimeoutError("the time was up before the call"), 0, 0, 0.0)
+
+
+def _timed_out(start: float, limit: float) -> CallResult:
+    return CallResult.of(start, None, TimeoutError(f"no answer in {limit:.4g} s"))
 
 
 def call(request: Call) -> CallResult:
     """Call now, in this thread unless there is a time limit."""
-    start, end, late = _limits(request)
-    if late:
-        return late
-    if end == math.inf:
+    start = time.perf_counter()
+    limit = _limit(request, start)
+    if limit <= 0:
+        return _LATE
+    if limit == math.inf:
         try:
             return CallResult.of(start, _returned(request), None)
         except Exception as error:  # whatever a user's function raises
@@ -182,22 +177,23 @@ def call(request: Call) -> CallResult:
     answer = _in_thread(lambda: _returned(request))
     try:
         # A limit may be longer than what threads can wait for, and is then none.
-        failure = answer.exception(min(end - start, threading.TIMEOUT_MAX))
+        failure = answer.exception(min(limit, threading.TIMEOUT_MAX))
     except TimeoutError:  # of waiting: one that the function raised is returned
-        return _timed_out(start, end)
+        return _timed_out(start, limit)
     return CallResult.of(start, None if failure else answer.result(), failure)
 
 
 async def call_async(request: Call) -> CallResult:
     """Call without blocking: async functions in this loop, others in a thread of their own."""
-    start, end, late = _limits(request)
-    if late:
-        return late
+    start = time.perf_counter()
+    limit = _limit(request, start)
+    if limit <= 0:
+        return _LATE
     task = asyncio.create_task(_awaited(request))
     try:
-        await asyncio.wait([task], timeout=None if end == math.inf else end - start)
+        await asyncio.wait([task], timeout=None if limit == math.inf else limit)
         if not task.done():
-            return _timed_out(start, end)
+            return _timed_out(start, limit)
         error = _error(task)
         return CallResult.of(start, None if error else task.result(), error)
     finally:
@@ -209,6 +205,53 @@ async def call_async(request: Call) -> CallResult:
 
 def _error(task: asyncio.Task[Any]) -> BaseException | None:
     return RuntimeError("the call was cancelled") if task.cancelled() else task.exception()
+
+
+def call_rows(
+    node: Callable[[Any], Any], values: Any, timeout: float | None = None, end: float = math.inf
+) -> list[CallResult]:
+    """Call a node with some inputs: together where it takes them so, else one by one."""
+    if not isinstance(node, Batched):
+        return [
+            call(Call(node, row_of(values, row), timeout, end=end)) for row in range(len(values))
+        ]
+    size = node.size or max(len(values), 1)
+    parts = [row_of(values, slice(k, k + size)) for k in range(0, len(values), size)]
+    return [result for part in parts for result in _call_together(node, part, timeout, end)]
+
+
+def _call_together(
+    node: Batched, values: Any, timeout: float | None, end: float
+) -> list[CallResult]:
+    """Call a node once; where that fails, or does not return one reply for each, row by row."""
+    result, count = call(Call(node, values, timeout, end=end)), len(values)
+    if result.error is None:
+        try:
+            replies = rows_of(result.returned, count)
+        except Exception as error:  # whatever a user's function returned
+            result = result._replace(error=error)
+        else:
+            share = result.seconds / count
+            return [CallResult(reply, None, 1, 1, share) for reply in replies]
+    is_timed = timeout is not None or end < math.inf
+    if count == 1 or (is_timed and isinstance(result.error, TimeoutError)):
+        return [result] * count
+    # One bad row must not cost the others their answers. A row comes as the batch does: as an
+    # array, a frame or a list of one.
+    alone = [row_of(values, slice(row, row + 1)) for row in range(count)]
+    return [result for row in alone for result in _call_together(node, row, timeout, end)]
+
+
+def row_of(values: Any, row: int | slice) -> Any:
+    """Return one of several inputs, or those of a slice."""
+    return (values.iloc if hasattr(values, "iloc") else values)[row]
+
+
+def rows_at(values: Any, rows: Sequence[int] | NDArray[np.intp]) -> Any:
+    """Return some of several inputs: rows of a frame or an array, or a list."""
+    if hasattr(values, "iloc"):
+        return values.iloc[rows]
+    return values[rows] if hasattr(values, "shape") else [values[row] for row in rows]
 
 
 async def _awaited(request: Call) -> Any:
@@ -227,7 +270,7 @@ def _returned(request: Call) -> Any:
 
 def run_awaitable(awaitable: Awaitable[T]) -> T:
     """Await in a new event loop, which no other may enclose."""
-    coroutine = awaitable if inspect.iscoroutine(awaitable) else result_of(awaitable)
+    coroutine = awaitable if inspect.iscoroutine(awaitable) else _result_of(awaitable)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -237,8 +280,7 @@ def run_awaitable(awaitable: Awaitable[T]) -> T:
     raise ArgumentError("an event loop is running here: await arun, instead of calling run")
 
 
-async def result_of(awaitable: Awaitable[T]) -> T:
-    """Await anything that can be awaited, as a coroutine."""
+async def _result_of(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
@@ -260,8 +302,8 @@ def _in_thread(function: Callable[[], Any]) -> futures.Future[Any]:
 
 
 @contextmanager
-def event_loop() -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
-    """Run coroutines for code that is not async itself, also where a loop is already running.
+def event_loop() -> Iterator[Callable[[Awaitable[Any]], Any]]:
+    """Await for code that is not async itself, also where a loop is already running.
 
     >>> import asyncio
     >>> with event_loop() as run:
@@ -269,23 +311,26 @@ def event_loop() -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
     'done'
     """
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(
-        target=_run_until_stopped, args=[loop], daemon=True, name="ttamer loop"
-    )
+    thread = threading.Thread(target=loop.run_forever, daemon=True, name="ttamer loop")
     thread.start()
+
+    def run(awaitable: Awaitable[Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(_result_of(awaitable), loop).result()
+
     try:
-        yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+        yield run
     finally:
+        run(_end_tasks())
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        loop.close()
 
 
-def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop; once it is stopped, cancel what nodes left running, and close it."""
-    loop.run_forever()
-    if tasks := asyncio.all_tasks(loop):
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.wait(tasks, timeout=ABANDON_SECONDS))
-    loop.run_until_complete(loop.shutdown_asyncgens())
-    loop.close()
+async def _end_tasks() -> None:
+    """Cancel what nodes left running in this loop."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=ABANDON_SECONDS)
+    await asyncio.get_running_loop().shutdown_asyncgens()

@@ -22,14 +22,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import counted, is_number, number, percent, require_kind
+from ttamer._checks import counted, is_number, number, percent, require_kind, require_whole
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, ObservationError
 from ttamer.fitting.session import FittedSession
@@ -39,11 +38,14 @@ from ttamer.runtime.calling import (
     CallResult,
     call,
     call_async,
+    call_rows,
     is_async,
     require_callables,
+    row_of,
+    rows_at,
     run_awaitable,
 )
-from ttamer.runtime.reply import CascadeFailed, NodeCall, Outcome, Reply, rows_of
+from ttamer.runtime.reply import CascadeFailed, NodeCall, Outcome, Reply
 from ttamer.show import card
 
 Steps = Generator[Call, CallResult, Outcome]
@@ -106,29 +108,24 @@ class Cascade:
                 "ladder.default(), ladder.at(tradeoff), or another policy of a ladder"
             )
         require_callables(nodes)
-        spec = policy.spec
-        missing = [name for name in spec.names if name not in nodes]
-        odd = [name for name in nodes if name not in spec.names]
+        names = policy.spec.names
+        missing = [name for name in names if name not in nodes]
+        odd = [name for name in nodes if name not in names]
         if missing or odd:
-            names = ", ".join(map(repr, missing or odd))
-            what = f"there is no callable for {names}" if missing else f"{names} is no node"
-            raise ArgumentError(f"{what}; the policy's nodes are {', '.join(spec.names)}")
+            listed = ", ".join(map(repr, missing or odd))
+            what = f"there is no callable for {listed}" if missing else f"{listed} is no node"
+            raise ArgumentError(f"{what}; the policy's nodes are {', '.join(names)}")
         self.policy = policy
-        self.nodes = {
-            name: node.single if isinstance(node, Batched) else node for name, node in nodes.items()
-        }
-        self.batched = {n: node for n, node in nodes.items() if isinstance(node, Batched)}
-        """The nodes that answer for several inputs at once."""
-        self.max_cost = _limit(max_cost, "max_cost")
-        self.deadline = _limit(deadline, "deadline")
-        self.timeouts = _by_node(timeouts, spec.names, "timeouts")
+        self.nodes = dict(nodes)
+        self.max_cost = _positive(max_cost, "max_cost")
+        self.deadline = _positive(deadline, "deadline")
+        self.timeouts = _by_node(timeouts, names, "timeouts")
         """Seconds for one call, for each node that has a limit."""
-        self.retries = _by_node(retries, spec.names, "retries")
+        self.retries = _by_node(retries, names, "retries")
+        for name, seconds in self.timeouts.items():
+            _positive(seconds, f"timeouts for {name!r}")
         for name, count in self.retries.items():
-            if count % 1 != 0:
-                raise ArgumentError(
-                    f"retries for {name!r} is {count!r}; it must be a whole number, 0 or more"
-                )
+            require_whole(count, f"retries for {name!r}")
         self._is_async = any(map(is_async, nodes.values()))
         if max_cost is not None:
             policy.session(max_cost=max_cost, key="")  # refused now if no node can be asked
@@ -166,9 +163,9 @@ class Cascade:
             return run_awaitable(self.arun(value, key=key, deadline=deadline, inputs=inputs))
         steps = self.steps(value, key, deadline, inputs)
         try:
-            question = next(steps)
+            request = next(steps)
             while True:
-                question = steps.send(call(question))
+                request = steps.send(call(request))
         except StopIteration as done:
             outcome: Outcome = done.value
             return outcome
@@ -197,9 +194,9 @@ class Cascade:
         """
         steps = self.steps(value, key, deadline, inputs)
         try:
-            question = next(steps)
+            request = next(steps)
             while True:
-                question = steps.send(await call_async(question))
+                request = steps.send(await call_async(request))
         except StopIteration as done:
             outcome: Outcome = done.value
             return outcome
@@ -241,9 +238,9 @@ class Cascade:
         """
         if self._is_async:
             raise ArgumentError("run_batch takes plain callables; await arun for async nodes")
-        start, batch = time.monotonic(), _Batch(self, values, inputs or {})
-        batch.decide()
-        return replace(batch.outcome, seconds=time.monotonic() - start)
+        start, rows = time.perf_counter(), _Rows(self, values, inputs or {})
+        rows.decide()
+        return replace(rows.outcome, seconds=time.perf_counter() - start)
 
     def steps(
         self,
@@ -269,7 +266,9 @@ class Cascade:
         Raises:
             CascadeFailed: While iterating, if no node gave an answer.
         """
-        return _Input(self, value, key, deadline, inputs).steps()
+        known = _known(inputs) if inputs else {}  # a policy of a user need not read inputs
+        turn = self.policy.session(max_cost=self.max_cost, key=key, **known)
+        return _Input(self, turn, value, deadline).steps()
 
 
 class _Input:
@@ -277,19 +276,11 @@ class _Input:
 
     slack = 1e-9  # a cap counts as met up to this relative error of summation, as in sessions
 
-    def __init__(
-        self,
-        cascade: Cascade,
-        value: Any,
-        key: str | int | None,
-        deadline: float | None,
-        inputs: Mapping[str, Any] | None,
-    ) -> None:
-        known = _known(inputs) if inputs else {}  # a policy of one's own need not read inputs
-        self.turn = cascade.policy.session(max_cost=cascade.max_cost, key=key, **known)
+    def __init__(self, cascade: Cascade, turn: FittedSession, value: Any, deadline: Any) -> None:
+        self.turn = turn
         self.cascade, self.value, self.max_cost = cascade, value, cascade.max_cost
         self.deadline = cascade.deadline if deadline is None else deadline
-        self.start = time.monotonic()
+        self.start = time.perf_counter()
         self.end = math.inf if self.deadline is None else self.start + self.deadline
         self.spent = 0.0
         self.reached, self.late = "", False  # the limit that ended the run, as text
@@ -299,11 +290,8 @@ class _Input:
     def steps(self) -> Steps:
         """Ask what the session asks, until it stops or a limit is reached."""
         turn = self.turn
-        while (node := turn.next) is not None:
-            price = turn.price
-            if self.forbid(price):
-                break
-            reply, done = yield from self.ask(node, price)
+        while (node := turn.next) is not None and not self.forbid(turn.price):
+            reply, done = yield from self.ask(node, turn.price)
             if not done.calls:  # the deadline passed before the call
                 continue
             if reply is not None:
@@ -324,14 +312,15 @@ class _Input:
     def ask(self, node: str, price: float) -> Generator[Call, CallResult, tuple[Any, NodeCall]]:
         """Call one node, again where it fails; return its reply and what the calls took."""
         function, timeout = self.cascade.nodes[node], self.cascade.timeouts.get(node)
+        if isinstance(function, Batched):
+            function = function.single
+        request = Call(function, self.value, timeout, node, self.turn, self.asked, self.end)
         reply, error = None, None
         calls, paid, seconds = 0, 0, 0.0
-        for attempt in range(1 + int(self.cascade.retries.get(node, 0))):
+        for attempt in range(1 + self.cascade.retries.get(node, 0)):
             if attempt and self.forbid((paid + 1) * price, retrying=True):
                 break
-            result = yield Call(
-                function, self.value, timeout, node, self.turn, self.asked, self.end
-            )
+            result = yield request
             calls += result.calls
             paid += result.paid
             seconds += result.seconds
@@ -347,7 +336,7 @@ class _Input:
 
     def forbid(self, cost: float, *, retrying: bool = False) -> bool:
         """Return whether a call at this cost is forbidden; keep the reason if it ends the run."""
-        if self.deadline is not None and time.monotonic() >= self.end:
+        if self.end < math.inf and time.perf_counter() >= self.end:
             self.late = True
             self.reached = f"the deadline of {self.deadline:g} s has passed"
             return True
@@ -373,7 +362,7 @@ class _Input:
             by,
             tuple(self.asked),
             self.spent,
-            time.monotonic() - self.start,
+            time.perf_counter() - self.start,
             # An explanation takes longer than a decision: it is written when it is read.
             f"{reached}: the best answer so far is that of {by!r}"
             if reached
@@ -383,15 +372,14 @@ class _Input:
 
     def failure(self) -> CascadeFailed:
         """Return why there is no answer."""
-        failures = "; ".join(f"{call.node!r}: {call.error}" for call in self.asked if call.error)
-        parts = [part for part in (self.reached, failures) if part]
-        is_capped = failures and self.max_cost is not None
-        if is_capped and len(self.asked) < len(self.cascade.policy.spec):
+        failures = [f"{call.node!r}: {call.error}" for call in self.asked if call.error]
+        parts = [self.reached, "; ".join(failures)]
+        if failures and self.max_cost is not None and len(failures) < len(self.cascade.nodes):
             parts.append(
                 f"max_cost is {self.max_cost:g}, of which {self.spent:g} is spent, and the "
                 "policy asks no other node within it"
             )
-        detail = "; ".join(parts) or self.turn.explain().why
+        detail = "; ".join(filter(None, parts)) or self.turn.explain().why
         return CascadeFailed(f"no node gave an answer: {detail}", tuple(self.asked), late=self.late)
 
 
@@ -401,7 +389,7 @@ def _known(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {"prompt": inputs.get("prompt"), "inputs": others}
 
 
-def _limit(value: float | None, what: str) -> float | None:
+def _positive(value: float | None, what: str) -> float | None:
     if value is not None and not (is_number(value) and value > 0):
         raise ArgumentError(
             f"{what} is {value!r}; it must be a number above 0, or None for no limit"
@@ -410,16 +398,41 @@ def _limit(value: float | None, what: str) -> float | None:
 
 
 def _by_node(stated: Any, names: tuple[str, ...], what: str) -> dict[str, Any]:
-    """Return a number for each node that has one."""
+    """Return the value of each node that has one."""
     table = stated if isinstance(stated, Mapping) else dict.fromkeys(names, stated)
-    for name, value in table.items():
+    for name in table:
         if name not in names:
             raise ArgumentError(f"{what} names {name!r}; the nodes are {', '.join(names)}")
-        if value is None:
-            continue
-        if not is_number(value) or not value >= 0:
-            raise ArgumentError(f"{what} for {name!r} is {value!r}; it must be 0 or more")
     return {name: value for name, value in table.items() if value is not None}
+
+
+class InStep:
+    """Inputs that are decided together: the next call of each, and the outcomes of those done."""
+
+    def __init__(self, steps: Sequence[Steps]) -> None:
+        self.steps = steps
+        self.outcomes: list[Any] = [None] * len(steps)
+        """For each input its outcome, or the error that says why it has none."""
+        self._waiting: list[tuple[int, Call]] = []
+        for row in range(len(steps)):
+            self.send(row, None)
+
+    def send(self, row: int, result: CallResult | None) -> None:
+        """Hand the result of its call to an input; ``None`` starts it."""
+        try:
+            self._waiting.append((row, self.steps[row].send(result)))  # type: ignore[arg-type]
+        except StopIteration as done:
+            self.outcomes[row] = done.value
+        except CascadeFailed as failure:
+            self.outcomes[row] = failure
+
+    def take(self) -> dict[str, list[tuple[int, Call]]]:
+        """Return the calls to be made now, by node: each with the number of its input."""
+        by_node: dict[str, list[tuple[int, Call]]] = {}
+        for row, request in self._waiting:
+            by_node.setdefault(request.node, []).append((row, request))
+        self._waiting = []
+        return by_node
 
 
 @dataclass(frozen=True, eq=False)
@@ -473,14 +486,7 @@ def groups_to_ask(batch: Any) -> Iterator[tuple[int, NDArray[np.intp]]]:
             yield node, rows[nodes == node]
 
 
-def rows_at(values: Any, rows: Sequence[int] | NDArray[np.intp]) -> Any:
-    """Return some inputs: rows of a frame or an array, or a list."""
-    if hasattr(values, "iloc"):
-        return values.iloc[rows]
-    return values[rows] if hasattr(values, "shape") else [values[row] for row in rows]
-
-
-class _Batch:
+class _Rows:
     """Many inputs under way: each round calls a node once, with the rows that need it."""
 
     def __init__(self, cascade: Cascade, values: Any, inputs: Mapping[str, Any]) -> None:
@@ -488,7 +494,7 @@ class _Batch:
         if isinstance(values, str | bytes | Mapping) or not is_indexed:
             remedy = "give a list, an array or a data frame; for one input call run"
             require_kind(values, list, "run_batch takes several inputs", remedy)
-        count = int(values.shape[0]) if hasattr(values, "shape") else len(values)
+        count = len(values)
         for name, column in inputs.items():
             if len(column) != count:
                 raise ArgumentError(
@@ -497,15 +503,15 @@ class _Batch:
                     param="inputs",
                 )
         self.cascade, self.values, self.inputs = cascade, values, inputs
-        self.spec = cascade.policy.spec
+        self.names = cascade.policy.spec.names
         by: list[str | None] = [None] * count
-        asked, cost = np.zeros((count, len(self.spec)), bool), np.zeros(count)
+        asked, cost = np.zeros((count, len(self.names)), bool), np.zeros(count)
         self.outcome = BatchOutcome([None] * count, [None] * count, by, asked, cost, 0.0, {})
 
     def decide(self) -> None:
-        """Decide over arrays where that gives the same decisions, else by sessions in step."""
+        """Decide over arrays where that gives the same decisions, else by a session for each."""
         cascade, start = self.cascade, getattr(self.cascade.policy, "batch", None)
-        # Limits on one input end rows on their own, between the calls of a batch.
+        # Limits on one input end rows by themselves, between the calls of a batch.
         is_limited = cascade.max_cost is not None or cascade.deadline is not None
         batch = None
         if start is not None and not is_limited and not any(cascade.retries.values()):
@@ -518,105 +524,55 @@ class _Batch:
     def decide_together(self, batch: Any) -> None:
         """Decide for all rows of a round at once."""
         outcome = self.outcome
-        replies: list[dict[int, Reply]] = [{} for _ in outcome.by]
+        replies: dict[tuple[int, int], Reply] = {}
         failures: dict[int, list[str]] = {}
         for node, group in groups_to_ask(batch):
-            name, rows = self.spec.names[node], group.tolist()
-            answers: list[tuple[Any, Any]] = []
+            name, rows, answers = self.names[node], group.tolist(), list[tuple[Any, Any]]()
             prices = batch.costs[group, node].tolist()
-            for row, result, price in zip(rows, self.ask(name, rows), prices, strict=True):
+            for row, price, result in zip(rows, prices, self.ask(name, rows), strict=True):
                 reply, error = result.read()
                 cost = result.paid * price
                 if reply is None:
-                    answers.append((None, None))
                     failures.setdefault(row, []).append(f"{name!r}: {error}")
+                    answers.append((None, None))
                 else:
+                    replies[row, node] = reply
                     answers.append((reply.confidence, reply.prediction))
-                    replies[row][node] = reply
                     cost = cost if reply.cost is None else reply.cost
                 outcome.cost[row] += cost
-            batch.observe(group, [sure for sure, _ in answers], [text for _, text in answers])
+            batch.observe(group, *zip(*answers, strict=True))
         outcome.asked[:] = batch.asked
         for row, node in enumerate(batch.answer.tolist()):
             if node < 0:
                 outcome.errors[row] = f"no node gave an answer: {'; '.join(failures[row])}"
             else:
-                reply, outcome.by[row] = replies[row][node], self.spec.names[node]
+                reply, outcome.by[row] = replies[row, node], self.names[node]
                 outcome.answers[row], outcome.predictions[row] = reply.answer, reply.prediction
 
     def decide_in_step(self) -> None:
         """Decide by a session for each row; the calls of one round share a batch."""
-        running: dict[int, tuple[Steps, Call]] = {}
-        for row in range(len(self.outcome)):
-            inputs = {name: column[row] for name, column in self.inputs.items()}
-            steps = self.cascade.steps(self.value(row), row, None, inputs)
-            self.advance(running, row, steps, None)
-        while running:
-            requests = {row: request for row, (_, request) in running.items()}
-            asked: dict[str, list[int]] = {}
-            for row, request in requests.items():
-                asked.setdefault(request.node, []).append(row)
-            for name, rows in asked.items():
-                for row, result in zip(rows, self.ask(name, rows, requests), strict=True):
-                    self.advance(running, row, running.pop(row)[0], result)
+        batch, steps = self.outcome, self.cascade.steps
+        facts = [{name: c[row] for name, c in self.inputs.items()} for row in range(len(batch))]
+        together = InStep(
+            [steps(row_of(self.values, row), row, None, known) for row, known in enumerate(facts)]
+        )
+        while calls := together.take():
+            for name, requests in calls.items():
+                rows = [row for row, _ in requests]
+                results = self.ask(name, rows, min(request.end for _, request in requests))
+                for row, result in zip(rows, results, strict=True):
+                    together.send(row, result)
+        for row, outcome in enumerate(together.outcomes):
+            if isinstance(outcome, CascadeFailed):
+                batch.errors[row] = str(outcome)
+            else:
+                batch.answers[row], batch.predictions[row] = outcome.answer, outcome.prediction
+                batch.by[row] = outcome.by
+            for node in outcome.asked:
+                batch.cost[row] += node.cost
+                batch.asked[row, self.names.index(node.node)] = True
 
-    def advance(
-        self, running: dict[int, Any], row: int, steps: Steps, result: CallResult | None
-    ) -> None:
-        """Hand a result to a session, and keep its next call or its outcome."""
-        batch, calls = self.outcome, tuple[NodeCall, ...]()
-        try:
-            running[row] = (steps, next(steps) if result is None else steps.send(result))
-        except StopIteration as done:
-            outcome: Outcome = done.value
-            batch.answers[row], batch.predictions[row] = outcome.answer, outcome.prediction
-            batch.by[row], calls = outcome.by, outcome.asked
-        except CascadeFailed as failure:
-            batch.errors[row], calls = str(failure), failure.asked
-        for node in calls:
-            batch.cost[row] += node.cost
-            batch.asked[row, self.spec.index_of(node.node)] = True
-
-    def ask(
-        self, name: str, rows: list[int], requests: Mapping[int, Call] | None = None
-    ) -> list[CallResult]:
-        """Ask a node about rows: in batches where it takes them, else by the rows' requests."""
-        node, timeout = self.cascade.batched.get(name), self.cascade.timeouts.get(name)
-        if node is None:
-            single = self.cascade.nodes[name]
-            if requests is None:
-                return [call(Call(single, self.value(row), timeout)) for row in rows]
-            return [call(requests[row]) for row in rows]
-        results: list[CallResult] = []
-        size = node.size or len(rows)
-        for start in range(0, len(rows), size):
-            part = rows[start : start + size]
-            end = (
-                min((requests[row].end for row in part), default=math.inf) if requests else math.inf
-            )
-            results += ask_batch(node, rows_at(self.values, part), timeout, end)
-        return results
-
-    def value(self, row: int) -> Any:
-        """Return one input."""
-        return self.values.iloc[row] if hasattr(self.values, "iloc") else self.values[row]
-
-
-def ask_batch(node: Batched, values: Any, timeout: float | None, end: float) -> list[CallResult]:
-    """Ask a node once about some inputs; where that fails, or returns no replies, each row alone.
-
-    A call that ended at its time limit is the result of all of its rows.
-    """
-    result, count = call(Call(node, values, timeout, end=end)), len(values)
-    is_timed = timeout is not None or end < math.inf
-    if is_timed and isinstance(result.error, TimeoutError):
-        return [result] * count
-    if result.error is None:
-        with suppress(Exception):  # whatever a user's function returned
-            share, replies = result.seconds / count, rows_of(result.returned, count)
-            return [CallResult(reply, None, 1, 1, share) for reply in replies]
-    # One bad row must not cost the others their answers. A row comes as the batch does: as an
-    # array, a frame or a list of one.
-    rows = values.iloc if hasattr(values, "iloc") else values
-    alone = [rows[row : row + 1] for row in range(count)]
-    return [call(Call(node.first, row, timeout, end=end)) for row in alone]
+    def ask(self, name: str, rows: list[int], end: float = math.inf) -> list[CallResult]:
+        """Ask a node about rows."""
+        cascade, values = self.cascade, rows_at(self.values, rows)
+        return call_rows(cascade.nodes[name], values, cascade.timeouts.get(name), end)

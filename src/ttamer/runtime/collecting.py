@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
-import statistics
-import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import counted, require_kind
+from ttamer._checks import counted, require_kind, require_whole
 from ttamer.cascade import CascadeNode, CascadeSpec, Kind, Target
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.runtime.calling import Batched, event_loop, require_callables, result_of, size_of
-from ttamer.runtime.reply import Reply, Unusable, reply_of, rows_of
+from ttamer.runtime.calling import Batched, call_rows, event_loop, require_callables
+from ttamer.runtime.reply import Reply, Unusable
 from ttamer.show import ProgressOption, shown
 from ttamer.trace.checks import check_classes
 from ttamer.trace.schema import ClassCodes
@@ -32,7 +29,6 @@ def collect(
     *,
     labels: Iterable[object] | None = None,
     facts: Mapping[str, Sequence[Any]] | None = None,
-    repeat: int = 1,
     warmup: int = 1,
     costs: Literal["measured"] | Mapping[str, float] = "measured",
     kind: Kind = "models",
@@ -52,8 +48,7 @@ def collect(
         labels: The right answer for each input.
         facts: What is known of each input before a node is asked, a sequence by name, for policies
             that read it; ``"prompt"`` is its text.
-        repeat: How often each call is timed; the median counts.
-        warmup: Calls of each node that come first and are not timed.
+        warmup: With measured costs: calls of each node that come first and are not timed.
         costs: ``"measured"``: wall time in seconds, for each row, and its mean as the node's cost.
             Or a cost for each node, which is then called once for each input. A ``cost`` in a
             reply takes the place of either on its row.
@@ -76,59 +71,67 @@ def collect(
     >>> trace.loss.tolist()
     [[1.0, 0.0], [0.0, 0.0]]
     """
-    _require_inputs(inputs)
+    values = _listed(inputs)
     spec = _cascade_of(nodes, costs, kind, target or ("last" if labels is None else "label"))
-    if repeat < 1 or warmup < 0:
-        raise ArgumentError(
-            f"repeat is {repeat} and warmup {warmup}; at least 1 and 0 are needed",
-            param="repeat" if repeat < 1 else "warmup",
-        )
+    require_whole(warmup, "warmup")
     if on_error not in ("refuse", "skip"):
         raise ArgumentError(
             f'on_error is {on_error!r}; it must be "refuse" or "skip"', param="on_error"
         )
-    is_measured = costs == "measured"
-    total = f"{len(inputs)} inputs" if isinstance(inputs, Sized) else ""
-    codes, left_out, done = ClassCodes(), Counter[str](), 0
-    rows, label, used = list[Sequence[_Answer | str]](), list[int](), list[int]()
-    with event_loop() as run, shown(progress) as report:
-        calls = _Calls(run, on_error, *((repeat, warmup) if is_measured else (1, 0)))
-        block = max((size_of(node) for node in nodes.values()), default=1)
-        pairs = _with_labels(inputs, labels)
-        while part := list(itertools.islice(pairs, block)):
-            values = [value for value, _ in part]
-            replies = [calls.ask(name, node, values, done) for name, node in nodes.items()]
-            for answers, (_, right) in zip(zip(*replies, strict=True), part, strict=True):
-                if any(isinstance(answer, _Answer) for answer in answers):
-                    rows.append(answers)
-                    label.append(_coded(codes, right, done))
-                    used.append(done)
-                else:
-                    left_out[str(answers[0])] += 1
-                done += 1
-            if report:
-                report(f"{done} of {total}" if total else counted(done, "input"))
-    if not done:
-        raise TraceError("there are no inputs to ask about; bring at least one", param="inputs")
-    if not rows:
-        raise TraceError(f"every input was left out ({done} in all): {dict(left_out)}")
-    columns: dict[str, Any] = {}
-    for name, column in (facts or {}).items():
-        if len(column) != done:
+    codes = ClassCodes()
+    stated: dict[str, Any] = {f"facts[{name!r}]": c for name, c in (facts or {}).items()}
+    if labels is not None:  # coded before anything is asked: what is no class is refused now
+        stated["labels"] = label = _coded(codes, labels)
+    for name, column in stated.items():
+        if len(column) != len(values):
             raise ArgumentError(
-                f"facts[{name!r}] has {counted(len(column), 'value')} for {counted(done, 'input')}",
-                param="facts",
+                f"{name} has {counted(len(column), 'value')} for {counted(len(values), 'input')}",
+                param=name.partition("[")[0],
             )
-        columns[name] = [column[row] for row in used]
+    is_measured = costs == "measured"
+    block = max(map(_size_of, nodes.values()))
+    rows: list[tuple[Answer | str, ...]] = []
+    with event_loop() as run, shown(progress) as report:
+        plain = {name: _without_await(node, run) for name, node in nodes.items()}
+        for node in plain.values():
+            # The first calls of a node may load a model: they are made, and not timed.
+            for _ in range(warmup if is_measured else 0):
+                call_rows(node, values[: _size_of(node)])
+        for start in range(0, len(values), block):
+            part = values[start : start + block]
+            columns = [_asked(name, plain[name], part, start, on_error) for name in plain]
+            rows += zip(*columns, strict=True)
+            if report:
+                report(f"{len(rows)} of {len(values)} inputs")
+    answered = np.array([[isinstance(cell, Answer) for cell in row] for row in rows])
+    used = np.flatnonzero(answered.any(axis=1)).tolist()
+    left_out = Counter(str(rows[row][0]) for row in np.flatnonzero(~answered.any(axis=1)))
+    if not used:
+        raise TraceError(f"every input was left out ({len(rows)} in all): {dict(left_out)}")
+    known: dict[str, Any] = {
+        name: [column[row] for row in used] for name, column in (facts or {}).items()
+    }
     trace = replace(
-        _trace_of(spec, rows, codes, is_measured=is_measured),
-        label=None if labels is None else np.array(label, np.int32),
+        _trace_of(spec, [rows[row] for row in used], codes, is_measured=is_measured),
+        label=None if labels is None else label[used],
         left_out=left_out,
-        prompt=columns.pop("prompt", None),
-        inputs=columns,
+        prompt=known.pop("prompt", None),
+        inputs=known,
     )
     check_classes(trace, "the replies")
     return trace
+
+
+def _listed(inputs: Iterable[Any]) -> list[Any]:
+    """Return the inputs; refuse what would be iterated over otherwise than input by input."""
+    remedy = "read a file into a list first"
+    if hasattr(inputs, "columns"):
+        remedy = 'take a column, frame["text"].to_list(), or rows, frame.to_dict("records")'
+    elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes | Mapping):
+        if values := list(inputs):
+            return values
+        raise TraceError("there are no inputs to ask about; bring at least one", param="inputs")
+    raise ArgumentError(f"collect takes a list of inputs, not {type(inputs).__name__}: {remedy}")
 
 
 def _cascade_of(
@@ -153,100 +156,87 @@ def _cascade_of(
     return CascadeSpec(tuple(CascadeNode(name, costs[name]) for name in nodes), kind, target)
 
 
-def _coded(codes: ClassCodes, label: object, position: int) -> int:
-    try:
-        return codes.code(label)
-    except TraceError as error:
-        raise TraceError(f"label {position} (counting from 0): {error}", param="labels") from None
+def _coded(codes: ClassCodes, labels: Iterable[object]) -> NDArray[np.int32]:
+    numbers: list[int] = []
+    for position, label in enumerate(labels):
+        try:
+            numbers.append(codes.code(label))
+        except TraceError as error:
+            where = f"label {position} (counting from 0)"
+            raise TraceError(f"{where}: {error}", param="labels") from None
+    return np.array(numbers, np.int32)
 
 
-class _Answer(NamedTuple):
+class Answer(NamedTuple):
     """A reply, and the seconds its call took."""
 
     reply: Reply
     seconds: float
 
 
-@dataclass
-class _Calls:
-    """Calls the nodes, times the calls, and reports where one fails."""
+def _size_of(node: object) -> int:
+    """Return how many inputs a node is asked about at a time."""
+    return (node.size or 1024) if isinstance(node, Batched) else 1
 
-    run: Callable[[Coroutine[Any, Any, Any]], Any]
-    """Awaits what an async node returned."""
-    on_error: OnBad
-    repeat: int
-    warmup: int
-    warm: set[str] = field(default_factory=set)
 
-    def ask(self, name: str, node: Any, values: list[Any], start: int) -> list[_Answer | str]:
-        """Return an answer for each value, or the reason why it has none."""
-        if len(values) > (size := size_of(node)):
-            parts = [(k, values[k : k + size]) for k in range(0, len(values), size)]
-            return [x for k, part in parts for x in self.ask(name, node, part, start + k)]
-        end = start + len(values) - 1
-        try:
-            returned, seconds = self._timed(name, node, values)
-            replies = rows_of(returned, len(values)) if isinstance(node, Batched) else [returned]
-        except Exception as error:  # whatever a user's function raises
-            where = f"input {start}" if start == end else f"inputs {start} to {end}"
-            reason = self._failed(name, error, where)
-            if start == end:
-                return [reason]
-            # One bad input must not cost the others their rows: call again, one by one.
-            alone = enumerate(values, start=start)
-            return [x for k, value in alone for x in self.ask(name, node, [value], k)]
-        answers: list[_Answer | str] = []
-        for position, reply in enumerate(replies, start=start):
-            try:
-                answers.append(_Answer(reply_of(reply), seconds / len(values)))
-            except Unusable as error:
-                answers.append(self._failed(name, error, f"input {position}"))
-        return answers
+def _without_await(node: Callable[[Any], Any], run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a node that awaits what it returns in one loop, which clients may keep."""
+    if isinstance(node, Batched):
+        return Batched(_without_await(node.answer, run), node.size)
 
-    def _timed(self, name: str, node: Any, values: list[Any]) -> tuple[Any, float]:
-        value, times = values if isinstance(node, Batched) else values[0], list[float]()
-        # The first calls of a node may load a model: they are made, and not timed.
-        unmeasured = 0 if name in self.warm else self.warmup
-        self.warm.add(name)
-        for _ in range(unmeasured + self.repeat):
-            start = time.perf_counter()
-            returned = node(value)
-            if inspect.isawaitable(returned):
-                returned = self.run(result_of(returned))
-            times.append(time.perf_counter() - start)
-        return returned, statistics.median(times[unmeasured:])
+    def answer(value: Any) -> Any:
+        returned = node(value)
+        return run(returned) if inspect.isawaitable(returned) else returned
 
-    def _failed(self, name: str, error: Exception, where: str) -> str:
-        what = str(error) if isinstance(error, Unusable) else f"raised {type(error).__name__}"
-        if self.on_error == "skip":
-            return f"{name} {what}"
-        detail = "" if isinstance(error, Unusable) else f": {' '.join(str(error).split())}"
-        raise TraceError(
-            f"node {name!r}, {where} (counting from 0): {what}{detail}; fix the "
-            'callable, or leave a gap there with on_error="skip" (they are counted)'
-        ) from error
+    return answer
+
+
+def _asked(
+    name: str, node: Callable[[Any], Any], values: list[Any], start: int, on_error: OnBad
+) -> list[Answer | str]:
+    """Return an answer for each value, or the reason why it has none."""
+    answers: list[Answer | str] = []
+    for position, result in enumerate(call_rows(node, values), start):
+        reply = result.reply()
+        if isinstance(reply, Exception):
+            answers.append(_failed(name, reply, position, on_error))
+        else:
+            answers.append(Answer(reply, result.seconds))
+    return answers
+
+
+def _failed(name: str, error: Exception, position: int, on_error: OnBad) -> str:
+    """Return why there is no answer, or raise it with the place."""
+    what = str(error) if isinstance(error, Unusable) else f"raised {type(error).__name__}"
+    if on_error == "skip":
+        return f"{name} {what}"
+    detail = "" if isinstance(error, Unusable) else f": {' '.join(str(error).split())}"
+    raise TraceError(
+        f"node {name!r}, input {position} (counting from 0): {what}{detail}; fix the "
+        'callable, or leave a gap there with on_error="skip" (they are counted)'
+    ) from error
 
 
 def _trace_of(
     spec: CascadeSpec,
-    rows: Sequence[Sequence[_Answer | str]],
+    rows: Sequence[Sequence[Answer | str]],
     codes: ClassCodes,
     *,
     is_measured: bool,
 ) -> Trace:
     """Return the trace of answers; a text is the reason of a gap."""
-    answered = np.array([[isinstance(answer, _Answer) for answer in row] for row in rows])
+    answered = np.array([[isinstance(cell, Answer) for cell in row] for row in rows])
     if (silent := ~answered.any(axis=0)).any():
         node = int(silent.argmax())
         raise TraceError(f"node {spec.names[node]!r} gave no answer: {rows[0][node]}")
 
-    def table(of: Callable[[_Answer], Any], kind: Any, gap: Any = math.nan) -> Any:
-        cells = [[gap if isinstance(a, str) else of(a) for a in row] for row in rows]
+    def table(of: Callable[[Answer], Any], kind: Any = np.float64, gap: Any = math.nan) -> Any:
+        cells = [[of(cell) if isinstance(cell, Answer) else gap for cell in row] for row in rows]
         return np.array(cells, kind, order="F")
 
-    failures = Counter(answer for row in rows for answer in row if isinstance(answer, str))
+    failures = Counter(cell for row in rows for cell in row if isinstance(cell, str))
     notes = [f"{counted(count, 'row')} with a gap: {why}" for why, count in failures.items()]
-    confidence = table(lambda answer: answer.reply.confidence, np.float64)
+    confidence = table(lambda answer: answer.reply.confidence)
     for node, name in enumerate(spec.names):
         if count := _make_finite(confidence[:, node], answered[:, node]):
             notes.append(
@@ -254,23 +244,20 @@ def _trace_of(
                 "lowest, or as its highest where infinite"
             )
     cost: Any = None
-    stated = table(lambda answer: answer.reply.cost, np.float64)  # NaN where a reply has none
+    stated = table(lambda answer: answer.reply.cost)  # NaN where a reply has none
     priced = ~np.isnan(stated)
     if is_measured or priced.any():
-        unstated = table(lambda answer: answer.seconds, np.float64) if is_measured else spec.costs
+        unstated = table(lambda answer: answer.seconds) if is_measured else spec.costs
         cost = np.asfortranarray(np.where(priced, stated, unstated))
         cost[~answered] = math.nan
-        means = np.nanmean(cost, axis=0)
+        spec = spec.with_costs(dict(zip(spec.names, np.nanmean(cost, axis=0), strict=True)))
         if is_measured and priced.any() and not (priced | ~answered).all():
-            names = [
-                name for name, column in zip(spec.names, priced.T, strict=True) if column.any()
-            ]
+            names = ", ".join(repr(spec.names[node]) for node in np.flatnonzero(priced.any(axis=0)))
             notes.append(
-                f"costs of {', '.join(map(repr, names))} are from its replies, and the others are "
-                "seconds: give costs in one unit"
+                f"costs of {names} are from its replies, and the others are seconds: give costs "
+                "in one unit"
             )
-        spec = spec.with_costs(dict(zip(spec.names, means, strict=True)))
-    latency = table(lambda answer: answer.reply.latency, np.float64)
+    latency = table(lambda answer: answer.reply.latency)
     # A column is there on every answer of a node, or not at all.
     latency[:, (np.isnan(latency) & answered).any(axis=0)] = math.nan
     return Trace(
@@ -291,30 +278,3 @@ def _make_finite(values: NDArray[np.float64], answered: NDArray[np.bool_]) -> in
     low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
     values[bad] = np.where(values[bad] == np.inf, high, low)
     return int(bad.sum())
-
-
-def _require_inputs(inputs: object) -> None:
-    """Refuse what would be iterated over otherwise than input by input."""
-    remedy = "read a file into a list first"
-    if hasattr(inputs, "columns"):
-        remedy = 'take a column, frame["text"].to_list(), or rows, frame.to_dict("records")'
-    elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes | Mapping):
-        return
-    require_kind(inputs, (list, tuple), "collect takes a list of inputs", remedy)
-
-
-def _with_labels(
-    inputs: Iterable[Any], labels: Iterable[object] | None
-) -> Iterator[tuple[Any, object]]:
-    """Yield every input with its label; refuse more of one than of the other."""
-    if labels is None:
-        yield from ((value, None) for value in inputs)
-        return
-    end = object()
-    for position, (value, label) in enumerate(itertools.zip_longest(inputs, labels, fillvalue=end)):
-        if value is end or label is end:
-            fewer, more = ("input", "labels") if value is end else ("label", "inputs")
-            raise TraceError(
-                f"{counted(position, fewer)} and more {more} are given; as many of each are needed"
-            )
-        yield value, label

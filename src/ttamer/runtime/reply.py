@@ -1,8 +1,6 @@
 """What the callable of a node may return, and the outcome of a run.
 
-One contract holds for ``Cascade``, ``collect``, Ray and the server.
-
-A reply is
+One contract holds for ``Cascade``, ``collect``, Ray and the server. A reply is
 
 - ``(prediction, confidence)``,
 - ``(prediction, confidence, answer)``, or
@@ -32,8 +30,8 @@ import numpy as np
 
 from ttamer._checks import as_float, counted, is_number, number
 from ttamer.errors import TraceError, TTamerError
-from ttamer.show import card
-from ttamer.show.graph import Drawing, draw_path
+from ttamer.show import Drawing
+from ttamer.show.graph import draw_path
 from ttamer.trace.schema import class_text
 
 
@@ -51,6 +49,8 @@ class Reply(NamedTuple):
 class Unusable(Exception):  # noqa: N818 - the runner counts it as no answer
     """What a node returned is not a reply; the text has the reason."""
 
+    kind = "reply"  # of error_text
+
 
 def reply_of(returned: Any) -> Reply:
     """Return what a callable returned as a checked reply.
@@ -65,20 +65,19 @@ def reply_of(returned: Any) -> Reply:
     """
     if type(returned) is Reply:
         return returned
-    fields: Mapping[str, Any]
     if isinstance(returned, tuple | list):
         if len(returned) not in (2, 3):
             raise Unusable(f"returned {len(returned)} values; (prediction, confidence) is needed")
-        fields = dict(zip(Reply._fields[:3], returned, strict=False))
+        fields = dict(zip(Reply._fields, returned, strict=False))
     elif isinstance(returned, Mapping):
-        fields = returned
+        fields = dict(returned)
     else:
         fields = {
             name: getattr(returned, name) for name in Reply._fields if hasattr(returned, name)
         }
-    if "prediction" not in fields or "confidence" not in fields:
+    if not {"prediction", "confidence"} <= fields.keys():
         raise Unusable(f"returned {type(returned).__name__}; (prediction, confidence) is needed")
-    prediction, cost = fields["prediction"], fields.get("cost")
+    prediction, cost, latency = (fields.get(name) for name in ("prediction", "cost", "latency"))
     try:
         class_text(prediction)
     except TraceError as error:
@@ -91,10 +90,8 @@ def reply_of(returned: Any) -> Reply:
         cost = _number(cost, "cost")
         if not 0 <= cost < math.inf:
             raise Unusable(f"returned a cost of {cost:g}; it must be finite and not negative")
-    latency = math.nan
-    if (stated := fields.get("latency")) is not None:
-        latency = _number(stated, "latency")
-        latency = latency if math.isfinite(latency) else math.nan
+    latency = math.nan if latency is None else _number(latency, "latency")
+    latency = latency if math.isfinite(latency) else math.nan
     return Reply(prediction, confidence, fields.get("answer", prediction), cost, latency)
 
 
@@ -113,10 +110,10 @@ def rows_of(returned: Any, count: int) -> list[Any]:
     """
     replies: list[Any]
     if isinstance(returned, Mapping):
-        columns = [plain_list(column) for column in returned.values()]
+        columns = map(_plain_list, returned.values())
         replies = [dict(zip(returned, row, strict=True)) for row in zip(*columns, strict=True)]
     elif are_columns(returned):
-        replies = list(zip(*map(plain_list, returned), strict=True))
+        replies = list(zip(*map(_plain_list, returned), strict=True))
     else:
         replies = list(returned)
     if len(replies) != count:
@@ -138,13 +135,12 @@ def are_columns(returned: Any) -> bool:
         return False
     if all(isinstance(column, np.ndarray) for column in returned):
         return True
-    if not all(isinstance(column, np.ndarray | list) for column in returned):
-        return False
-    confidence = returned[1]
-    return len({len(column) for column in returned}) == 1 and all(map(is_number, confidence))
+    are_lists = all(isinstance(column, np.ndarray | list) for column in returned)
+    is_even = are_lists and len(set(map(len, returned))) == 1
+    return is_even and all(map(is_number, returned[1]))
 
 
-def plain_list(column: Any) -> list[Any]:
+def _plain_list(column: Any) -> list[Any]:
     """Return a column as a list of plain objects, not of NumPy's."""
     return column.tolist() if isinstance(column, np.ndarray) else list(column)
 
@@ -225,20 +221,7 @@ class Outcome:
         return tuple(call.node for call in self.asked)
 
     def _repr_html_(self) -> str:
-        rows = [
-            [
-                call.node,
-                call.error or str(call.prediction),
-                "" if call.confidence is None else number(call.confidence),
-                number(call.cost),
-                f"{1000 * call.seconds:,.1f} ms",
-            ]
-            for call in self.asked
-        ]
-        head = ["asked", "reply", "confidence", "cost", "time"]
-        title = f"{self.answer!s:.200} (from {self.by})"
-        notes = [f"cost {number(self.cost)}; {self.why}"]
-        return card(title, notes=notes, head=head, rows=rows)
+        return self.plot()._repr_html_()
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
         """Draw the path of the input: the nodes asked, their replies, and the answer.
@@ -251,14 +234,12 @@ class Outcome:
         """
         steps = []
         for call in self.asked:
-            lines = [
-                call.node,
-                f"{call.error or call.prediction!s:.40}",
-                f"cost {number(call.cost)}",
-            ]
-            if call.node == self.by:
-                lines.append("the answer")
-            steps.append((lines, "answer" if call.node == self.by else "used"))
+            lines = [call.node, f"{call.error or call.prediction!s:.40}"]
+            if call.confidence is not None:
+                lines.append(f"confidence {number(call.confidence)}")
+            lines.append(f"cost {number(call.cost)}")
+            is_answer = call.node == self.by
+            steps.append(([*lines, *["the answer"] * is_answer], "answer" if is_answer else "used"))
         return draw_path(steps, f"cost {number(self.cost)}; {self.why}").written(path)
 
     def to_dict(self) -> dict[str, Any]:
@@ -267,16 +248,8 @@ class Outcome:
         Returns:
             The fields by name, with ``why`` as text and ``asked`` as a list of mappings.
         """
-        return {
-            "answer": self.answer,
-            "prediction": self.prediction,
-            "by": self.by,
-            "asked": [dict(vars(call)) for call in self.asked],
-            "cost": self.cost,
-            "seconds": self.seconds,
-            "why": self.why,
-            "capped": self.capped,
-        }
+        fields = {**vars(self), "why": self.why, "asked": [{**vars(call)} for call in self.asked]}
+        return {name: value for name, value in fields.items() if name != "reason"}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "reason": self.why}

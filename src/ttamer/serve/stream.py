@@ -161,7 +161,7 @@ class _Stream(StreamingResponse):
             and not ineligible(node.settings, work.body)
         ):
             return await answer(call)
-        start, relayed, error = time.monotonic(), _Relayed(), None
+        start, relayed, error = time.perf_counter(), _Relayed(), None
         head = {**self._head, "model": call.node}
         try:
             async with stream(node.requested(work), work.deadline, work.headers) as chunks:
@@ -180,7 +180,7 @@ class _Stream(StreamingResponse):
         if error is None and relayed.is_plain:
             with suppress(Unreadable, ValueError, TypeError, LookupError):
                 prediction, confidence, *_ = await node.read(relayed.response, cost, work)
-        return NodeCall(call.node, prediction, confidence, cost, time.monotonic() - start, error)
+        return NodeCall(call.node, prediction, confidence, cost, time.perf_counter() - start, error)
 
 
 class _Relayed:

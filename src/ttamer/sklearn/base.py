@@ -33,7 +33,8 @@ from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import MIN_ROWS, fit
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
-from ttamer.runtime.cascade import BatchOutcome, groups_to_ask, rows_at
+from ttamer.runtime.calling import rows_at
+from ttamer.runtime.cascade import BatchOutcome, groups_to_ask
 from ttamer.sklearn.timing import CallTiming, Work, timed
 from ttamer.trace.trace import Trace
 

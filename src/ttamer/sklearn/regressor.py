@@ -22,7 +22,7 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.validation import column_or_1d
 
 from ttamer.errors import ArgumentError
-from ttamer.runtime.cascade import rows_at
+from ttamer.runtime.calling import rows_at
 from ttamer.sklearn.base import CascadeEstimator, Learning, Replies, Table
 
 
