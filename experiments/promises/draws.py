@@ -21,13 +21,11 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import ttamer as tt
-from ttamer.errors import ArgumentError
-from ttamer.fitting.promises import Held
-from ttamer.show import table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import traces
@@ -35,7 +33,7 @@ import traces
 BOUNDS = {"error": (0.01, 0.02), "drop": (0.01, 0.02), "budget": (0.05, 0.1)}
 
 
-def drawn(held: Held, rows: np.ndarray) -> Held:
+def drawn(held: Any, rows: np.ndarray) -> Any:
     """Return held-out rows drawn again."""
     return dataclasses.replace(
         held,
@@ -47,7 +45,7 @@ def drawn(held: Held, rows: np.ndarray) -> Held:
     )
 
 
-def measure(ladder: tt.FittedLadder, population: Held, args: argparse.Namespace) -> dict:
+def measure(ladder: tt.FittedLadder, population: Any, args: argparse.Namespace) -> dict:
     """Return by kind and bound whether each draw's certificate passed and broke, and its cost."""
     count, best = len(ladder), int(population.alone_lost.mean(axis=0).argmin())
     errors = population.alone_lost.mean(axis=0)
@@ -70,7 +68,7 @@ def measure(ladder: tt.FittedLadder, population: Held, args: argparse.Namespace)
                 else:
                     try:
                         mixture = sample.for_budget(budget, exceeded_at_most=at_most)
-                    except ArgumentError:  # no node is as cheap
+                    except tt.ArgumentError:  # no node is as cheap
                         continue
                 truth, cost = 0.0, 0.0
                 for point, share in (
@@ -98,7 +96,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1000, help="how many rows are drawn")
     parser.add_argument("--fit-rows", type=int, default=2000, help="how many rows are fitted to")
     args = parser.parse_args()
-    rows = []
+    head = ("trace", "belief", "certificate", "bound", "passed", "broken", "cost")
+    print(*(f"{title:12}" for title in head))
     for name in args.traces:
         fit, test = traces.load(name, "fit"), traces.load(name, "test")
         fit, test = fit.take(slice(args.fit_rows)), test.take(slice(5000))
@@ -109,19 +108,13 @@ def main() -> None:
             for (kind, bound), results in outcomes.items():
                 passed, broken, cost = np.array(results, float).mean(axis=0)
                 error = np.array(results, float)[:, 2].std() / len(results) ** 0.5
-                rows.append(
-                    [
-                        name,
-                        belief,
-                        kind,
-                        f"{bound:.0%}",
-                        f"{passed:.1%}",
-                        f"{broken:.1%}",
-                        f"{cost:.1%} +- {error:.1%}",
-                    ]
-                )
-                print(" ".join(rows[-1]), file=sys.stderr, flush=True)
-    print(table(["trace", "belief", "certificate", "bound", "passed", "broken", "cost"], rows))
+                cells = [
+                    f"{bound:.0%}",
+                    f"{passed:.1%}",
+                    f"{broken:.1%}",
+                    f"{cost:.1%} +- {error:.1%}",
+                ]
+                print(*(f"{cell:12}" for cell in (name, belief, kind, *cells)), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.public import names_of as names_of_package
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 SCRIPTS = [
@@ -51,6 +53,34 @@ def missing(script: str) -> list[str]:
         for alias in node.names
         if alias.name not in names_of(node.module)
     ]
+
+
+# What experiments use although it is not public: scores of curves, boxes and arrows, baselines by
+# name, and the clocks of other packages.
+NOT_PUBLIC = {"ttamer.stats.envelope", "ttamer.show.graph", "ttamer.baselines"}
+NOT_PUBLIC |= {"ttamer.sklearn.timing", "ttamer.torch.profiling"}
+
+
+def used(path: Path) -> list[tuple[str, str]]:
+    """Return the modules of the package and the names that a script imports."""
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return [
+        (node.module, alias.name)
+        for node in imports
+        if node.module.split(".")[0] == "ttamer"
+        for alias in node.names
+    ]
+
+
+EXPERIMENTS = [path for path in SCRIPTS if "experiments" in path.parts]
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_experiments_use_public_names(path):
+    names = [(module, name) for module, name in used(path) if module not in NOT_PUBLIC]
+    public = {module: {*names_of_package(module), "torch"} for module, _ in names}
+    assert not [(module, name) for module, name in names if name not in public[module]]
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))

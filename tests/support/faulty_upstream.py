@@ -7,15 +7,12 @@ agree; what it says twice in a row differs only where a temperature is set.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import math
-import random
 import socket
 import struct
 import threading
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -23,72 +20,40 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from support.waiting import LONGEST_WAIT
+from support.fake_models import truth, uniform
 
-MODES = ("ok", "slow", "error", "garbage", "reset", "loss", "hang")
-LOSS = 0.3
+# Seconds after which a test gives up. It is long because a busy machine is no fault: only a test
+# that would fail anyway waits for all of it.
+LONGEST_WAIT = 600.0
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def uniform(*parts: str) -> float:
-    """A number from 0 to 1 made from text."""
-    digest = hashlib.sha256("\0".join(parts).encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
-
-
-def truth(prompt: str) -> str:
-    """The right answer to a prompt."""
-    return "ABCD"[int(uniform("truth", prompt) * 4)]
-
-
-@dataclass
-class Call:
-    """A request that came, and what became of it."""
-
-    size: int
-    """The bytes of its body."""
-    body: dict[str, Any]
-    usage: dict[str, int] | None = None
-    result: str = "lost"
-    """Delivered: the response and its usage; refused: an error that no provider bills; lost: any
-    other, which a provider may bill."""
-
-
 class FaultyUpstream:
-    """Start it with ``with``; then set ``mode``, or ``plan`` the modes of the next requests."""
+    """Start it with ``with``; then set ``mode``, or ``plan`` the modes of the next requests.
 
-    def __init__(self, name: str = "model", *, skill: float = 0.8, seed: int = 0) -> None:
-        self.name, self.skill = name, skill
+    Modes are "ok", "slow" (until ``release``), "error", "garbage" and "reset".
+    """
+
+    def __init__(self, name: str = "model", *, skill: float = 0.8) -> None:
+        self.name, self.skill, self.mode = name, skill, "ok"
         self.plan: list[str] = []
         """Modes of the next requests, one each; then ``mode`` again."""
         self.status = 500
         """What mode "error" answers with."""
-        self.headers: dict[str, str] = {}
-        """Sent with every answer."""
         self.raw: bytes | None = None
         """Sent instead of an answer."""
         self.requests: list[dict[str, Any]] = []
         """The bodies that came, in order."""
-        self.calls: list[Call] = []
-        """What the upstream would bill, in the order in which requests came."""
         self.states_usage = True
         """Whether responses have a usage."""
-        self.answered = 0
-        """How many answers were whole."""
         self.yes = lambda prompt: uniform("yes", prompt)
         """The probability of "yes", where a prompt asks for yes or no."""
         self.answer = self._answer
         """From (prompt, sample) to (text, probability of each token)."""
-        self.mode = "ok"
-        self._random = random.Random(seed)  # noqa: S311 - loss, not secrets
         self._samples: Counter[str] = Counter()
         self._lock = threading.Condition()
-        self._server: uvicorn.Server | None = None
-        self._thread: threading.Thread | None = None
-        self._release: asyncio.Event | None = None
+        self._released = threading.Event()
         self.port = 0
-
-    # What a test says and reads
 
     @property
     def url(self) -> str:
@@ -102,8 +67,8 @@ class FaultyUpstream:
 
     def release(self) -> None:
         """Let the requests of mode "slow" that wait now be answered."""
-        if self._server is not None and self._release is not None:
-            self._loop.call_soon_threadsafe(self._let_go)
+        waiting, self._released = self._released, threading.Event()
+        waiting.set()
 
     def wait_for(self, count: int) -> None:
         """Wait until this many requests have come."""
@@ -111,112 +76,54 @@ class FaultyUpstream:
             if not self._lock.wait_for(lambda: self.count >= count, LONGEST_WAIT):
                 raise TimeoutError(f"{self.count} requests came, not {count}")
 
-    def _let_go(self) -> None:
-        assert self._release is not None
-        self._release.set()
-        self._release = asyncio.Event()
-
-    # Life
-
     def __enter__(self) -> FaultyUpstream:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> FaultyUpstream:
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind(("127.0.0.1", self.port))
-        listener.listen(512)
+        listener = socket.create_server(("127.0.0.1", 0), backlog=512)  # whoever comes now waits
         self.port = listener.getsockname()[1]
+        models = {"object": "list", "data": [{"id": self.name, "object": "model"}]}
+        paths = ("/v1/chat/completions", "/v1/embeddings")
+        app = Starlette(
+            routes=[
+                Route("/v1/models", lambda _: JSONResponse(models)),
+                *(Route(path, self._post, methods=["POST"]) for path in paths),
+            ]
+        )
         config = uvicorn.Config(
-            self._app(), log_config=None, lifespan="off", timeout_graceful_shutdown=1, ws="none"
+            app, log_config=None, lifespan="off", timeout_graceful_shutdown=1, ws="none"
         )
         self._server = uvicorn.Server(config)
-        self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-        started = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(listener, started), daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=[[listener]], daemon=True)
         self._thread.start()
-        if not started.wait(10):
-            raise RuntimeError("the upstream did not start")
         return self
 
-    def stop(self) -> None:
-        if self._server is None or self._thread is None:
-            return
+    def __exit__(self, *_: object) -> None:
         self.release()
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(10)
-        self._server = self._thread = None
-
-    def _run(self, listener: socket.socket, started: threading.Event) -> None:
-        async def serve() -> None:
-            self._loop = asyncio.get_running_loop()
-            self._release = asyncio.Event()
-            assert self._server is not None
-            self._loop.call_soon(started.set)  # the socket listens: whoever comes now waits
-            await self._server.serve(sockets=[listener])
-
-        try:
-            asyncio.run(serve())
-        finally:
-            listener.close()
-
-    # Answers
-
-    def _app(self) -> Starlette:
-        async def health(_: Any) -> Response:
-            return JSONResponse({"status": "ok"})
-
-        async def models(_: Any) -> Response:
-            return JSONResponse({"object": "list", "data": [{"id": self.name, "object": "model"}]})
-
-        paths = ("/v1/chat/completions", "/v1/embeddings")
-        posts = [Route(path, self._post, methods=["POST"]) for path in paths]
-        return Starlette(routes=[Route("/health", health), Route("/v1/models", models), *posts])
 
     async def _post(self, request: Any) -> Response:
-        content = await request.body()
+        body = await request.json()
         with self._lock:
             mode = self.plan.pop(0) if self.plan else self.mode
-            lost = mode == "loss" and self._random.random() < LOSS
-            body = json.loads(content)
             self.requests.append(body)
-            call = Call(len(content), body)
-            self.calls.append(call)
             self._lock.notify_all()
-        if mode == "reset" or lost:
+        if mode == "reset":
             return _reset(request)
-        if mode in ("slow", "hang"):
-            assert self._release is not None
-            await asyncio.wait_for(self._release.wait(), LONGEST_WAIT)
-        is_refused = mode == "error" and (400 <= self.status < 500 or self.status == 503)
-        call.result = "refused" if is_refused and self.status != 408 else "lost"
-        return self._response(request.url.path, body, mode, call)
+        if mode == "slow":
+            await asyncio.to_thread(self._released.wait, LONGEST_WAIT)
+        return self._response(request.url.path, body, mode)
 
-    def _response(self, path: str, body: dict[str, Any], mode: str, call: Call) -> Response:
+    def _response(self, path: str, body: dict[str, Any], mode: str) -> Response:
         if mode == "error":
             said = {"error": {"message": "out of order, sk-secret", "type": "server_error"}}
-            return JSONResponse(said, self.status, self.headers)
-        if mode == "garbage":
-            return Response(b'{"choices": [', media_type="application/json")
-        if self.raw is not None:
-            return Response(self.raw, media_type="application/json", headers=self.headers)
+            return JSONResponse(said, self.status)
+        if mode == "garbage" or self.raw is not None:
+            return Response(self.raw or b'{"choices": [', media_type="application/json")
         if path.endswith("/embeddings"):
-            return JSONResponse(_embeddings(body), headers=self.headers)
+            return JSONResponse(_embeddings(body))
         answer = self._completion(body)
-        call.usage = answer.get("usage")
         if not self.states_usage:
-            answer.pop("usage", None)
-        if body.get("stream"):
-            return self._stream(answer, call, mode)
-        if mode in ("ok", "loss"):
-            call.result = "delivered" if self.states_usage else "lost"
-        with self._lock:
-            self.answered += 1
-        return JSONResponse(answer, headers=self.headers)
+            del answer["usage"]
+        return self._stream(answer, body) if body.get("stream") else JSONResponse(answer)
 
     def _answer(self, prompt: str, sample: int) -> tuple[str, float]:
         luck = uniform(self.name, prompt, str(sample))
@@ -253,10 +160,11 @@ class FaultyUpstream:
             choice["logprobs"] = {"content": content}
         return {**whole, "object": "chat.completion", "choices": [choice]}
 
-    def _stream(self, answer: dict[str, Any], call: Call, mode: str) -> Response:
+    def _stream(self, answer: dict[str, Any], body: dict[str, Any]) -> Response:
         choice = answer["choices"][0]
-        text = choice["message"]["content"]
+        text, logs = choice["message"]["content"], choice.get("logprobs", {}).get("content", [])
         whole = {key: value for key, value in answer.items() if key != "usage"}
+        wants_usage = (body.get("stream_options") or {}).get("include_usage")
 
         def event(delta: dict[str, Any], logs: Any = None, finish: str | None = None) -> bytes:
             part = {"index": 0, "delta": delta, "finish_reason": finish}
@@ -266,20 +174,16 @@ class FaultyUpstream:
 
         async def events() -> Any:
             yield event({"role": "assistant", "content": ""})
-            logs = (choice.get("logprobs") or {}).get("content") or []
             for log in logs:
                 yield event({"content": log["token"]}, [log])
             for start in range(0, 0 if logs else len(text), 4):
                 yield event({"content": text[start : start + 4]})
             yield event({}, finish="stop")
-            if (call.body.get("stream_options") or {}).get("include_usage") and "usage" in answer:
+            if wants_usage and "usage" in answer:
                 yield _event({**answer, "choices": []})
-                call.result = "delivered" if mode == "ok" else "lost"
             yield b"data: [DONE]\n\n"
-            with self._lock:
-                self.answered += 1
 
-        return StreamingResponse(events(), media_type="text/event-stream", headers=self.headers)
+        return StreamingResponse(events(), media_type="text/event-stream")
 
 
 def _embeddings(body: dict[str, Any]) -> dict[str, Any]:

@@ -65,20 +65,9 @@ def answering_trace(rows: int, *, seed: int = 0, kind: str = "models", classes: 
     )
 
 
-def passings(count: int) -> st.SearchStrategy[dict[str, float]]:
-    """What passing each of some nodes costs: nothing, less than asking, or more."""
-    some = st.dictionaries(st.integers(0, count - 1), st.sampled_from([0.0, 0.5, 2.0, 3.0]))
-    return some.map(lambda given: {f"n{i}": cost for i, cost in {count - 1: 0.0, **given}.items()})
-
-
 @st.composite
-def small_traces(
-    draw, least: int = 10, most: int = 40, nodes: int = 4, *, passing: bool = False
-) -> Trace:
-    """Small traces with ties, constant columns, free nodes and costs per row kept likely.
-
-    With ``passing`` they are of exits of one network, that may be passed at a cost.
-    """
+def small_traces(draw, least: int = 10, most: int = 40, nodes: int = 4) -> Trace:
+    """Small traces with ties, constant columns, free nodes and costs per row kept likely."""
     count = draw(st.integers(1, nodes))
     rows = draw(st.integers(least, most))
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -89,9 +78,8 @@ def small_traces(
     costs = draw(st.lists(st.sampled_from([0.0, 1.0, 2.5]), min_size=count, max_size=count))
     spec = CascadeSpec.of(
         {f"n{i}": cost for i, cost in enumerate(costs)},
-        kind="exits" if passing else draw(st.sampled_from(["exits", "models"])),
+        kind=draw(st.sampled_from(["exits", "models"])),
         target=draw(st.sampled_from(["label", "last"])),
-        reach=draw(passings(count)) if passing else None,
     )
     per_row = generator.random((rows, count)) if draw(st.booleans()) else None
     return Trace(

@@ -7,7 +7,7 @@
 
 Five language detectors, nine LLMs on two benchmarks, eleven LLMs on prompts of many tasks, and the
 exits of a text network. Each has rows to fit on and rows to test on, which share no input.
-``experiments/`` has further traces, and how all of them were made.
+``about(name)["made"]`` says how a trace was made; ``experiments/data`` has further traces.
 """
 
 import json
