@@ -80,8 +80,8 @@ def run(
             a Parquet file there as soon as they are answered. Run again with the same policy and
             limits, blocks that have a file are read, not asked again. Equal blocks share a file.
         workers: The number of actors of every node, or by node.
-        resources: What an actor of a node reserves (``{"large": {"num_gpus": 1}}``); otherwise
-            nothing, as actors of Ray do.
+        resources: What an actor of a node reserves (``{"large": {"num_gpus": 1}}``), by default
+            nothing.
         batch_size: The rows of a block.
         **limits: ``timeouts``, ``retries``, ``max_cost`` and ``deadline``, as for
             :class:`ttamer.Cascade`.
@@ -378,7 +378,9 @@ def _pools(
     pools: dict[str, list[Any]] = {name: [] for name in nodes}
     try:
         for name, node in nodes.items():
-            start = actor.options(**resources.get(name, {})).remote
+            # Without a stated need none is reserved: a restart must not wait for a core that blocks
+            # hold, which wait for the actor.
+            start = actor.options(**{"num_cpus": 0, **resources.get(name, {})}).remote
             try:
                 pools[name] += [start(name, node) for _ in range(counts[name])]
             except (TypeError, AttributeError) as error:
@@ -441,6 +443,10 @@ class _Replica:
         return result.returned
 
 
+async def _ask(handle: Any, value: Any) -> Any:
+    return await handle.ask.remote(value)
+
+
 class _Deciding:
     """A deployment that decides whom to ask, and returns the answer."""
 
@@ -448,13 +454,8 @@ class _Deciding:
         fitted: Any = load(policy) if isinstance(policy, str) else policy
         fitted = fitted.default() if hasattr(fitted, "default") else fitted
 
-        def asking(handle: Any) -> Callable[[Any], Any]:
-            async def ask(value: Any) -> Any:
-                return await handle.ask.remote(value)
-
-            return ask
-
-        self._cascade = Cascade(fitted, {name: asking(h) for name, h in handles.items()})
+        handles = {name: partial(_ask, handle) for name, handle in handles.items()}
+        self._cascade = Cascade(fitted, handles)
 
     async def __call__(self, request: Any) -> Any:
         from starlette.responses import JSONResponse

@@ -102,6 +102,10 @@ class ChosenRecord(_Struct, frozen=True):
     backups: list[Natural] | None = None
 
 
+# What a fit and its record call alike.
+OF_FIT = ("record", "full_cost", "unit", "measure", "thresholds", "compare")
+
+
 class FittedRecord(_Struct, frozen=True):
     """A fit: one of ``steps`` and ``states``."""
 
@@ -360,17 +364,9 @@ def describe_fitted(policy: FittedPolicy | FittedLadder | Mixture) -> tuple[Fitt
         facts["promises"] = [] if policy.promise is None else [policy.promise]
     else:
         facts["chosen"] = [_describe_chosen(policy)]
-    record = FittedRecord(
-        cascade=to_tables(_bare(fitted.spec)),
-        record=fitted.record,
-        full_cost=float(fitted.full_cost),
-        unit=float(fitted.unit),
-        measure=fitted.measure,
-        thresholds=fitted.thresholds,
-        compare=dict(fitted.compare),
-        **facts,
-    )
-    return record, arrays
+    facts |= {name: getattr(fitted, name) for name in OF_FIT}
+    facts["full_cost"], facts["unit"] = float(fitted.full_cost), float(fitted.unit)
+    return FittedRecord(cascade=to_tables(_bare(fitted.spec)), **facts), arrays
 
 
 def _bare(spec: CascadeSpec) -> CascadeSpec:
@@ -446,12 +442,7 @@ def restore_fitted(
         spec=spec,
         tables=_steps(steps, spec, stored) if steps else _states(states, spec, stored),
         tradeoffs=stored.take("tradeoffs", Declared("prices", 0, 1, rises=">")),
-        full_cost=record.full_cost,
-        record=record.record,
-        measure=record.measure,
-        unit=record.unit,
-        thresholds=record.thresholds,
-        compare=record.compare,
+        **{name: getattr(record, name) for name in OF_FIT},
     )
     _check_promises(record, len(fitted.tradeoffs), spec)
     policies, promises = [_chosen(chosen, fitted) for chosen in record.chosen], record.promises
