@@ -26,7 +26,7 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -283,7 +283,7 @@ class Prior:
     spec: FeatureSpec | None = None
     """How inputs become features, where the fit was given inputs and not features."""
 
-    @property
+    @cached_property
     def unknown(self) -> tuple[list[float], float]:
         """The log-odds of an input of which nothing is known, and their mean."""
         return self.base.tolist(), float(bar_of(self.base))

@@ -241,7 +241,7 @@ class FittedPolicy(Deciding):
             A session that takes confidences and predictions.
         """
         del key
-        if not isinstance(self.rule, StepPolicy):
+        if not isinstance(self.rule, StepPolicy) or (prompt is None and not inputs):
             return self.rule.session(max_cost=max_cost)
         rows = {name: [value] for name, value in (inputs or {}).items()}
         prior, costs = self.fitted.of_inputs([prompt], rows, 1)
