@@ -137,36 +137,6 @@ def test_an_earlier_answer_is_recalled(how):
     assert go(make(says(0.8, "first"), says(0.3), says(0.5)), how).answer == "first"
 
 
-REPLIES = {
-    "pair": (("yes", 0.95), "yes", 1.0),
-    "list": (["yes", 0.95], "yes", 1.0),
-    "triple": (("yes", 0.95, {"text": "Yes."}), {"text": "Yes."}, 1.0),
-    "mapping": ({"prediction": "yes", "confidence": 0.95, "cost": 0.25}, "yes", 0.25),
-    "object": (SimpleNamespace(prediction="yes", confidence=0.95, answer="Y", cost=7), "Y", 7.0),
-    "numpy": ((np.str_("yes"), np.float32(0.95)), "yes", 1.0),
-}
-
-
-@BOTH
-@pytest.mark.parametrize(("said", "answer", "cost"), REPLIES.values(), ids=REPLIES)
-def test_a_reply_may_come_in_many_forms(how, said, answer, cost):
-    outcome = go(make(lambda value: said), how)
-    assert (outcome.answer, outcome.prediction, outcome.cost) == (answer, "yes", cost)
-
-
-BAD = {
-    "nothing": (None, "returned NoneType"),
-    "one value": (("yes",), "returned 1 values"),
-    "text": ("yes", "returned str"),
-    "text as confidence": (("yes", "0.9"), "confidence that is no number (str)"),
-    "no confidence": (("yes", None), "confidence that is no number (NoneType)"),
-    "many confidences": (("yes", np.array([0.1, 0.9])), "no number (ndarray)"),
-    "no key": ({"prediction": "yes"}, "returned dict"),
-    "a negative cost": ({"prediction": "y", "confidence": 1, "cost": -1}, "cost of -1"),
-    "refused by the policy": (("refused", 0.9), "cannot be used"),
-}
-
-
 class Moody:
     prediction = "yes"
 
@@ -175,7 +145,11 @@ class Moody:
         raise ConnectionError("gone")
 
 
-BAD["an object that raises"] = (Moody(), "ConnectionError: gone")
+BAD = {  # the forms of replies are those of test_reply
+    "nothing": (None, "returned NoneType"),
+    "refused by the policy": (("refused", 0.9), "cannot be used"),
+    "an object that raises": (Moody(), "ConnectionError: gone"),
+}
 
 
 @BOTH

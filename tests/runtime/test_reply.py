@@ -6,6 +6,7 @@ import asyncio
 import math
 import pickle
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -25,9 +26,17 @@ from ttamer.runtime.reply import Unusable, reply_of
 
 COSTS = {"n": 3.0}
 
+
+class Answer(NamedTuple):
+    prediction: str
+    confidence: float
+
+
 GOOD = {
     "two": (("x", 0.5), "x", 0.5, "x", 3.0),
     "three": (("x", 0.5, {"full": "x!"}), "x", 0.5, {"full": "x!"}, 3.0),
+    "a named tuple": (Answer("x", 0.5), "x", 0.5, "x", 3.0),
+    "NumPy's": ((np.str_("x"), np.float32(0.5)), "x", 0.5, "x", 3.0),
     "a list": (["x", 0.5], "x", 0.5, "x", 3.0),
     "a dict": ({"prediction": "x", "confidence": 1}, "x", 1.0, "x", 3.0),
     "a dict with all": (
