@@ -263,7 +263,7 @@ def test_progress():
     [
         ({"warmup": -1}, ArgumentError, "warmup is -1"),
         ({"on_error": "drop"}, ArgumentError, "on_error is 'drop'"),
-        ({"costs": "guessed"}, ArgumentError, "costs is 'guessed'"),
+        ({"costs": "guessed"}, ArgumentError, "costs must be a mapping .* not str"),
         ({"costs": {"short": 1}}, ArgumentError, "only one of them has 'full'"),
         ({"costs": {"short": 1, "full": -1}}, CascadeError, "cost is -1"),
         ({"kind": "random"}, CascadeError, "kind is 'random'"),

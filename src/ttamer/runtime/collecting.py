@@ -139,21 +139,16 @@ def _cascade_of(
 ) -> CascadeSpec:
     """Return the cascade of the nodes, at no cost where that is measured."""
     require_callables(nodes)
-    if isinstance(costs, str):
-        if costs != "measured":
-            raise ArgumentError(
-                f'costs is {costs!r}; it must be "measured" or a cost for each node', param="costs"
-            )
-        costs = dict.fromkeys(nodes, 0.0)
+    prices: Any = dict.fromkeys(nodes, 0.0) if costs == "measured" else costs
     remedy = 'write {"small": 1.0, "large": 12.5}, or "measured"'
-    require_kind(costs, Mapping, "costs must be a mapping from names to costs", remedy)
-    if odd := costs.keys() ^ nodes.keys():
+    require_kind(prices, Mapping, "costs must be a mapping from names to costs", remedy)
+    if odd := prices.keys() ^ nodes.keys():
         raise ArgumentError(
             "costs and nodes must name the same nodes; only one of them has "
             f"{', '.join(map(repr, odd))}",
             param="costs",
         )
-    return CascadeSpec(tuple(CascadeNode(name, costs[name]) for name in nodes), kind, target)
+    return CascadeSpec(tuple(CascadeNode(name, prices[name]) for name in nodes), kind, target)
 
 
 def _coded(codes: ClassCodes, labels: Iterable[object]) -> NDArray[np.int32]:
