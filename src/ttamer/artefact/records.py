@@ -37,7 +37,8 @@ from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.problem import START, STOP, Edge, Node, Problem
 from ttamer.trace.trace import Measure
 
-Savable = Policy | Ladder | FittedPolicy | FittedLadder | Mixture
+Deciding = FittedPolicy | FittedLadder | Mixture  # by confidences: what a cascade can be run with
+Savable = Policy | Ladder | Deciding
 
 FORMAT = 1
 
@@ -147,7 +148,7 @@ def describe(policy: Savable, notes: dict[str, str]) -> tuple[Record, Arrays]:
     kind: Literal["policy", "ladder", "mixture"] = "policy"
     if isinstance(policy, Ladder | FittedLadder | Mixture):
         kind = "mixture" if isinstance(policy, Mixture) else "ladder"
-    if isinstance(policy, FittedPolicy | FittedLadder | Mixture):
+    if isinstance(policy, Deciding):
         fitted, arrays = describe_fitted(policy)
         return Record(kind=kind, notes=notes, fitted=fitted), arrays
     if not isinstance(policy, Policy | Ladder):
@@ -344,7 +345,7 @@ def _check_choices(problem: Problem, choices: NDArray[Any], rows: Sequence[int])
 # Fitted policies.
 
 
-def describe_fitted(policy: FittedPolicy | FittedLadder | Mixture) -> tuple[FittedRecord, Arrays]:
+def describe_fitted(policy: Deciding) -> tuple[FittedRecord, Arrays]:
     """Return the record and the arrays of what was fitted."""
     fitted, facts = policy.fitted, dict[str, Any]()
     arrays: Arrays = {"tradeoffs": fitted.tradeoffs}
@@ -424,9 +425,7 @@ def _describe_states(tables: StateTables, arrays: Arrays) -> StateRecord:
     return StateRecord(columns=list(map(int, tables.columns)), solved=solved)
 
 
-def restore_fitted(
-    kind: str, record: FittedRecord, arrays: Arrays
-) -> FittedPolicy | FittedLadder | Mixture:
+def restore_fitted(kind: str, record: FittedRecord, arrays: Arrays) -> Deciding:
     """Check all that a file says of a fit, and return it."""
     try:
         spec = from_tables(record.cascade)
@@ -446,7 +445,7 @@ def restore_fitted(
     )
     _check_promises(record, len(fitted.tradeoffs), spec)
     policies, promises = [_chosen(chosen, fitted) for chosen in record.chosen], record.promises
-    restored: FittedPolicy | FittedLadder | Mixture
+    restored: Deciding
     if kind == "ladder":
         require(not policies, "a ladder has no policy that is chosen")
         restored = _ladder(record, fitted, stored)

@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from ttamer.artefact.file import open_artefact
-from ttamer.artefact.records import Savable
+from ttamer.artefact.records import Deciding
 from ttamer.cascade import CascadeSpec, answer_rules
 from ttamer.errors import ArtefactError
 from ttamer.fitting.inputs import InputFeature
@@ -38,7 +38,7 @@ class Active:
 
     policy: Decider  # that of the operator's operating point
     version: str  # the first 16 digits of the file's SHA-256
-    artefact: Savable | None
+    artefact: Deciding | None
     nodes: Mapping[str, ModelNode | Verification]
     digest: Callable[[Any], Any]  # what a log without texts has of an answer
     max_cost: float | None = None
@@ -107,7 +107,7 @@ class Active:
         return warnings
 
 
-def policy_at(artefact: Savable, point: Point | None) -> Decider:
+def policy_at(artefact: Deciding, point: Point | None) -> Decider:
     """Return the policy of an operating point; without one, the ladder's default."""
     if not isinstance(artefact, FittedLadder):
         return artefact
@@ -178,7 +178,7 @@ class PolicyStore:
             return Active(incumbent, "shadow", None, self._nodes, self._digest)
         opened = open_artefact(self.path)
         artefact, serve = opened.policy, self._settings.serve
-        if not isinstance(artefact, Savable):
+        if not isinstance(artefact, Deciding):
             raise ArtefactError(
                 f"{self.path}: was solved from a problem, and serving needs a fit, which relates "
                 "confidences to errors; make one with: ttamer fit"
@@ -191,7 +191,7 @@ class PolicyStore:
         active.cascade(None, None)  # refused now, if no node can be asked within max_cost
         return active
 
-    def _mistakes(self, active: Active, artefact: Savable) -> Iterator[str]:
+    def _mistakes(self, active: Active, artefact: Deciding) -> Iterator[str]:
         """Yield what a policy was fitted to that is otherwise in the cascade."""
         fitted, spec, rules = (
             artefact.spec,
