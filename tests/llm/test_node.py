@@ -265,8 +265,8 @@ def test_a_setting_that_is_wrong_is_named_with_what_is_allowed(more, message):
 @pytest.mark.parametrize(
     ("compare", "message"),
     [
-        ("'judge'", "with ttamer collect --judge NODE"),
-        ("'embedding'", "with ttamer collect --judge NODE"),
+        ("'judge'", "with ttamer label --judge NODE"),
+        ("'embedding'", "with ttamer label --judge NODE"),
         ("'vibes'", "kind is 'vibes'; it must be 'choice' or"),
         ("3", "is 3; it must be a kind or a table"),
         ("{kind = 'json', feilds = ['x']}", "unknown key 'feilds'; did you mean 'fields'"),

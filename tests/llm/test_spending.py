@@ -11,7 +11,7 @@ import ttamer as tt
 from support.faulty_upstream import truth
 from ttamer.cascade import CascadeSpec
 from ttamer.cli import main
-from ttamer.llm import Judge, Prompt, collect_prompts, prompts_of
+from ttamer.llm import Prompt, collect_prompts, prompts_of
 
 PROMPTS = [
     Prompt({"messages": [{"role": "user", "content": f"Question {k}?"}]}, truth(f"Question {k}?"))
@@ -45,10 +45,10 @@ def test_a_budget_that_pays_for_no_prompt_is_refused(served):
     assert served.counts == [0, 0]
 
 
-def test_calls_for_confidences_and_verdicts_count_in_a_budget(make_served):
+def test_calls_for_confidences_count_in_a_budget(make_served):
     several = {"confidence": "agreement", "samples": 4}
     served = make_served(node={"small": {"confidence": "self-report"}, "large": several})
-    trace = collected(served, 600, judge=Judge("small"))
+    trace = collected(served, 600)
     small, large = served.counts
     assert 500 < small + 12.5 * large <= 600
     assert large == 4 * trace.answered[:, 1].sum()
@@ -113,18 +113,6 @@ def test_a_log_with_labels_on_some_rows_takes_a_new_model(served, log, tmp_path)
     trace = joined(served, partly, tmp_path / "new.paid")
     assert (~np.isnan(trace.loss)).sum(axis=0).tolist() == [20, 20]
     assert trace.answered.all()
-
-
-def test_a_judge_that_is_not_asked_itself_says_whether_new_answers_are_right(served, log, tmp_path):
-    judged = dataclasses.replace(log, label=None, correct=(log.loss == 0))
-    served.upstreams["small"].yes = lambda prompt: 0.9 if "Question 7?" in prompt else 0.1
-    trace = joined(served, judged, tmp_path / "new.paid", judge=Judge("small"))
-    assert len(served.upstreams["small"].requests) == 60 + 60  # answers, verdicts
-    right = trace.prompt == "Question 7?"
-    np.testing.assert_array_equal(trace.loss[:, 1] == 0, right)
-    np.testing.assert_array_equal(trace.loss[:, 0], log.loss[:, 0])
-    with pytest.raises(tt.ArgumentError, match=r"scores .graded. where the log has them"):
-        joined(served, judged, "x", judge=Judge("small", graded=True))
 
 
 def test_where_only_verdicts_are_known_equal_answers_have_them(served, log, tmp_path):

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -37,9 +37,6 @@ from ttamer.trace.trace import Trace
 @cli.option("--max-tokens", "N", "The longest answer.", type=click.IntRange(1), default=256)
 @cli.option("--cache", "FILE", "The responses, none of which is paid twice (OUTPUT.cache).")
 @cli.flag("--dry-run", help="Ask nothing; print the calls, and their cost.")
-@cli.option("--judge", "NODE", "A node that judges which answers are right.")
-@cli.option("--rubric", "FILE", "With --judge: a text that defines what is right.")
-@cli.flag("--graded", help="With --judge: scores, which become losses.")
 @cli.skip_option
 def collect_command(
     cascade: str,
@@ -53,7 +50,6 @@ def collect_command(
     cache: str | None,
     dry_run: bool,
     skip_bad: bool,
-    **judging: Any,
 ) -> None:
     """Ask the upstreams of CASCADE.toml about prompts, and write the trace and its cascade.
 
@@ -72,7 +68,6 @@ def collect_command(
             "--prompts FILE is needed: the prompts to collect answers for; or --prompts-from "
             "TRACE with --only NODE"
         )
-    judge, progress = _judge(**judging), cli.progress_line()
     spec, request = CascadeSpec.from_file(cascade), {"temperature": 0, "max_tokens": max_tokens}
     log = None
     if prompts is None:
@@ -84,14 +79,9 @@ def collect_command(
             raise ArgumentError(f"--label {label}: no prompt of {prompts} has that field")
     paid, answers = Path(cache or f"{output}.cache"), f"{output}.answers.jsonl"
     if dry_run:
-        plan = plan_collection(spec, rows, paid, only=only, judge=judge)
+        plan = plan_collection(spec, rows, paid, only=only)
         cli.show(asdict(plan), plan)
         return
-    noun = "answers" if judge is None else "answers and verdicts"
-
-    def report(done: int, total: int, failed: int) -> None:
-        progress(f"{done} of {total} {noun}" + (f", {failed} failed" if failed else ""))
-
     try:
         trace = collect_prompts(
             spec,
@@ -101,9 +91,8 @@ def collect_command(
             only=only,
             on_error=cli.Reading(skip_bad=skip_bad).on_bad,
             answers=answers,
-            judge=judge,
             budget=budget,
-            progress=report,
+            progress=_report("answers"),
         )
     except KeyboardInterrupt:
         print(
@@ -124,21 +113,19 @@ def collect_command(
     }
     left_out = [f"{counted(n, 'prompt')} left out: {why}" for why, n in trace.left_out.items()]
     lines = [*left_out, *trace.notes, f"written to {' and '.join(written)}"]
-    cli.show(
-        facts,
-        "\n\n  ".join([f"{counted(len(trace), 'row')}\n\n{trace.table()}", *lines])
-        + f"\n\nNext: ttamer fit {output}{_cascade_words(output)}",
-    )
+    after = f"fit {output}{_cascade_words(output)}" if facts["errors"] else f"label {output}"
+    lines = [f"{counted(len(trace), 'row')}\n\n{trace.table()}", *lines]
+    cli.show(facts, "\n\n  ".join(lines) + f"\n\nNext: ttamer {after}")
 
 
-def _judge(judge: str | None, rubric: str | None = None, *, graded: bool = False) -> Judge | None:
-    """Return the judge of the options, if there is one."""
-    if judge is not None:
-        return Judge(judge, read_text(Path(rubric)).strip() if rubric else "", graded)
-    if rubric or graded:
-        flag = "--rubric" if rubric else "--graded"
-        raise ArgumentError(f"{flag} is for a judge: give --judge NODE")
-    return None
+def _report(noun: str) -> Callable[[int, int, int], None]:
+    """Return what shows the progress of calls."""
+    progress = cli.progress_line()
+
+    def report(done: int, total: int, failed: int) -> None:
+        progress(f"{done} of {total} {noun}" + (f", {failed} failed" if failed else ""))
+
+    return report
 
 
 def _errors_of(trace: Trace) -> dict[str, float]:
@@ -175,12 +162,14 @@ def _cascade_words(output: str | Path) -> str:
 @cli.flag("--no-page", help="Write the trace from the labels so far, without the page.")
 @cli.option("--judge", "NODE", "In place of a person: a node of --cascade decides.")
 @cli.option("--cascade", "FILE", "With --judge: a cascade.toml with its upstream.")
+@cli.option("--rubric", "FILE", "With --judge: a text that defines what is right.")
 @cli.flag("--graded", help="With --judge: scores, which become losses.")
 def label_command(
     trace: str,
     output: str | None,
     judge: str | None,
     cascade: str | None,
+    rubric: str | None,
     graded: bool,
     **page: Any,
 ) -> None:
@@ -208,8 +197,10 @@ def label_command(
             f"{source}: keeps no cascade, and {toml}, which ttamer collect writes beside it, "
             "is missing; run ttamer collect again, which asks no model again"
         )
-    if (judge is None) != (cascade is None) or (graded and judge is None):
-        raise ArgumentError("--judge NODE and --cascade FILE go together, and --graded with them")
+    if (judge is None) != (cascade is None) or ((graded or rubric) and judge is None):
+        raise ArgumentError(
+            "--judge NODE and --cascade FILE go together, and --rubric and --graded with them"
+        )
     log = Trace.read(source, toml)
     rows = read_answers(f"{source}.answers.jsonl", log.names)
     labelled: Trace | None
@@ -218,8 +209,15 @@ def label_command(
         labelled = labelling.labelled() if labelling.right else None
         lines = [str(labelling.estimate())]
     else:
-        judging = Judge(judge, graded=graded)
-        labelled = judge_answers(log, rows, cascade or "", judging, f"{source}.verdicts")
+        judging = Judge(judge, read_text(Path(rubric)).strip() if rubric else "", graded)
+        labelled = judge_answers(
+            log,
+            rows,
+            cascade or "",
+            judging,
+            f"{source}.verdicts",
+            progress=_report("verdicts"),
+        )
         facts, lines = {"written": []}, []
     facts["notes"], after = [], ""
     if labelled is not None:

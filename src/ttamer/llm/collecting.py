@@ -10,8 +10,8 @@ import asyncio
 import dataclasses
 import math
 import os
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,15 +26,12 @@ from ttamer.fitting import plan_calls
 from ttamer.fitting.fits import fit
 from ttamer.llm.client import open_session
 from ttamer.llm.confidence import Unreadable, question_text
-from ttamer.llm.judging import Judge, Verdicts
 from ttamer.llm.node import ModelNode, Upstream, Work
-from ttamer.llm.paid import Ask, Asked, Missing, PaidUpstream, Pretence, Store, key_of, patient
+from ttamer.llm.paid import Ask, Asked, PaidUpstream, Pretence, Progress, Store, key_of, patient
 from ttamer.llm.prompts import Answer, AnsweredPrompt, Prompt, check_label, trace_of, write_answers
 from ttamer.llm.settings import CascadeSource, comparison_of, read_nodes, spec_of
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import OnBad, Trace
-
-Progress = Callable[[int, int, int], None]
 
 
 class Collection:
@@ -50,7 +47,6 @@ class Collection:
         prompts: Sequence[Prompt],
         paid: str | os.PathLike[str],
         *,
-        judge: Judge | None = None,
         only: Sequence[str] = (),
         log: Trace | None = None,
         progress: Progress | None = None,
@@ -64,10 +60,6 @@ class Collection:
         names = only or (self.spec.names if log is None else ())
         self.asked = {name: Asked(self.nodes[name]) for name in names}
         self.upstreams: dict[str, Upstream] = {}
-        self.verdicts = None
-        if judge is not None:
-            sees_labels = all(prompt.label is not None for prompt in prompts)
-            self.verdicts = Verdicts(judge, self.nodes, self.paid, sees_labels=sees_labels)
         if not is_dry:
             self._check()
         # Equal requests are asked once.
@@ -86,16 +78,6 @@ class Collection:
                 )
             if not self.asked:
                 raise ArgumentError("name the nodes to ask", param="only")
-            if self.verdicts and self.verdicts.judge.graded != (self.log.raw_loss is not None):
-                raise ArgumentError(
-                    "a judge gives scores (graded) where the log has them, and only there"
-                )
-        elif not self.verdicts and not any(labels) and self.spec.target == "label":
-            raise TraceError(
-                "the prompts have no reference answers; give each a label, name a judge (--judge "
-                'NODE), or set target = "last" under [cascade]: then the last node is right, until '
-                "ttamer label is used"
-            )
         for row, label in enumerate(labels):
             try:
                 check_label(label, self.rule)
@@ -112,27 +94,20 @@ class Collection:
         async with open_session() as session:
             client = upstream or patient(session)
             # Those alone: the key of a model that only the log has may be gone.
-            names = {*self.asked, *([self.verdicts.judge.node] if self.verdicts else ())}
-            self.upstreams = {name: client(self.nodes[name]) for name in names}
+            self.upstreams = {name: client(self.nodes[name]) for name in self.asked}
             yield
 
     async def ask(self, keys: Iterable[str], names: Iterable[str] | None = None) -> None:
-        """Ask nodes about prompts, and the judge, if there is one, about their answers."""
+        """Ask nodes about prompts."""
         bodies = {key: self.bodies[key] for key in keys}
         names = self.asked if names is None else names
         calls = (self.asked[n].ask(bodies, partial(self._ask, n), self._report) for n in names)
         await asyncio.gather(*calls)
-        if self.verdicts is not None:
-            judge = self.upstreams[self.verdicts.judge.node]
-            await self.verdicts.ask(judge, self._new_rows(), self._report)
 
     def _report(self) -> None:
         if self.progress is not None:
-            asked = [*self.asked.values(), *([self.verdicts.asked] if self.verdicts else ())]
-            missing = [one for node in asked for one in node.missing.values()]
-            done = sum(len(node.answers) for node in asked) + len(missing)
-            failed = sum(one.is_failure for one in missing)
-            self.progress(done, sum(node.total for node in asked), failed)
+            progress = zip(*(asked.progress for asked in self.asked.values()), strict=True)
+            self.progress(*map(sum, progress))
 
     async def _ask(self, name: str, body: Mapping[str, Any]) -> Answer:
         settings, work, new = self.nodes[name], Work(dict(body)), dict[str, bytes]()
@@ -152,15 +127,14 @@ class Collection:
 
     @property
     def spent(self) -> float:
-        """What all answers and verdicts cost together."""
-        verdicts = 0.0 if self.verdicts is None else self.verdicts.asked.spent
-        return verdicts + sum(asked.spent for asked in self.asked.values())
+        """What all answers cost together."""
+        return sum(asked.spent for asked in self.asked.values())
 
     # The rows
 
     def _new_rows(self) -> list[AnsweredPrompt]:
-        """Return the prompts with the new answers, right as far as a judge says so."""
-        rows = [
+        """Return the prompts with the new answers."""
+        return [
             AnsweredPrompt(
                 question_text(prompt.body),
                 prompt.label,
@@ -168,17 +142,15 @@ class Collection:
             )
             for prompt, key in zip(self.prompts, self.keys, strict=True)
         ]
-        return rows if self.verdicts is None else [self.verdicts.judged(row) for row in rows]
 
     def rows(self) -> list[AnsweredPrompt]:
         """Return the prompts with any answer, those of the log included."""
         rows = self._new_rows()
         if self.log is None:
             return [row for row in rows if any(row.answers.values())]
-        logged = _answers_of(self.log, is_judged=self.verdicts is not None)
         return [
             dataclasses.replace(row, answers={**answers, **row.answers})
-            for row, answers in zip(rows, logged, strict=True)
+            for row, answers in zip(rows, _answers_of(self.log), strict=True)
         ]
 
     def trace(self, on_error: OnBad = "skip") -> Trace:
@@ -192,9 +164,6 @@ class Collection:
                     "a model that reasons needs params = {max_tokens = false}"
                 )
         rows, log = self.rows(), self.log
-        if self.verdicts is not None:  # in place of the labels
-            notes.append(self.verdicts.note(self._new_rows(), self.rule))
-            rows = [dataclasses.replace(row, reference=None) for row in rows]
         unit = 0.0 if log is None or log.raw_loss is None else log.unit
         try:
             trace = trace_of(self.spec, self.rule, rows, unit=unit, notes=notes, left_out=left_out)
@@ -206,33 +175,31 @@ class Collection:
 
     def _gaps(self, on_error: OnBad) -> tuple[Counter[str], list[str]]:
         """Return why prompts are left out, and notes on answers that others lack."""
-        rows = self._new_rows()
-        missing = [self._missing(row, key) for row, key in zip(rows, self.keys, strict=True)]
+        missing = [
+            [
+                one._replace(why=f"{n} {one.why}")
+                for n, asked in self.asked.items()
+                if (one := asked.missing.get(key))
+            ]
+            for key in self.keys
+        ]
         failed = [[one.why for one in gaps if one.is_failure] for gaps in missing]
         has_all = all(asked.answers for asked in self.asked.values())
         if any(failed) and (on_error == "refuse" or not has_all):
             reasons = Counter(why for gaps in failed for why in gaps)
-            lacked = "an answer" if self.verdicts is None else "an answer or a verdict"
             listed = "; ".join(f"{reason}: {count}" for reason, count in reasons.items())
             raise TraceError(
-                f"{sum(map(bool, failed))} of {len(rows)} prompts lack {lacked} ({listed}); fix "
+                f"{sum(map(bool, failed))} of {len(failed)} prompts lack an answer ({listed}); fix "
                 "the cause and run the same command again, which asks only these, or skip them "
                 "with --skip-bad"
             )
         left_out, gaps = Counter[str](), Counter[str]()
-        for row, lacking in zip(rows, missing, strict=True):
-            if any(row.answers.values()) or self.log is not None:
+        for key, lacking in zip(self.keys, missing, strict=True):
+            if self.log is not None or any(key in asked.answers for asked in self.asked.values()):
                 gaps.update(one.why for one in lacking)
             else:
                 left_out[lacking[0].why if lacking else "the budget was spent"] += 1
         return left_out, [f"{counted(n, 'prompt')} with a gap: {why}" for why, n in gaps.items()]
-
-    def _missing(self, row: AnsweredPrompt, key: str) -> list[Missing]:
-        """Return why a prompt lacks answers or verdicts; nothing where it has all."""
-        asked = [(name, asked.missing.get(key)) for name, asked in self.asked.items()]
-        if self.verdicts is not None:
-            asked += [("the judge", missing) for missing in self.verdicts.missing(row)]
-        return [*dict.fromkeys(one._replace(why=f"{who} {one.why}") for who, one in asked if one)]
 
 
 # What a log has
@@ -244,12 +211,11 @@ def _texts(trace: Trace, codes: NDArray[np.integer]) -> NDArray[np.object_]:
     return texts
 
 
-def _answers_of(log: Trace, *, is_judged: bool) -> list[dict[str, Answer | None]]:
+def _answers_of(log: Trace) -> list[dict[str, Answer | None]]:
     """Return the answers of a log by node, right as far as the log itself says so."""
     right = np.full(log.confidence.shape, math.nan)
-    if log.raw_loss is not None or log.correct is not None or is_judged:
-        with suppress(TraceError):  # nothing is known
-            right = 1 - log.loss
+    if log.raw_loss is not None or log.correct is not None:
+        right = 1 - log.loss
     prediction = np.full(right.shape, -1) if log.prediction is None else log.prediction
     columns = (_texts(log, prediction), log.confidence, log.costs, right)
     return [
@@ -313,7 +279,6 @@ def collect_prompts(
     only: Sequence[str] = (),
     on_error: OnBad = "refuse",
     answers: str | os.PathLike[str] | None = None,
-    judge: Judge | None = None,
     budget: float | None = None,
     upstream: Ask | None = None,
     progress: Progress | None = None,
@@ -343,16 +308,12 @@ def collect_prompts(
             asked; "skip" leaves a gap there, and drops and counts prompts without any answer.
         answers: A file for the prompts and the answers of the trace's rows, as JSON lines (mode
             600).
-        judge: A node that decides how right new answers are, instead of the comparison with labels;
-            where there are labels, ``notes`` has how often both agree. Where only some prompts
-            have one, the judge sees none of them, so that its agreement holds for the others too.
-            Verdicts are not part of the nodes' costs.
-        budget: The most that answers and verdicts together may cost, in the cascade's units, those
-            of former runs included: first every node is asked about a random core of the prompts,
+        budget: The most that all answers may cost, in the cascade's units, those of former runs
+            included: first every node is asked about a random core of the prompts,
             then those nodes that the frontier's uncertainty falls by most. ``notes`` says what more
             is worth.
         upstream: From a node's settings to what is asked in place of its server.
-        progress: Called with the numbers of answers and verdicts done, total and failed.
+        progress: Called with the numbers of answers done, total and failed.
 
     Returns:
         The trace, with a cost per row where calls differ in cost; with a log its rows, in their
@@ -361,10 +322,10 @@ def collect_prompts(
     Raises:
         ArgumentError: If a node is neither in the cascade nor in the log.
         CascadeError: If a setting of the cascade cannot be used.
-        TraceError: If labels are missing, a prompt lacks an answer, or the file of responses cannot
-            be used.
+        TraceError: If a prompt lacks an answer, no answer equals any label, or the file of
+            responses cannot be used.
     """
-    run = Collection(cascade, prompts, paid, judge=judge, only=only, log=log, progress=progress)
+    run = Collection(cascade, prompts, paid, only=only, log=log, progress=progress)
     if budget is not None:
         require_number(budget, "budget")
 
@@ -419,7 +380,7 @@ async def _spend(run: Collection, budget: float, core: int = 100) -> None:
 
 
 class _Spending(NamedTuple):
-    """A budget, and what a call of each node costs at most, its verdict included."""
+    """A budget, and what an answer of each node costs at most."""
 
     run: Collection
     budget: float
@@ -427,14 +388,12 @@ class _Spending(NamedTuple):
 
     def price(self, name: str, *, at_most: bool = False) -> float:
         """Return what a node's answer is expected to cost, judged by those so far, or at most."""
-        asked, verdicts = self.run.asked[name], self.run.verdicts
-        costs = [answer.cost + answer.verifying for answer in asked.answers.values()]
+        answers = self.run.asked[name].answers.values()
+        costs = [answer.cost + answer.verifying for answer in answers]
         if at_most or not costs:
             # A dry run does not know how long an answer is without max_tokens.
             return max([self.highest[name], *costs])
-        answers = sum(len(asked.answers) for asked in self.run.asked.values())
-        judging = 0.0 if verdicts is None else verdicts.asked.spent / answers
-        return sum(costs) / len(costs) + judging
+        return sum(costs) / len(costs)
 
     async def ask(self, keys: Sequence[str], names: Sequence[str], share: float = 1.0) -> None:
         """Ask nodes about those of some prompts that a share of the budget pays for."""
@@ -452,14 +411,12 @@ class _Spending(NamedTuple):
 
 
 async def _most_of(run: Collection, key: str) -> dict[str, float]:
-    """Return what an answer of each node to a prompt may cost, its verdict included."""
-    judge = None if run.verdicts is None else run.verdicts.judge
+    """Return what an answer of each node to a prompt may cost."""
     prompts = [Prompt(run.bodies[key])]
-    dry = Collection(run.spec, prompts, ":memory:", judge=judge, only=[*run.asked], is_dry=True)
+    dry = Collection(run.spec, prompts, ":memory:", only=[*run.asked], is_dry=True)
     with dry.paid:
         await _planned(dry)
-    verdicts = 0.0 if dry.verdicts is None else dry.verdicts.asked.spent / len(dry.asked)
-    return {name: max(asked.spent, asked.node.cost) + verdicts for name, asked in dry.asked.items()}
+    return {name: max(asked.spent, asked.node.cost) for name, asked in dry.asked.items()}
 
 
 def _part(run: Collection, trace: Trace) -> Trace:
@@ -491,7 +448,7 @@ class CollectionPlan:
     """What a collection would ask, and what that would cost at most."""
 
     calls: Mapping[str, int]
-    """The calls that are not paid for yet, by node; with a judge also its verdicts, at most."""
+    """The calls that are not paid for yet, by node."""
     cost: Mapping[str, float]
     """In the cascade's units: prompts as long as their bytes say, answers as long as they may
     be."""
@@ -513,7 +470,6 @@ def plan_collection(
     paid: str | os.PathLike[str],
     *,
     only: Sequence[str] = (),
-    judge: Judge | None = None,
 ) -> CollectionPlan:
     """Return what :func:`collect_prompts` would ask, without asking anything.
 
@@ -530,7 +486,6 @@ def plan_collection(
         prompts: The prompts.
         paid: The file of responses.
         only: The nodes to ask; by default all.
-        judge: The node that judges, if one does.
 
     Returns:
         The calls of each node, and their cost at most.
@@ -539,21 +494,15 @@ def plan_collection(
         CascadeError: If a setting of the cascade cannot be used.
         TraceError: If the file of responses cannot be used.
     """
-    run = Collection(cascade, prompts, paid, only=only, judge=judge, is_dry=True)
+    run = Collection(cascade, prompts, paid, only=only, is_dry=True)
     with run.paid:
         return asyncio.run(_planned(run))
 
 
 async def _planned(run: Collection) -> CollectionPlan:
     """Run a collection dry: with stand-ins that answer as long as they may."""
-    costs: defaultdict[str, list[float]] = defaultdict(list, {name: [] for name in run.asked})
-    verdicts, run.verdicts = run.verdicts, None
+    costs: dict[str, list[float]] = {name: [] for name in run.asked}
     async with run.opened(lambda node: Pretence(node, costs[node.name])):
         await run.ask(run.keys)
-        if verdicts is not None:
-            run.verdicts, node = verdicts, verdicts.asked.node
-            run.upstreams[node.name] = Pretence(node, costs[f"verdicts of {node.name}"])
-            await run.ask([])
-    called = {name: parts for name, parts in costs.items() if parts or name in run.asked}
-    calls = {name: len(parts) for name, parts in called.items()}
-    return CollectionPlan(calls, {n: sum(parts) for n, parts in called.items()}, len(run.paid))
+    calls = {name: len(parts) for name, parts in costs.items()}
+    return CollectionPlan(calls, {n: sum(parts) for n, parts in costs.items()}, len(run.paid))

@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -20,14 +20,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ttamer._checks import counted
-from ttamer.errors import ArgumentError, TraceError
+from ttamer.errors import TraceError
 from ttamer.llm.client import open_session
-from ttamer.llm.compare import Comparison
 from ttamer.llm.confidence import Unreadable, answer_text, delimited
 from ttamer.llm.node import Upstream, Usage, call_cost
-from ttamer.llm.paid import Ask, Asked, Missing, PaidUpstream, Store, key_of, patient
+from ttamer.llm.paid import GIVEN_UP, Ask, Asked, PaidUpstream, Progress, Store, key_of, patient
 from ttamer.llm.prompts import Answer, AnsweredPrompt
-from ttamer.llm.settings import CascadeSource, NodeSettings, comparison_of, read_nodes, spec_of
+from ttamer.llm.settings import CascadeSource, comparison_of, read_nodes, spec_of
 from ttamer.stats.bounds import binomial_upper
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Trace
@@ -136,87 +135,6 @@ def interval_of(agree: int, count: int) -> tuple[float, float]:
     return low, binomial_upper(agree, count, 0.025) if agree < count else 1.0
 
 
-class Verdicts:
-    """What a judge says of answers; each different answer to a prompt is judged once.
-
-    With ``sees_labels`` it is shown the reference answers. Where only some prompts have one it must
-    not be: its agreement would not hold for the others.
-
-    Raises:
-        ArgumentError: If the judge is none of the nodes.
-    """
-
-    def __init__(
-        self, judge: Judge, nodes: Mapping[str, NodeSettings], paid: Store, *, sees_labels: bool
-    ) -> None:
-        if judge.node not in nodes:
-            raise ArgumentError(
-                f"the judge is {judge.node!r}, and there is no such node; the nodes are "
-                f"{', '.join(nodes)}"
-            )
-        self.judge, self.asked = judge, Asked(nodes[judge.node])
-        self._paid, self._sees_labels = paid, sees_labels
-
-    def _requests(self, row: AnsweredPrompt) -> dict[str, dict[str, Any]]:
-        """Return the requests for verdicts on the different answers with text, by answer."""
-        label = row.reference if self._sees_labels else None
-        if isinstance(label, tuple):
-            label = " or ".join(label[:6])  # it bounds the length of the prompt
-        return {text: self.judge.request(row.prompt, text, label) for text in row.texts}
-
-    async def ask(
-        self,
-        upstream: Upstream,
-        rows: Sequence[AnsweredPrompt],
-        report: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Ask about the answers to prompts."""
-        waiting = {key_of(r): r for row in rows for r in self._requests(row).values()}
-        await self.asked.ask(waiting, partial(self._verdict, upstream), report)
-
-    def missing(self, row: AnsweredPrompt) -> list[Missing]:
-        """Return why verdicts on a row are missing."""
-        keys = map(key_of, self._requests(row).values())
-        return [self.asked.missing[key] for key in keys if key in self.asked.missing]
-
-    async def _verdict(self, upstream: Upstream, request: Mapping[str, Any]) -> Answer:
-        node, new = self.asked.node, dict[str, bytes]()
-        response = await PaidUpstream(node, upstream, self._paid, new).complete(request)
-        right = self.judge.read(response.body)
-        self._paid.add(new)
-        cost = response.cost
-        if cost is None:
-            cost = call_cost(node, Usage.of(response.body))
-        return Answer("", cost=node.cost if cost is None else cost, right=right)
-
-    def judged(self, row: AnsweredPrompt) -> AnsweredPrompt:
-        """Return a row with what is right, as far as that is known; no text is wrong."""
-        right = {"": 0.0}
-        for text, request in self._requests(row).items():
-            if verdict := self.asked.answers.get(key_of(request)):
-                right[text] = verdict.right
-        answers = {
-            name: answer and answer._replace(right=right.get(answer.text.strip(), math.nan))
-            for name, answer in row.answers.items()
-        }
-        return dataclasses.replace(row, answers=answers)
-
-    def note(self, rows: Sequence[AnsweredPrompt], rule: Comparison) -> str:
-        """Return what the verdicts on judged rows cost, and how often they agree with labels."""
-        # Answers without text are wrong without a verdict, and would flatter the judge.
-        pairs = [
-            (answer.right >= 0.5, rule.is_right(answer.text, row.reference))
-            for row in rows
-            for answer in row.answers.values()
-            if row.reference and answer and answer.text.strip() and not math.isnan(answer.right)
-        ]
-        unseen = "" if self._sees_labels or not pairs else ", which it did not see"
-        return (
-            f"judged by {self.judge.node!r} in {counted(len(self.asked.answers), 'call')} that "
-            f"cost {self.asked.spent:g}; the judge {agreement_of(pairs)}{unseen}"
-        )
-
-
 def judge_answers(
     trace: Trace,
     rows: Sequence[AnsweredPrompt],
@@ -225,13 +143,17 @@ def judge_answers(
     paid: str | os.PathLike[str],
     *,
     upstream: Ask | None = None,
+    progress: Progress | None = None,
 ) -> Trace:
-    """Let a node decide which answers of a trace are right, such as of an imported log.
+    """Let a node decide which answers of a trace are right; it is asked once about equal ones.
 
     ::
 
         rows = read_answers("trace.parquet.answers.jsonl", trace.names)
         judged = judge_answers(trace, rows, "cascade.toml", Judge("large"), "verdicts.sqlite")
+
+    Where only some rows have a label, the judge sees none of them: else its agreement with labels
+    would not hold for the others.
 
     Args:
         trace: The answers.
@@ -240,37 +162,83 @@ def judge_answers(
         judge: The node that judges.
         paid: A file that keeps the verdicts, so that none is paid for twice.
         upstream: From a node's settings to what is asked in place of its server.
+        progress: Called with the numbers of verdicts done, total and failed.
 
     Returns:
-        The trace, with what is right by the verdicts; ``notes`` has what they cost, and how often
-        they agree with the reference answers.
+        The trace, with what is right by the verdicts; ``notes`` has what they cost, how often they
+        agree with the reference answers, and how many are missing.
 
     Raises:
-        TraceError: If a verdict is missing.
+        ArgumentError: If the judge is none of the nodes.
+        TraceError: If the judge fails again and again.
     """
     require_trace(trace, "a judge")
     if len(rows) != len(trace):
         raise TraceError(f"there are {len(trace)} rows, and prompts for {len(rows)}")
-    spec, store = spec_of(cascade), Store(paid)
+    spec = spec_of(cascade)
+    spec.index_of(judge.node)
+    asked, store = Asked(read_nodes(spec)[judge.node]), Store(paid)
     sees_labels = all(row.reference is not None for row in rows)
-    verdicts = Verdicts(judge, read_nodes(spec), store, sees_labels=sees_labels)
+    requests = [_requests(judge, row, sees_labels=sees_labels) for row in rows]
+
+    async def verdict(request: Mapping[str, Any], client: Upstream) -> Answer:
+        new: dict[str, bytes] = {}
+        response = await PaidUpstream(asked.node, client, store, new).complete(request)
+        right = judge.read(response.body)
+        store.add(new)
+        cost = response.cost
+        if cost is None:
+            cost = call_cost(asked.node, Usage.of(response.body))
+        return Answer("", cost=asked.node.cost if cost is None else cost, right=right)
+
+    def report() -> None:
+        if progress is not None:
+            progress(*asked.progress)
 
     async def ask() -> None:
         async with open_session() as session:
-            await verdicts.ask((upstream or patient(session))(verdicts.asked.node), rows)
+            client = (upstream or patient(session))(asked.node)
+            waiting = {key_of(request): request for line in requests for request in line.values()}
+            await asked.ask(waiting, partial(verdict, client=client), report)
 
     with store:
         asyncio.run(ask())
-    if failed := Counter(missing.why for missing in verdicts.asked.missing.values()):
-        reason, count = failed.most_common(1)[0]
-        raise TraceError(f"{counted(count, 'verdict')} missing: the judge {reason}")
-    judged = [verdicts.judged(row) for row in rows]
-    answers = [[row.answers.get(name) for name in trace.names] for row in judged]
-    right = np.array([[a.right if a else math.nan for a in line] for line in answers])
-    note = verdicts.note(judged, comparison_of(spec))
+    failed = Counter(missing.why for missing in asked.missing.values())
+    listed = "; ".join(f"the judge {why}: {count}" for why, count in failed.items())
+    if failed and (not asked.answers or GIVEN_UP in failed):
+        raise TraceError(
+            f"{counted(sum(failed.values()), 'verdict')} missing ({listed}); fix the cause and run "
+            "the same command again, which asks only these"
+        )
+    right, pairs, rule = np.full(trace.confidence.shape, math.nan), [], comparison_of(spec)
+    for number, (row, line) in enumerate(zip(rows, requests, strict=True)):
+        for node, name in enumerate(trace.names):
+            if (answer := row.answers.get(name)) is None:
+                continue
+            if not (text := answer.text.strip()):  # wrong, and no merit of the judge
+                right[number, node] = 0.0
+            elif said := asked.answers.get(key_of(line[text])):
+                right[number, node] = said.right
+                if row.reference:
+                    pairs.append((said.right >= 0.5, rule.is_right(answer.text, row.reference)))
+    note = (
+        f"judged by {judge.node!r} in {counted(len(asked.answers), 'call')} that cost "
+        f"{asked.spent:g}; the judge {agreement_of(pairs)}"
+    )
+    note += ", which it did not see" if pairs and not sees_labels else ""
+    note += f"; {counted(sum(failed.values()), 'verdict')} missing ({listed})" if failed else ""
     facts: dict[str, Any] = {"correct": right, "raw_loss": None}
     spec = dataclasses.replace(trace.spec, target="label")
     if judge.graded:
         facts = {"correct": None, "raw_loss": 1 - right}
         spec = dataclasses.replace(spec, max_loss=1.0)
     return dataclasses.replace(trace, spec=spec, label=None, notes=(*trace.notes, note), **facts)
+
+
+def _requests(judge: Judge, row: AnsweredPrompt, *, sees_labels: bool) -> dict[str, dict[str, Any]]:
+    """Return the requests for verdicts on the different answers with text, by answer."""
+    label = row.reference if sees_labels else None
+    if isinstance(label, tuple):
+        label = " or ".join(label[:6])  # it bounds the length of the prompt
+    texts = {answer.text.strip() for answer in row.answers.values() if answer} - {""}
+    return {text: judge.request(row.prompt, text, label) for text in texts}

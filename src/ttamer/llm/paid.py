@@ -29,6 +29,8 @@ from ttamer.llm.settings import NodeSettings
 T = TypeVar("T")
 # From a node's settings to what is asked.
 Ask = Callable[[NodeSettings], Upstream]
+# Called with the numbers of questions done, in all, and failed.
+Progress = Callable[[int, int, int], None]
 
 
 class Store:
@@ -139,6 +141,10 @@ class Pretence:
         return Response({"choices": [choice], "usage": usage})
 
 
+# Why a question is not asked of a node that only fails.
+GIVEN_UP = "was not called any more"
+
+
 class Missing(NamedTuple):
     """Why a question has no answer."""
 
@@ -163,6 +169,12 @@ class Asked:
         return key not in self.answers and key not in self.missing
 
     @property
+    def progress(self) -> tuple[int, int, int]:
+        """How many questions are done, how many there are, and how many of them failed."""
+        failed = sum(missing.is_failure for missing in self.missing.values())
+        return len(self.answers) + len(self.missing), self.total, failed
+
+    @property
     def spent(self) -> float:
         """What the answers cost together, when they came."""
         return sum(answer.cost + answer.verifying for answer in self.answers.values())
@@ -182,7 +194,7 @@ class Asked:
             nonlocal failures
             for key, question in questions_left:
                 if failures >= self.max_failures:
-                    self.missing[key] = Missing("was not called any more")
+                    self.missing[key] = Missing(GIVEN_UP)
                 else:
                     try:
                         self.answers[key] = await call(question)

@@ -79,12 +79,6 @@ class AnsweredPrompt:
         texts = {name: answer and answer.text for name, answer in sorted(self.answers.items())}
         return hashlib.sha256(json.dumps([self.prompt, texts]).encode()).hexdigest()[:24]
 
-    @property
-    def texts(self) -> list[str]:
-        """The different answers with text."""
-        texts = (answer.text.strip() for answer in self.answers.values() if answer)
-        return [*filter(None, dict.fromkeys(texts))]
-
 
 def trace_of(
     spec: CascadeSpec,
@@ -133,7 +127,7 @@ def trace_of(
         raise TraceError(
             f'no answer equals any label under compare = "{rule}": the first label is '
             f"{quoted(label)} and the first answer {quoted(next(texts, ''))}; choose another "
-            "compare under [serve], or name a judge (--judge NODE)"
+            "compare under [serve], or leave the labels out and name a judge (ttamer label --judge)"
         )
     if not rule.is_transitive:
         predictions = [rule.matched(line) for line in predictions]

@@ -218,7 +218,7 @@ def comparison_of(spec: CascadeSpec) -> Comparison:
     if table.get("kind") in ("judge", "embedding"):
         raise CascadeError(
             f"{where} is {table['kind']!r}, which is no rule: let a node decide which answers are "
-            "right, with ttamer collect --judge NODE"
+            "right, with ttamer label --judge NODE"
         )
     return checked(Comparison, table, where)
 
