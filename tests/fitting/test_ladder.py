@@ -137,6 +137,35 @@ def test_a_node_alone_is_what_the_trace_says(ladders, kind, belief):
         assert paid(played.asked, rows) == pytest.approx(alone_paid(rows)[:, number])
 
 
+@pytest.mark.parametrize("belief", ["answers", "markov"])
+def test_an_exit_alone_costs_what_passing_those_before_it_costs(belief):
+    rows = TRACES["exits"](300)
+    reach = dict.fromkeys(rows.names[:-1], 0.2)
+    spec = CascadeSpec.of(dict.fromkeys(rows.names, 1.0), kind="exits", reach=reach)
+    ladder = fit(rows.with_spec(spec), belief=belief)
+    assert ladder.points.alone_cost == pytest.approx(1 + 0.2 * np.arange(len(rows.names)))
+
+
+@each
+def test_a_node_alone_has_its_name(ladders, kind, belief):
+    ladder = ladders(kind, belief)
+    for name in ladder.spec.names:
+        assert ladder.alone(name).setting == f"{name} alone"
+
+
+def test_thresholds_claim_no_chance_and_no_gain():
+    turn = fit(TRACES["exits"](), belief="threshold").at(0.9).session(max_cost=0.4)
+    turn.observe(confidence=0.6)
+    assert turn.explain().why == "the answer of 'layer1' is not confident enough: ask 'layer2'"
+    assert not turn.explain().beliefs
+    assert not turn.explain().gains
+    turn.observe(confidence=0.6)
+    assert "not confident enough, and asking on would cost more than is left" in turn.explain().why
+    turn = fit(TRACES["exits"](), belief="threshold").at(0.9).session()
+    turn.observe(confidence=0.95)
+    assert turn.explain().why == "the answer of 'layer1' is confident enough: stop"
+
+
 @each
 def test_tables_and_pictures_print(ladders, kind, belief):
     ladder = ladders(kind, belief)
@@ -236,15 +265,25 @@ def test_mixtures_draw_by_key():
         ({"hold_out": 1.0}, "hold_out is 1.0"),
         ({"belief": "threshold", "hold_out": 0.2}, "leave hold_out"),
         ({"tradeoffs": [0.5]}, "leave tradeoffs out"),
-        ({"states": 4}, 'states are those of belief="markov"'),
+        ({"states": 4}, 'states: only belief="markov"'),
         ({"inputs": ["prompt"]}, "the trace has no input 'prompt'"),
         ({"latency_weight": 1.0}, "the trace has no latency of small"),
         ({"without": "tiny"}, "tiny"),
+        (
+            {"embedders": {"vector": "mini 2"}},
+            "names 'vector', which is no vector .*there are none",
+        ),
+        ({"belief": "markov", "max_nodes": 2}, 'max_nodes: only belief="answers"'),
     ],
 )
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ArgumentError, match=message):
         fit(simulated(60), **options)
+
+
+def test_exits_are_not_limited_in_number():
+    with pytest.raises(ArgumentError, match="max_nodes limits separate models"):
+        fit(TRACES["exits"](60), max_nodes=2)
 
 
 def test_too_few_complete_rows_are_refused():

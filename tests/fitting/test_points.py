@@ -7,15 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ttamer.errors import ArgumentError
-from ttamer.fitting.points import Estimates, Mix, OperatingPoints, caution, neighbours
-
-
-def estimates_of(lost, paid, alone_lost, alone_paid):
-    """Estimates with prices rising, as a fit gives them; arguments in increasing tradeoff."""
-    rows = lost.shape[1]
-    return Estimates(
-        np.arange(rows), np.ones(rows), lost[::-1], paid[::-1], None, alone_lost, alone_paid
-    )
+from ttamer.fitting.points import Mix, OperatingPoints, caution, neighbours
 
 
 def plain_default(lost, paid, alone, alone_cost, tolerance=5e-4):
@@ -61,9 +53,7 @@ def test_default_is_the_cheapest_mix_that_a_plain_search_finds(seed, points, row
     quality = rng.uniform(0.05, 0.4, points + nodes)
     lost = (rng.random((points + nodes, rows)) < quality[:, None]).astype(float)
     paid = rng.uniform(0.1, 2.0, (points + nodes, 1)) * rng.uniform(0.5, 1.5, (1, rows))
-    one = OperatingPoints.of(
-        estimates_of(lost[:points], paid[:points], lost[points:].T, paid[points:].T)
-    )
+    one = OperatingPoints.of(lost[:points], paid[:points], lost[points:].T, paid[points:].T)
     mix = one.default()
     slow = plain_default(lost[:points], paid[:points], lost[points:].T, paid[points:].T)
     assert mix.mean(one.costs) == pytest.approx(slow, rel=1e-9)
@@ -86,7 +76,7 @@ def test_where_nothing_is_better_the_default_errs_little(rows, most):
         lost = np.where(left, cheap, reference).astype(float)
         paid = np.where(left, 0.2, 1.0)
         alone = reference.astype(float)[:, None]
-        one = OperatingPoints.of(estimates_of(lost, paid, alone, np.ones((rows, 1))))
+        one = OperatingPoints.of(lost, paid, alone, np.ones((rows, 1)))
         excess.append(one.default().mean(np.append(shares * worse, 0.0)))
     # The tolerance is for one price; the choice among all of them costs up to 4 times as much.
     assert 0 < np.mean(excess) < most
@@ -133,9 +123,9 @@ def test_groups_widen_the_standard_error():
     rng = np.random.default_rng(0)
     lost = np.repeat(rng.random(50) < 0.3, 4).astype(float)[None]
     alone = np.zeros((200, 1))
-    estimates = estimates_of(lost, np.ones((1, 200)), alone, np.ones((200, 1)))
-    plain = OperatingPoints.of(estimates).standard_error
-    grouped = OperatingPoints.of(estimates, np.repeat(np.arange(50), 4)).standard_error
+    facts = lost, np.ones((1, 200)), alone, np.ones((200, 1))
+    plain = OperatingPoints.of(*facts).standard_error
+    grouped = OperatingPoints.of(*facts, group=np.repeat(np.arange(50), 4)).standard_error
     assert grouped == pytest.approx(2 * plain)
 
 

@@ -47,6 +47,8 @@ def held_of(rng, rows, points, graded=False, **more):
     paid = COST[:, None] * rng.uniform(0.5, 1.5, (COUNT, rows))
     return Held(
         trace_digest=f"rows {rng.integers(2**40)}",
+        names=NAMES,
+        count=COUNT,
         policies=tuple(envelope),
         lost=lost[:, envelope].T,
         paid=paid[envelope],
@@ -64,7 +66,7 @@ def truth(mix, kind="error", against=2):
 def naive(held, at_most):
     """The cheapest mix that looks good on the very rows that then certify it."""
     chain = [COUNT + 2, *held.policies[::-1]]
-    seen = [held.sample("error", Mix.of(k), COUNT, 2).observed for k in chain]
+    seen = [held.sample("error", Mix.of(k), 2).observed for k in chain]
     return Mix.of(
         next((k for k, e in zip(reversed(chain), reversed(seen), strict=True) if e <= at_most), 8)
     )
@@ -77,7 +79,7 @@ def test_promises_are_broken_in_at_most_their_share_of_draws(kind, at_most, draw
     for _ in range(draws):
         points = points_of(rng)
         held = held_of(rng, 500, points)
-        promise = make_promise(held, points, kind, at_most, 0.9, against=2, names=NAMES)
+        promise = make_promise(held, points, kind, at_most, 0.9, against=2)
         certified += promise.certified
         broken += promise.certified and truth(promise.mix, kind) > at_most
         broken_naive += truth(naive(held, 0.15)) > 0.15
@@ -96,9 +98,7 @@ def test_a_reference_chosen_on_the_same_rows_still_breaks_rarely():
         points = points_of(rng, 0.0)
         held = held_of(rng, 300, points)
         best = int(held.alone_lost.mean(axis=0).argmin())
-        promise = make_promise(
-            held, points, "drop", 0.03, 0.9, against=best, names=NAMES, chosen=True
-        )
+        promise = make_promise(held, points, "drop", 0.03, 0.9, against=best, chosen=True)
         alone = promise.mix == Mix.of(COUNT + best)
         broken += promise.certified and not alone and truth(promise.mix, "drop") > 0.03
     assert broken / draws <= 0.1 + 2 * (0.09 / draws) ** 0.5
@@ -127,7 +127,7 @@ def test_weighted_rows_keep_their_word_where_unweighted_ones_break_it():
             }
         )
         one, two = (
-            make_promise(each, points, "error", at_most, 0.9, against=2, names=NAMES)
+            make_promise(each, points, "error", at_most, 0.9, against=2)
             for each in (weighted, plain)
         )
         certified += one.certified
@@ -150,8 +150,8 @@ def test_clipped_weights_never_lower_the_loss_that_is_tested(seed, cap, kind):
     weight = np.tile(np.where(logged, 1 / chance, 0.0), (len(held.policies) + 3, 1))
     weighted = Held(**{**vars(held), "weight": weight, "cap": cap})
     mix = Mix.of(held.policies[-1])
-    full = held.sample(kind, mix, COUNT, 2).observed
-    seen = weighted.sample(kind, mix, COUNT, 2)
+    full = held.sample(kind, mix, 2).observed
+    seen = weighted.sample(kind, mix, 2)
     noise = (seen.high - seen.low) * seen.values.std() / len(held) ** 0.5
     assert seen.observed >= full - 4 * noise
 
@@ -160,7 +160,7 @@ def test_the_model_compared_with_is_always_certified_against_itself():
     rng = np.random.default_rng(4)
     points = points_of(rng)
     held = held_of(rng, 5, points)
-    promise = make_promise(held, points, "drop", 0.001, 0.95, against=1, names=NAMES)
+    promise = make_promise(held, points, "drop", 0.001, 0.95, against=1)
     assert promise.certified
     assert promise.mix == Mix.of(COUNT + 1)
     assert promise.bound == 0
@@ -171,11 +171,11 @@ def test_an_error_out_of_reach_gives_the_best_node_and_the_rows_it_would_take():
     rng = np.random.default_rng(5)
     points = points_of(rng)
     held = held_of(rng, 30, points)
-    promise = make_promise(held, points, "error", 0.001, 0.95, against=2, names=NAMES)
+    promise = make_promise(held, points, "error", 0.001, 0.95, against=2)
     assert not promise.certified
     assert promise.mix == Mix.of(COUNT + 2)
     assert promise.rows_needed is None or promise.rows_needed > 30
-    near = make_promise(held, points, "error", 0.4, 0.999, against=2, names=NAMES)
+    near = make_promise(held, points, "error", 0.4, 0.999, against=2)
     assert near.certified or (near.rows_needed or 0) > 30
 
 
@@ -185,9 +185,7 @@ def test_a_budget_that_is_rarely_exceeded():
     for _ in range(draws):
         points = points_of(rng)
         held = held_of(rng, 400, points)
-        promise = make_promise(
-            held, points, "budget", 0.05, 0.9, against=2, names=NAMES, budget=7.0
-        )
+        promise = make_promise(held, points, "budget", 0.05, 0.9, against=2, budget=7.0)
         # A policy of cost c pays c times a uniform number from 0.5 to 1.5.
         costs = {k: COST[k] for k in range(COUNT)} | {COUNT + k: 0.0 for k in range(2)}
         share = promise.mix.share
@@ -211,8 +209,7 @@ def test_a_group_counts_once():
     copied = Held(**{**vars(held), **tile})
     grouped = Held(**{**vars(held), **tile, "group": group})
     one, two = (
-        make_promise(each, points, "error", 0.2, 0.95, against=2, names=NAMES)
-        for each in (copied, grouped)
+        make_promise(each, points, "error", 0.2, 0.95, against=2) for each in (copied, grouped)
     )
     assert one.rows == 1000
     assert two.rows == 50
@@ -222,25 +219,23 @@ def test_a_group_counts_once():
 def test_checked_on_other_rows_a_promise_may_be_refuted():
     rng = np.random.default_rng(8)
     points = points_of(rng)
-    promise = make_promise(
-        held_of(rng, 2000, points), points, "error", 0.16, 0.95, against=2, names=NAMES
-    )
+    promise = make_promise(held_of(rng, 2000, points), points, "error", 0.16, 0.95, against=2)
     assert promise.certified
-    again = check_promise(promise, held_of(rng, 2000, points), COUNT, NAMES)
+    again = check_promise(promise, held_of(rng, 2000, points))
     assert again.rows == 2000
     assert not again.refuted
     worse = held_of(rng, 2000, points)
     worse = Held(
         **{**vars(worse), "lost": np.maximum(worse.lost, rng.random(worse.lost.shape) < 0.2)}
     )
-    assert check_promise(promise, worse, COUNT, NAMES).refuted
+    assert check_promise(promise, worse).refuted
 
 
 def test_graded_losses_are_tested_by_betting():
     rng = np.random.default_rng(9)
     points = points_of(rng)
     held = held_of(rng, 800, points, graded=True)
-    promise = make_promise(held, points, "error", 0.3, 0.95, against=2, names=NAMES)
+    promise = make_promise(held, points, "error", 0.3, 0.95, against=2)
     assert promise.certified
     assert promise.observed <= promise.bound <= 0.3
 
@@ -250,6 +245,4 @@ def test_bounds_out_of_range_are_refused(at_most):
     rng = np.random.default_rng(10)
     points = points_of(rng)
     with pytest.raises(ArgumentError, match="at_most is"):
-        make_promise(
-            held_of(rng, 20, points), points, "error", at_most, 0.95, against=2, names=NAMES
-        )
+        make_promise(held_of(rng, 20, points), points, "error", at_most, 0.95, against=2)

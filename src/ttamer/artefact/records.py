@@ -600,6 +600,8 @@ def _ladder(record: FittedRecord, fitted: Fitted, stored: Stored) -> FittedLadde
     require(weights, "rows are weighted for each policy and node")
     held = Held(
         **msgspec.structs.asdict(record.held),
+        names=fitted.spec.names,
+        count=len(fitted.tradeoffs),
         policies=policies,
         unit=fitted.unit,
         measure=fitted.measure,

@@ -218,5 +218,5 @@ def _checked(ladder: FittedLadder, trace: Trace | None, name: str) -> list[Promi
             f"these are the rows that a certificate in {name} was made with: they show nothing "
             "new; give rows recorded since"
         )
-    held, names = ladder.held_rows(trace), ladder.spec.names
-    return [check_promise(promise, held, len(ladder), names) for promise in ladder.promises]
+    held = ladder.held_rows(trace)
+    return [check_promise(promise, held) for promise in ladder.promises]

@@ -334,7 +334,7 @@ class Loop:
         ladder = candidate.ladder
         # Too few rows to certify a policy: only a clear breach refutes it.
         held = ladder.held_rows(rows)
-        checked = check_promise(candidate.promise, held, len(ladder), ladder.spec.names)
+        checked = check_promise(candidate.promise, held)
         facts = {
             "rows": len(rows),
             "error": new.mean_loss,

@@ -112,7 +112,7 @@ def _believed(
     nodes = np.linspace(0, count - 1, min(6, count)).round().astype(int).tolist()
     if isinstance(tables, StateTables):
         return None, tables.states(trace.confidence)[:, nodes].astype(float)
-    if fitted.record.belief == "threshold":  # thresholds say no chance of an error
+    if tables.are_thresholds:  # they say no chance of an error
         return None, None
     rows = fitted.read(trace)
     view = tables.belief.view(rows.answers)

@@ -47,6 +47,7 @@ GRID = 4096.0  # evidence, weights and log-odds are multiples of 1 / GRID
 CHANCES = 65536.0  # chances are multiples of 1 / CHANCES
 MAX_WEIGHT = 64.0  # no weight is larger
 MAX_ODDS = 8.0  # nor any log-odds of an answer in hand
+NOTHING = MAX_ODDS  # x where there is no answer: the least certain one
 HEAD = 4  # weights of (1, o, off, bar)
 PEER = 5  # weights of each answer beside it
 
@@ -137,8 +138,7 @@ class RiskModel(Protocol):
 class Cells(NamedTuple):
     """A sparse table: what pairs of classes add to log-odds; 0 where there is no cell."""
 
-    keys: Ints
-    """Increasing: ``own class * (number of classes + 1) + the other's class``."""
+    keys: Ints  # increasing: own class * (number of classes + 1) + the other's class
     values: Floats
 
     def __call__(self, keys: Ints) -> Floats:
@@ -153,30 +153,26 @@ class Cells(NamedTuple):
 class Belief:
     """Fitted regressions, one for each set of answers and answer."""
 
+    # The predictions that enough rows had to say something; larger codes count as one class
     classes: tuple[str, ...]
-    """The predictions that enough rows had to say something; larger codes count as one class."""
+    # Per node, increasing confidences that separate its bins. A bin begins at its lower bound.
     bounds: tuple[Floats, ...]
-    """Per node, increasing confidences that separate its bins. A bin begins at its lower bound."""
+    # Per node, the log-odds of being wrong in each bin: one more than there are bounds
     levels: tuple[Floats, ...]
-    """Per node, the log-odds of being wrong in each bin: one more than there are bounds."""
+    # Per node, what each class adds, and last any other; empty where there are no predictions
     offsets: tuple[Floats, ...]
-    """Per node, what each class adds, and last any other; empty where there are no predictions."""
+    # By nodes (a, b), what the classes of both add to the log-odds of a
     pairs: Mapping[tuple[int, int], Cells]
-    """By nodes (a, b), what the classes of both add to the log-odds of a."""
+    # By set and answer: HEAD weights, and PEER for each answer beside it
     weights: Mapping[tuple[Step, int], Floats]
-    """By set and answer: ``HEAD`` weights, and ``PEER`` for each answer beside it."""
-    masked: Floats
-    """Shape (n, HEAD + PEER n): the weights of each answer in any set."""
+    masked: Floats  # (n, HEAD + PEER n): the weights of each answer in any set
+    # (n, 4): weights of (1, o + off, z, bar); None where inputs are not used
     head: Floats | None = None
-    """Shape (n, 4): weights of (1, o + off, z, bar); ``None`` where inputs are not used."""
-    first: Floats | None = None
-    """Shape (n, 3): q before any answer, weights of (1, z, bar)."""
-    later: Floats | None = None
-    """Shape (n, 7): q after some answers."""
-    memory: int = 99
-    """Only so many of the last answers in hand count: for the exits of one network."""
+    first: Floats | None = None  # (n, 3): q before any answer, weights of (1, z, bar)
+    later: Floats | None = None  # (n, 7): q after some answers
+    memory: int = 99  # only so many of the last answers in hand count: for the exits of one network
+    # Whether answers that predict the same lose the same. If not, predictions are not read.
     agree: bool = True
-    """Whether answers that predict the same lose the same. If not, predictions are not read."""
 
     @property
     def count(self) -> int:
@@ -221,6 +217,18 @@ class Belief:
             if context:
                 risks[rows[:, None], list(context)] = chance(view.odds(context)[rows])
         return risks
+
+    def not_asked(self, size: int, node: int, z: Floats, bar: Floats, x: Floats) -> Floats:
+        """Return the chance that a node errs that is not among the ``size`` asked."""
+        if self.first is None or self.later is None:
+            return np.zeros(len(x))
+        odds = q_odds(self.first[node], self.later[node], size, z, bar, x)
+        return chance(on_grid(odds, MAX_ODDS))
+
+    @cached_property
+    def code_of(self) -> Mapping[str, int]:
+        """The number of each class."""
+        return {text: code for code, text in enumerate(self.classes)}
 
     @cached_property
     def scorer(self) -> Scorer:
@@ -340,7 +348,9 @@ class View:
         return on_grid(odds, MAX_ODDS)
 
     def best(self, step: Step) -> tuple[Floats, Ints]:
-        """Return x and its owner, of equals the first, shape (T,) each."""
+        """Return x and its owner, of equals the first, shape (T,) each; -1 before any answer."""
+        if not step:
+            return np.full(len(self.answers), NOTHING), np.full(len(self.answers), -1)
         if step not in self._best:
             context = self.belief.context(step)
             odds = self.odds(context)
@@ -351,16 +361,12 @@ class View:
     def q(self, step: Step, node: int) -> Floats:
         """Return the chance that a node not asked errs, shape (T,); 0 where inputs are not used."""
         if (step, node) not in self._chances:
-            self._chances[step, node] = self._not_asked(step, node)
+            prior, bar, q = self.answers.prior, self.bar, np.zeros(len(self.answers))
+            if prior is not None and bar is not None:
+                x = self.best(step)[0] if step else bar
+                q = self.belief.not_asked(len(step), node, prior[:, node], bar, x)
+            self._chances[step, node] = q
         return self._chances[step, node]
-
-    def _not_asked(self, step: Step, node: int) -> Floats:
-        belief, prior = self.belief, self.answers.prior
-        if belief.first is None or belief.later is None or prior is None or self.bar is None:
-            return np.zeros(len(self.answers))
-        x = self.best(step)[0] if step else self.bar
-        weights = belief.first[node], belief.later[node]
-        return chance(on_grid(q_odds(*weights, len(step), prior[:, node], self.bar, x), MAX_ODDS))
 
     @cached_property
     def typical(self) -> Floats:

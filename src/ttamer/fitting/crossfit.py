@@ -17,16 +17,15 @@ itself. They are evidence for nothing else: plans and estimates are of complete 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
-from ttamer.fitting.belief import Belief, Floats, Ints, Seen, View, chance
+from ttamer.fitting.belief import Belief, Bools, Floats, Ints, Seen, View, chance
 from ttamer.fitting.inputs import CrossFittedPrior
 from ttamer.fitting.planner import (
-    Board,
     Log,
     Planner,
     PlanOptions,
@@ -37,7 +36,7 @@ from ttamer.fitting.planner import (
     prices_of,
     raked,
 )
-from ttamer.fitting.points import Estimates
+from ttamer.fitting.points import standard_error
 from ttamer.fitting.policy import StepTables, play
 from ttamer.fitting.regression import BeliefFit, BeliefOptions, Curve
 
@@ -46,10 +45,12 @@ NONE: Folds = frozenset()
 
 
 class StepFit(NamedTuple):
-    """What a fit of deployable policies returns."""
+    """Deployable policies, and what each price does on the complete rows, not fitted to them."""
 
     tables: StepTables
-    estimates: Estimates
+    asked: Bools  # (P, R, n): which nodes
+    answer: Ints  # (P, R): whose answer it returns
+    weight: Floats  # (R,)
 
 
 def fit_steps(
@@ -99,14 +100,11 @@ def row_weights(log: Log) -> Floats:
     return weight
 
 
-@dataclass(frozen=True, eq=False)
-class Candidates:
+class Candidates(NamedTuple):
     """The best policy of each price, by kind of plan."""
 
-    value: Floats
-    """Shape (kinds, P): the mean objective on the rows planned on."""
-    solutions: list[dict[int, tuple[Solution, int]]]
-    """By kind and price: a solution, and the price's column in it."""
+    value: Floats  # (kinds, P): the mean objective on the rows planned on
+    solutions: list[dict[int, tuple[Solution, int]]]  # by kind and price, with its column
 
 
 class CrossFit:
@@ -123,8 +121,8 @@ class CrossFit:
         groups = np.arange(len(log)) if log.groups is None else log.groups
         self.fold = folds_of(groups, options.folds, options.seed)
         self.cost = filled(log.cost)
-        self.latency = np.zeros_like(self.cost) if log.latency is None else filled(log.latency)
-        self.waiting = self.latency * log.latency_weight
+        latency = np.zeros_like(self.cost) if log.latency is None else filled(log.latency)
+        self.waiting = latency * log.latency_weight
         self.mean_cost = (self.cost + self.waiting).mean(axis=0)
         self.prices = prices_of(self.mean_cost, options.points)
         self.topology = Topology.of(log, self.mean_cost, options)
@@ -190,9 +188,10 @@ class CrossFit:
     def _planned(self, out: Folds) -> tuple[Planner, Candidates]:
         """Return the planner on the rows outside some folds, and what it planned."""
         views = [self.view(out, k) for k in range(self.options.folds) if k not in out]
+        views = [(view, rows) for view, rows in views if len(rows)]
         rows = np.sort(np.concatenate([rows for _, rows in views]))
         planner = Planner(
-            Board([view for view, rows in views if len(rows)], [rows for _, rows in views]),
+            views,
             self.log.losses[rows],
             (self.cost + self.waiting)[rows],
             self.predicted(out, rows) + self.waiting.mean(axis=0),
@@ -244,56 +243,48 @@ class CrossFit:
 
     def fit(self) -> StepFit:
         """Fit everything."""
-        estimates, kinds = self.estimates()
+        asked, answer = self._decisions()
+        kinds = self._kinds(asked, answer)
+        chosen = kinds, np.arange(len(kinds))
         tables = self._tables(self.belief(NONE), NONE, kinds)
         prior = None if self.prior is None else self.prior.without(NONE)
-        return StepFit(replace(tables, prior=prior), estimates)
+        weight = self.weight[self.log.complete]
+        return StepFit(replace(tables, prior=prior), asked[chosen], answer[chosen], weight)
 
-    def estimates(self) -> tuple[Estimates, Ints]:
-        """Return what each price does on rows not fitted to, and the kind of plan of each."""
-        complete, log = self.log.complete, self.log
-        shape = len(self.planned(NONE)[1].value), len(self.prices), len(complete)
-        lost, paid, waited = np.zeros((3, *shape))
+    def _decisions(self) -> tuple[Bools, Ints]:
+        """Return whom each kind of plan asks at each price on rows not fitted to, and who answers.
+
+        Shapes (kinds, P, R, n) and (kinds, P, R).
+        """
+        complete, (kinds, prices) = self.log.complete, self.planned(NONE)[1].value.shape
+        asked = np.zeros((kinds, prices, len(complete), len(self.names)), bool)
+        answer = np.zeros(asked.shape[:3], np.intp)
         for k in range(self.options.folds):
             view, rows = self.view(NONE, k)
-            if not len(rows):
-                continue
             number, predicted = np.searchsorted(complete, rows), self.predicted(NONE, rows)
-            for kind, price in np.ndindex(shape[:2]):
-                if not price:
-                    tables = self._tables(view.belief, frozenset([k]), np.full(shape[1], kind))
-                done, cell = play(tables.policy(price), view, predicted), (kind, price, number)
-                lost[cell] = log.losses[rows, done.answer]
-                paid[cell] = (done.asked * self.cost[rows]).sum(axis=1)
-                waited[cell] = (done.asked * self.latency[rows]).sum(axis=1)
-        weight = self.weight[complete]
-        kinds = self._kinds(lost, paid, waited, weight)
-        chosen = kinds, np.arange(shape[1])
-        alone_paid, alone_waited = self.cost[complete], self.latency[complete]
-        if self.topology.exits:  # an exit passes all before it
-            alone_paid, alone_waited = alone_paid.cumsum(axis=1), alone_waited.cumsum(axis=1)
-        timed = log.latency is not None
-        estimates = Estimates(
-            rows=complete,
-            weight=weight,
-            lost=lost[chosen],
-            paid=paid[chosen],
-            waited=waited[chosen] if timed else None,
-            alone_lost=log.losses[complete],
-            alone_paid=alone_paid,
-            alone_waited=alone_waited if timed else None,
-        )
-        return estimates, kinds
+            for kind in range(kinds) if len(rows) else ():
+                tables = self._tables(view.belief, frozenset([k]), np.full(prices, kind))
+                for price in range(prices):
+                    done = play(tables.policy(price), view, predicted)
+                    asked[kind, price, number] = done.asked
+                    answer[kind, price, number] = done.answer
+        return asked, answer
 
-    def _kinds(self, lost: Floats, paid: Floats, waited: Floats, weight: Floats) -> Ints:
+    def _kinds(self, asked: Bools, answer: Ints) -> Ints:
         """Return the kind of plan of each price: the first, unless one is better beyond noise."""
-        objective = lost + self.prices[:, None] * paid
-        objective += self.prices[:, None] * self.log.latency_weight * waited
-        worse = objective - objective[0]
-        mean = worse @ weight / weight.sum()
-        error = np.sqrt((worse - mean[..., None]) ** 2 @ weight**2) / weight.sum()
-        # Within one standard error the first kind stays: its noise would be chosen, too.
-        mean[mean > -error] = 0.0
+        complete, rows = self.log.complete, np.arange(len(self.log.complete))
+        losses, cost = self.log.losses[complete], (self.cost + self.waiting)[complete]
+        weight = self.weight[complete]
+        mean = np.zeros(asked.shape[:2])
+        first: Floats | None = None
+        for kind in range(len(mean)):
+            paid = np.einsum("prn,rn->pr", asked[kind], cost)
+            objective = losses[rows, answer[kind]] + self.prices[:, None] * paid
+            first = objective if first is None else first
+            worse = objective - first
+            mean[kind] = worse @ weight / weight.sum()
+            # Within one standard error the first kind stays: its noise would be chosen, too.
+            mean[kind][mean[kind] > -standard_error(worse, weight)] = 0.0
         return np.asarray(mean.argmin(axis=0))
 
     def _tables(self, belief: Belief, out: Folds, kinds: Ints) -> StepTables:

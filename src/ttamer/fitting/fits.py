@@ -26,16 +26,16 @@ from ttamer._checks import counted, is_number, require_number, require_whole
 from ttamer.cascade import CascadeSpec, answer_rules
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitting.belief import Bools, Floats, Ints, Seen
-from ttamer.fitting.crossfit import fit_steps
+from ttamer.fitting.crossfit import StepFit, fit_steps
 from ttamer.fitting.fitted import BeliefKind, FitRecord, Fitted, Tables, Weighting, first_parents
 from ttamer.fitting.inputs import FeatureSpec
 from ttamer.fitting.ladder import FittedLadder
 from ttamer.fitting.markov import StateTables, check_markov, fit_states
 from ttamer.fitting.planner import Log, PlanOptions, folds_of
-from ttamer.fitting.points import Estimates, OperatingPoints
-from ttamer.fitting.policy import StepTables
+from ttamer.fitting.points import OperatingPoints
+from ttamer.fitting.policy import StepTables, play
 from ttamer.fitting.promises import CAP, groups_of, rows_split
-from ttamer.fitting.replay import alone_paid, full_cost, latency_of, paid
+from ttamer.fitting.replay import full_cost, latency_of, outcomes
 from ttamer.fitting.threshold import default_thresholds, threshold_tables
 from ttamer.policy.base import one_thread
 from ttamer.problem.checks import check_tradeoffs
@@ -113,45 +113,72 @@ def fit(
     if len(log) > MAX_ROWS:
         generator = np.random.default_rng([len(log), 2])
         trace = log.take(np.sort(generator.permutation(len(log))[:MAX_ROWS]))
-    complete = _complete_rows(trace)
+    rows, full = _complete_rows(trace), full_cost(trace.spec, trace)
+    waiting = trace.spec.latency_weight if latency_weight is None else latency_weight
+    _require_latency(trace, waiting)
     weighting: Weighting = "none"
-    if belief == "answers" and trace.chance is not None:
-        # Complete rows, too, may have been drawn with different chances.
-        if len(complete) < len(trace) or np.ptp(_chance_weights(trace)) > 0:
-            weighting = "chance"
-    elif belief == "answers" and len(complete) < len(trace):
-        weighting = "raked"
+    features = markov = weight = None
+    with shown(progress) as report, one_thread():
+        if callable(report):
+            report(f"fitting belief {belief} to {counted(len(trace), 'row')}")
+        chosen = None if tradeoffs is None else check_tradeoffs(tradeoffs)
+        tables: Tables
+        if belief == "answers":
+            features = _feature_spec(trace, inputs, embedders or {})
+            weighting = _weighting(trace, complete=len(rows) == len(trace))
+            if max_nodes is not None and trace.spec.kind == "exits":
+                raise ArgumentError(
+                    "max_nodes limits separate models, and these are exits of one network: leave "
+                    "exits out (without=...)",
+                    param="max_nodes",
+                )
+            options = PlanOptions(seed=seed, max_nodes=max_nodes or PlanOptions.max_nodes)
+            tables, asked, answer, weight = _answers(trace, features, weighting, waiting, options)
+            reached = 1 / (1 + tables.prices[::-1] * full)
+        elif belief == "markov":  # only complete rows say how states or thresholds do
+            tables, asked, answer = _states(rows, waiting, seed, chosen, states)
+            reached = np.array(tables.ladder.tradeoffs)
+            markov = check_markov(tables, rows.confidence, seed)
+        else:
+            reached = default_thresholds() if chosen is None else chosen
+            tables, asked, answer = _thresholds(rows, reached)
+    reads = isinstance(tables, StepTables) and tables.prior is not None
+    effective = None
+    if weight is not None and weighting != "none":
+        effective = float(weight.sum() ** 2 / (weight @ weight))
     record = FitRecord(
         belief=belief,
         rows=len(log),
-        complete=len(complete),
+        complete=len(rows),
         trace_digest=log.digest,
         seed=seed,
         folds=PlanOptions.folds,
         held_out=0 if held is None else len(held),
         sampled=len(trace) if len(trace) < len(log) else None,
         weighting=weighting,
-        latency_weight=trace.spec.latency_weight if latency_weight is None else latency_weight,
+        effective=effective,
+        latency_weight=waiting,
         without=without,
+        inputs=features.names if features is not None and reads else (),
+        markov=markov,
     )
-    if record.latency_weight:
-        _require_latency(trace, record.latency_weight)
-    with shown(progress) as report, one_thread():
-        if callable(report):
-            report(f"fitting belief {belief} to {counted(len(trace), 'row')}")
-        chosen = None if tradeoffs is None else check_tradeoffs(tradeoffs)
-        if belief == "answers":
-            features = _feature_spec(trace, inputs, embedders or {})
-            fitted = _answers(trace, record, features, max_nodes)
-        elif belief == "markov":  # only complete rows say how states or thresholds do
-            fitted = _states(trace.take(complete), complete, record, chosen, states)
-        else:
-            fitted = _thresholds(trace.take(complete), complete, record, chosen)
-        ladder = _ladder(trace, record, *fitted)
-        if held is not None:
-            ladder = ladder.with_holdout(held)
-        elif belief == "threshold" and not (trace.is_graded and trace.spec.loss_bound is None):
-            ladder = ladder.with_holdout(trace)
+    fitted = Fitted(
+        spec=trace.spec,
+        tables=tables,
+        tradeoffs=reached,
+        full_cost=full,
+        record=record,
+        measure=trace.measure,
+        unit=trace.unit,
+        thresholds=belief == "threshold",
+        compare=answer_rules(trace.spec),
+    )
+    # A ladder rises in tradeoff, tables in price.
+    ladder = FittedLadder(fitted, _points(rows, asked[::-1], answer[::-1], weight))
+    if held is not None:
+        return ladder.with_holdout(held)
+    if belief == "threshold" and not (trace.is_graded and trace.spec.loss_bound is None):
+        return ladder.with_holdout(trace)
     return ladder
 
 
@@ -255,10 +282,6 @@ def fit_batches(
     return replace(ladder, fitted=replace(ladder.fitted, record=record))
 
 
-Fit = tuple[Tables, Floats, Estimates]
-"""Policies, their tradeoffs in rising order, and what they do on rows not fitted to."""
-
-
 def _with_nodes(trace: Trace, without: Sequence[str], rename: Mapping[str, str]) -> Trace:
     """Return the trace of the nodes to fit to, by their new names."""
     for name in (*without, *rename):
@@ -275,47 +298,56 @@ def _with_nodes(trace: Trace, without: Sequence[str], rename: Mapping[str, str])
     return trace.with_verification()
 
 
-def _complete_rows(trace: Trace) -> Ints:
+def _complete_rows(trace: Trace) -> Trace:
     """Return the rows on which every node answered and every loss is known; refuse too few."""
     require_rows(trace, MIN_ROWS, "fitting")
-    rows = np.flatnonzero(~np.isnan(trace.loss).any(axis=1))
-    if len(rows) < MIN_ROWS:
+    complete = np.flatnonzero(~np.isnan(trace.loss).any(axis=1))
+    if len(complete) < MIN_ROWS:
         raise ArgumentError(
             f"fitting needs at least {MIN_ROWS} rows on which every node answered and every loss "
-            f"is known, and there are {len(rows)} ({trace.coverage}): ask all nodes on some of the "
-            "inputs (ttamer collect), or leave nodes out (without=...; --without)"
+            f"is known, and there are {len(complete)} ({trace.coverage}): ask all nodes on some "
+            "of the inputs (ttamer collect), or leave nodes out (without=...; --without)"
         )
-    return rows
+    return trace if len(complete) == len(trace) else trace.take(complete)
+
+
+def _weighting(trace: Trace, *, complete: bool) -> Weighting:
+    """Return how complete rows stand for all."""
+    if trace.chance is None:
+        return "none" if complete else "raked"
+    # Complete rows, too, may have been drawn with different chances.
+    return "none" if complete and not np.ptp(_chance_weights(trace)) > 0 else "chance"
 
 
 def _answers(
-    trace: Trace, record: FitRecord, features: FeatureSpec | None, max_nodes: int | None
-) -> Fit:
+    trace: Trace,
+    features: FeatureSpec | None,
+    weighting: Weighting,
+    waiting: float,
+    options: PlanOptions,
+) -> StepFit:
     """Fit policies on what answers and inputs say."""
-    spec, inputs = trace.spec, None
-    if features is not None:
-        prompts = trace.prompt.tolist() if trace.prompt is not None else None
-        inputs = features.rows(prompts, {name: list(v) for name, v in trace.inputs.items()})
+    spec = trace.spec
     agree = _equal_answers_lose_alike(trace)
+    codes = trace.prediction if agree else None
     log = Log(
         losses=np.asarray(trace.loss),
         cost=np.asarray(trace.costs, float),
         confidence=np.asarray(trace.confidence),
-        codes=trace.prediction.astype(np.intp) if agree and trace.prediction is not None else None,
-        classes=trace.classes if agree and trace.prediction is not None else (),
-        features=inputs,
+        codes=None if codes is None else codes.astype(np.intp),
+        classes=() if codes is None else trace.classes,
+        features=None if features is None else features.rows(_input_columns(trace)),
         spec=features,
         latency=trace.latency,
-        latency_weight=record.latency_weight,
+        latency_weight=waiting,
         groups=None if trace.group is None else groups_of(trace),
-        weight=_chance_weights(trace) if record.weighting == "chance" else None,
+        weight=_chance_weights(trace) if weighting == "chance" else None,
         kind=spec.kind,
         parents=first_parents(spec),
     )
-    options = PlanOptions(seed=record.seed, max_nodes=max_nodes or PlanOptions.max_nodes)
-    tables, estimates = fit_steps(spec.names, log, options=options)
-    tables = replace(tables, belief=replace(tables.belief, agree=agree))
-    return tables, 1 / (1 + tables.prices[::-1] * full_cost(spec, trace)), estimates
+    fitted = fit_steps(spec.names, log, options=options)
+    tables = replace(fitted.tables, belief=replace(fitted.tables.belief, agree=agree))
+    return fitted._replace(tables=tables)
 
 
 def _equal_answers_lose_alike(trace: Trace) -> bool:
@@ -336,92 +368,56 @@ def _equal_answers_lose_alike(trace: Trace) -> bool:
 
 
 def _states(
-    trace: Trace, rows: Ints, record: FitRecord, tradeoffs: Floats | None, states: int | None
-) -> Fit:
-    """Fit the paper's learner; what it does is estimated by folds."""
-    spec = trace.spec
+    trace: Trace, waiting: float, seed: int, tradeoffs: Floats | None, states: int | None
+) -> tuple[StateTables, Bools, Ints]:
+    """Fit the paper's learner to complete rows; what it does is estimated by folds."""
+    spec, cost = trace.spec, np.asarray(trace.costs, float)
     if any(len(parents) > 1 for parents in spec.parents):
         raise ArgumentError(
             'belief="markov" counts how one node follows another, and a node of this cascade is '
             'asked after several: use belief="answers"',
             param="belief",
         )
-    cost, full = np.asarray(trace.costs, float), full_cost(spec, trace)
-    if record.latency_weight and trace.latency is not None:
-        cost = cost + record.latency_weight * trace.latency
+    if waiting and trace.latency is not None:
+        cost = cost + waiting * trace.latency
 
     def learn(rows: Ints | slice, tradeoffs: Floats | None) -> StateTables:
-        seen, means = trace.confidence[rows], cost[rows].mean(axis=0)
+        seen, means, full = trace.confidence[rows], cost[rows].mean(axis=0), full_cost(spec, trace)
         return fit_states(spec, seen, means, full, states=states, tradeoffs=tradeoffs)
 
     tables = learn(slice(None), tradeoffs)
     solved = np.array(tables.ladder.tradeoffs)
-    fold = folds_of(groups_of(trace), record.folds, record.seed)
+    fold = folds_of(groups_of(trace), PlanOptions.folds, seed)
     asked = np.zeros((len(tables), *trace.confidence.shape), bool)
     answer = np.zeros(asked.shape[:2], np.intp)
-    for part in (np.flatnonzero(fold == k) for k in np.unique(fold)):
-        of_others = learn(np.setdiff1d(np.arange(len(trace)), part), solved)
+    for k in np.unique(fold):
+        part = np.flatnonzero(fold == k)
+        of_others = learn(np.flatnonzero(fold != k), solved)
         for number in range(len(tables)):
             done = of_others.policy(number).play(Seen(trace.confidence[part]))
             asked[number, part], answer[number, part] = done.asked, done.answer
-    return tables, solved, _estimates(trace, rows, asked, answer)
+    return tables, asked, answer
 
 
-def _thresholds(trace: Trace, rows: Ints, record: FitRecord, thresholds: Floats | None) -> Fit:
-    """Set thresholds, and measure them."""
-    thresholds = default_thresholds() if thresholds is None else thresholds
+def _thresholds(trace: Trace, thresholds: Floats) -> tuple[StepTables, Bools, Ints]:
+    """Set thresholds, and replay them on complete rows: nothing was fitted to these."""
     tables = threshold_tables(trace, thresholds)
-    replay = Fitted(trace.spec, tables, thresholds, 1.0, record, thresholds=True).read(trace)
-    played = [replay.play(tables.policy(number)) for number in range(len(thresholds))]
-    asked, answer = np.stack([p.asked for p in played]), np.stack([p.answer for p in played])
-    return tables, thresholds, _estimates(trace, rows, asked, answer)
+    view = tables.belief.view(Seen(trace.confidence))
+    played = [play(tables.policy(number), view) for number in range(len(thresholds))]
+    return tables, np.stack([p.asked for p in played]), np.stack([p.answer for p in played])
 
 
-def _estimates(trace: Trace, rows: Ints, asked: Bools, answer: Ints) -> Estimates:
-    """Return what policies did on complete rows, given whom they asked and whose answer it was."""
+def _points(trace: Trace, asked: Bools, answer: Ints, weight: Floats | None) -> OperatingPoints:
+    """Return what policies, and nodes by themselves, do on complete rows."""
     alone = [np.broadcast_to(nodes, trace.confidence.shape) for nodes in trace.spec.required]
-    waited = [latency_of(nodes, trace) for nodes in (*asked, *alone)]
-    waits = None if any(wait is None for wait in waited) else np.array(waited, float)
-    return Estimates(
-        rows,
-        np.ones(len(trace)),
-        trace.loss[np.arange(len(trace)), answer],
-        np.stack([paid(nodes, trace) for nodes in asked]),
-        None if waits is None else waits[: len(asked)],
-        np.asarray(trace.loss),
-        alone_paid(trace),
-        None if waits is None else waits[len(asked) :].T,
+    waits = [latency_of(nodes, trace) for nodes in (*asked, *alone)]
+    timed = [wait for wait in waits if wait is not None]
+    return OperatingPoints.of(
+        *outcomes(trace, asked, answer),
+        weight=weight,
+        waited=np.stack(timed) if len(timed) == len(waits) else None,
+        group=None if trace.group is None else groups_of(trace),
     )
-
-
-def _ladder(
-    trace: Trace, record: FitRecord, tables: Tables, tradeoffs: Floats, estimates: Estimates
-) -> FittedLadder:
-    """Make a ladder of tables and estimates."""
-    prior = tables.prior if isinstance(tables, StepTables) else None
-    if prior is not None and prior.spec is not None:
-        names = tuple(dict.fromkeys(feature.name for feature in prior.spec.features))
-        record = msgspec.structs.replace(record, inputs=names)
-    if record.weighting != "none":
-        weight = estimates.weight
-        effective = float(weight.sum() ** 2 / (weight @ weight))
-        record = msgspec.structs.replace(record, effective=effective)
-    if isinstance(tables, StateTables):
-        markov = check_markov(tables, np.asarray(trace.confidence)[estimates.rows], record.seed)
-        record = msgspec.structs.replace(record, markov=markov)
-    fitted = Fitted(
-        spec=trace.spec,
-        tables=tables,
-        tradeoffs=tradeoffs,
-        full_cost=full_cost(trace.spec, trace),
-        record=record,
-        measure=trace.measure,
-        unit=trace.unit,
-        thresholds=record.belief == "threshold",
-        compare=answer_rules(trace.spec),
-    )
-    group = None if trace.group is None else groups_of(trace)[estimates.rows]
-    return FittedLadder(fitted, OperatingPoints.of(estimates, group))
 
 
 def _chance_weights(trace: Trace) -> Floats:
@@ -436,22 +432,33 @@ def _feature_spec(
     trace: Trace, inputs: bool | Iterable[str], embedders: Mapping[str, str]
 ) -> FeatureSpec | None:
     """Return how inputs become features; ``None`` where there are none to use."""
-    present = [*(["prompt"] if trace.prompt is not None else []), *trace.inputs]
-    audit = ("audit_number", "audit_time", "audit_chance")  # they describe an audit, no input
-    present = [name for name in present if name not in audit]
-    if isinstance(inputs, bool):
-        names = present if inputs else []
-    else:
+    present = _input_columns(trace)
+    for name in ("audit_number", "audit_time", "audit_chance"):  # of an audit, not of an input
+        present.pop(name, None)
+    names: list[str] = list(present) if inputs is True else []
+    if not isinstance(inputs, bool):
         names = [inputs] if isinstance(inputs, str) else list(inputs)
     for name in names:
         if name not in present:
             have = f"it has {', '.join(present)}" if present else "it has none"
             raise ArgumentError(f"the trace has no input {name!r}: {have}", param="inputs")
-    if not names:
-        return None
-    prompts = trace.prompt.tolist() if "prompt" in names and trace.prompt is not None else None
-    values = {name: list(trace.inputs[name]) for name in names if name != "prompt"}
-    return FeatureSpec.of(prompts, values, embedders=embedders)
+    columns = {name: values for name, values in present.items() if name in names}
+    spec = FeatureSpec.of(columns, embedders=embedders)
+    vectors = [feature.name for feature in spec.features if feature.kind == "vector"]
+    for name in embedders:
+        if name not in vectors:
+            have = f"vectors are {', '.join(vectors)}" if vectors else "there are none"
+            raise ArgumentError(
+                f"embedders names {name!r}, which is no vector that the fit reads: {have}",
+                param="embedders",
+            )
+    return spec if names else None
+
+
+def _input_columns(trace: Trace) -> dict[str, list[Any]]:
+    """Return what is known of each input, by name."""
+    columns = {name: list(values) for name, values in trace.inputs.items()}
+    return columns if trace.prompt is None else {**columns, "prompt": trace.prompt.tolist()}
 
 
 def _check_options(
@@ -474,14 +481,11 @@ def _check_options(
         require_number(latency_weight, "latency_weight")
     if not is_number(hold_out) or not 0 <= hold_out <= 0.9:
         raise ArgumentError(f"hold_out is {hold_out!r}; it must be from 0 to 0.9", param="hold_out")
-    if states is not None:
-        require_whole(states, "states", least=1)
-        if belief != "markov":
-            raise ArgumentError('states are those of belief="markov"', param="states")
-    if max_nodes is not None:
-        require_whole(max_nodes, "max_nodes", least=1)
-        if belief != "answers":
-            raise ArgumentError('max_nodes is of belief="answers"', param="max_nodes")
+    for name, value, owner in (("states", states, "markov"), ("max_nodes", max_nodes, "answers")):
+        if value is not None:
+            require_whole(value, name, least=1)
+            if belief != owner:
+                raise ArgumentError(f'{name}: only belief="{owner}" takes it', param=name)
     if tradeoffs is not None and belief == "answers":
         raise ArgumentError(
             'belief="answers" finds policies for all tradeoffs at once: leave tradeoffs out, and '
@@ -497,14 +501,11 @@ def _check_options(
 
 
 def _require_latency(trace: Trace, weight: float) -> None:
-    """Refuse a trace that lacks a latency."""
-    latency = trace.latency
-    lacking = [
-        name
-        for node, name in enumerate(trace.names)
-        if latency is None or np.isnan(latency[trace.answered[:, node], node]).any()
-    ]
-    if latency is None or lacking:
+    """Refuse a trace that lacks a latency, where one counts."""
+    latency = np.full(trace.answered.shape, np.nan) if trace.latency is None else trace.latency
+    lacks = np.flatnonzero((np.isnan(latency) & trace.answered).any(axis=0))
+    lacking = [trace.names[node] for node in lacks]
+    if weight and lacking:
         raise ArgumentError(
             f"latency_weight is {weight:g}, and the trace has no latency of {', '.join(lacking)}: "
             "add columns <node>.latency, or remove the weight",

@@ -79,23 +79,29 @@ class Fitted:
 
     spec: CascadeSpec
     tables: Tables
-    tradeoffs: Floats
-    """Shape (P,), rising; of thresholds, the thresholds."""
-    full_cost: float
-    """What the full model costs per input, in the cascade's unit."""
+    tradeoffs: Floats  # (P,), rising; of thresholds, the thresholds
+    full_cost: float  # what the full model costs per input, in the cascade's unit
     record: FitRecord
     measure: Measure = "error"
-    unit: float = 1.0
-    """What a loss of 1 is in the trace's unit."""
+    unit: float = 1.0  # what a loss of 1 is in the trace's unit
+    # Whether policies are thresholds on the confidence, set before any row was seen
     thresholds: bool = False
-    """Whether policies are thresholds on the confidence, set before any row was seen."""
+    # How answers are compared and where confidences come from: serving by another rule is refused
     compare: Mapping[str, str] = field(default_factory=dict)
-    """How answers are compared and where confidences come from: serving by another rule is refused.
-    """
 
     def rule(self, number: int) -> StepPolicy | StatePolicy:
         """Return what decides at a place of the ladder; prices of tables rise."""
         return self.tables.policy(len(self.tables) - 1 - number)
+
+    def only_node(self, rule: PolicyRule) -> str | None:
+        """Return the only node that a rule ever asks; ``None`` where it may ask a second one."""
+        starts: Step = ()
+        if isinstance(rule, SingleNode):
+            starts = (*rule.before, rule.node)
+        elif isinstance(rule, StepPolicy):
+            starts = tuple({*rule.ahead(())})
+            starts += tuple(node for start in starts for node in rule.ahead((start,)))
+        return self.spec.names[starts[0]] if len(starts) == 1 else None
 
     def alone(self, node: int, error: Floats) -> SingleNode:
         """Return what asks one node; where it fails, the others in order of these errors."""
@@ -141,19 +147,16 @@ class Fitted:
         if prior is None:
             return None, None
         odds, costs = (np.tile(mean, (count, 1)) for mean in (prior.base, self.tables.costs))
-        names = () if prior.spec is None else {feature.name for feature in prior.spec.features}
         columns = dict(inputs) if prompt is None else {**inputs, "prompt": prompt}
+        names = () if prior.spec is None else prior.spec.names
         columns = {name: columns[name] for name in names if name in columns}
         present = np.zeros(count, bool)
         for column in columns.values():
             present |= [not (v is None or (is_number(v) and v != v)) for v in column]
         rows = np.flatnonzero(present)
         if prior.spec is not None and rows.size:
-            values = {
-                name: [column[row] for row in rows.tolist()] for name, column in columns.items()
-            }
-            text = values.pop("prompt", None)
-            odds[rows], costs[rows] = prior(prior.spec.rows(text, values))
+            stated = {name: [column[t] for t in rows.tolist()] for name, column in columns.items()}
+            odds[rows], costs[rows] = prior(prior.spec.rows(stated))
         return odds, costs
 
     def _codes(self, trace: Trace) -> Ints | None:
@@ -161,7 +164,7 @@ class Fitted:
         if trace.prediction is None or not isinstance(self.tables, StepTables):
             return None
         classes = self.tables.belief.classes  # perhaps none: texts that agree still count
-        code_of = {text: code for code, text in enumerate(classes)}
+        code_of = self.tables.belief.code_of
         codes = [code_of.get(text, len(classes) + new) for new, text in enumerate(trace.classes)]
         return np.array([*codes, -1], np.intp)[trace.prediction]
 
@@ -172,8 +175,7 @@ class Rows:
 
     fitted: Fitted
     answers: Seen
-    costs: Floats | None = None
-    """Shape (T, n): what inputs predict."""
+    costs: Floats | None = None  # (T, n): what inputs predict
 
     def play(self, rule: PolicyRule) -> Played:
         """Return what a rule does."""

@@ -116,16 +116,12 @@ class InputFeature:
     """One input, and how it becomes columns."""
 
     name: str
-    kind: str
-    """``"words"``, ``"prompt"``, ``"number"``, ``"category"`` or ``"vector"``."""
-    width: int
-    """The number of columns."""
+    kind: str  # "words", "prompt", "number", "category" or "vector"
+    width: int  # the number of columns
     centre: tuple[float, ...] = ()
     spread: tuple[float, ...] = ()
-    levels: tuple[str, ...] = ()
-    """The categories; any other one has no column."""
-    embedder: str = ""
-    """The name and version of what made a vector."""
+    levels: tuple[str, ...] = ()  # the categories; any other one has no column
+    embedder: str = ""  # the name and version of what made a vector
 
     def columns(self, values: Sequence[object]) -> Floats:
         """Return the columns of rows, shape (T, width); zeros where a value is missing."""
@@ -174,19 +170,17 @@ def _unit(rows: Floats) -> Floats:
 class FeatureSpec:
     """How inputs become features: what a policy that reads inputs keeps of them.
 
-    >>> spec = FeatureSpec.of(["one", "two words"], {"user": ["free", "paid"]}, words=64)
-    >>> spec.rows(["one", "two words"], {"user": ["free", "paid"]}).shape
+    >>> columns = {"user": ["free", "paid"], "prompt": ["one", "two words"]}
+    >>> FeatureSpec.of(columns, words=64).rows(columns).shape
     (2, 72)
     """
 
-    features: tuple[InputFeature, ...]
-    """Vectors first."""
+    features: tuple[InputFeature, ...]  # vectors first
 
     @classmethod
     def of(
         cls,
-        prompts: Sequence[str | None] | None,
-        inputs: Mapping[str, Sequence[Any]],
+        columns: Mapping[str, Sequence[Any]],
         *,
         embedders: Mapping[str, str] | None = None,
         words: int = 1024,
@@ -195,16 +189,20 @@ class FeatureSpec:
         """Return how these inputs become features.
 
         Args:
-            prompts: The text of each row, if there are any.
-            inputs: By name: numbers, texts (categories) or arrays (vectors), one for each row.
+            columns: By name, one value for each row: numbers, texts (categories) or arrays
+                (vectors); ``"prompt"`` is the text of the prompt.
             embedders: By name of a vector: the name and version of what made it.
             words: How many columns hashed words have.
             most_levels: The most categories of an input, the frequent ones.
         """
         features = []
-        for name, values in inputs.items():
+        for name, values in columns.items():
             example = next((v for v in values if v is not None), None)
-            if isinstance(example, str):
+            if name == "prompt":
+                numbers = np.array([prompt_numbers(text or "") for text in values])
+                features.append(_standardised(name, "prompt", numbers))
+                features.append(InputFeature(name, "words", words))
+            elif isinstance(example, str):
                 counts = Counter(str(v) for v in values if v is not None)
                 levels = sorted(counts, key=lambda v: (-counts[v], v))[:most_levels]
                 features.append(InputFeature(name, "category", len(levels), levels=tuple(levels)))
@@ -214,11 +212,12 @@ class FeatureSpec:
             elif example is not None:
                 numbers = np.array([_numbers(name, v, 1) for v in values])
                 features.append(_standardised(name, "number", numbers))
-        if prompts is not None:
-            numbers = np.array([prompt_numbers(text or "") for text in prompts])
-            features.append(_standardised("prompt", "prompt", numbers))
-            features.append(InputFeature("prompt", "words", words))
         return cls(tuple(sorted(features, key=lambda feature: feature.kind != "vector")))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the inputs."""
+        return tuple(dict.fromkeys(feature.name for feature in self.features))
 
     @property
     def near(self) -> int:
@@ -226,25 +225,19 @@ class FeatureSpec:
         vectors = sum(feature.width for feature in self.features if feature.kind == "vector")
         return vectors or sum(feature.width for feature in self.features)
 
-    def rows(
-        self,
-        prompts: Sequence[str | None] | None,
-        inputs: Mapping[str, Sequence[Any]],
-    ) -> Features:
+    def rows(self, columns: Mapping[str, Sequence[Any]]) -> Features:
         """Return features, shape (T, D); what is missing counts as nothing known.
 
         Raises:
             ArgumentError: An input has another form than those fitted to.
         """
-        count = len(prompts) if prompts is not None else max(map(len, inputs.values()), default=0)
-        parts = []
+        parts = [np.zeros((max(map(len, columns.values()), default=0), 0))]
         for feature in self.features:
-            values = inputs.get(feature.name)
-            if feature.kind in ("words", "prompt"):
-                values = prompts
-            empty = np.zeros((count, feature.width))
-            parts.append(empty if values is None else feature.columns(values).reshape(empty.shape))
-        return _gridded(np.hstack(parts) if parts else np.zeros((count, 0)))
+            part = np.zeros((len(parts[0]), feature.width))
+            if feature.name in columns:
+                part = feature.columns(columns[feature.name]).reshape(part.shape)
+            parts.append(part)
+        return _gridded(np.hstack(parts))
 
 
 def _standardised(name: str, kind: str, numbers: Floats) -> InputFeature:
@@ -260,28 +253,19 @@ def _standardised(name: str, kind: str, numbers: Floats) -> InputFeature:
 class Prior:
     """The log-odds that each node errs, and what it costs, from the features of an input."""
 
-    base: Floats
-    """Shape (n,): the log-odds of each node where nothing is known of the input."""
-    mean_cost: Floats
-    """Shape (n,)."""
-    weights: Floats
-    """Shape (D + 1, 2 n): of losses, then of cost over its mean; the last row is constant."""
-    near: Features
-    """Shape (T, d): the rows fitted to, by the first d features, unit length."""
-    losses: Floats
-    """Shape (T, n)."""
-    count: int
-    """How many neighbours count."""
-    centres: Features
-    """Shape (c, d): of clusters, coarse ones first."""
-    coarse: int
-    """How many of them are coarse."""
+    base: Floats  # (n,): the log-odds of each node where nothing is known of the input
+    mean_cost: Floats  # (n,)
+    weights: Floats  # (D + 1, 2 n): of losses, then of cost over its mean; the last row is constant
+    near: Features  # (T, d): the rows fitted to, by the first d features, unit length
+    losses: Floats  # (T, n)
+    count: int  # how many neighbours count
+    centres: Features  # (c, d): of clusters, coarse ones first
+    coarse: int  # how many of them are coarse
+    # (c, n): the losses of each cluster, fine ones before they are drawn to a coarse one
     means: Floats
-    """Shape (c, n): the losses of each cluster, fine ones before they are drawn to a coarse one."""
-    shrink: Floats
-    """Shape (c,): the weight of a cluster's own mean, beside what it is drawn to."""
+    shrink: Floats  # (c,): the weight of a cluster's own mean, beside what it is drawn to
+    # How inputs become features, where the fit was given inputs and not features
     spec: FeatureSpec | None = None
-    """How inputs become features, where the fit was given inputs and not features."""
 
     @cached_property
     def unknown(self) -> tuple[list[float], float]:

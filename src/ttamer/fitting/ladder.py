@@ -16,17 +16,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from math import isfinite, log
+from math import isfinite
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ttamer._checks import counted, in_unit, is_number, number, percent, priced
 from ttamer._extras import require
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
-from ttamer.fitting.belief import chance_of
+from ttamer.fitting.belief import Bools, Ints, chance_of
 from ttamer.fitting.fitted import FitRecord, Fitted, PolicyRule
 from ttamer.fitting.markov import StatePolicy
 from ttamer.fitting.points import Mix, OperatingPoints
@@ -67,11 +66,30 @@ class Deciding(PartOfFit):
     @property
     def described(self) -> str:
         """What it costs and how often it errs, in words."""
-        return described(self.cost, self.error, self.fitted.measure, self.spec.unit)
+        measure = self.fitted.measure
+        if self.cost is None or self.error is None:
+            return f"cost and {measure} not estimated"
+        error = shown_error(self.error, measure)
+        return f"cost {priced(self.cost, self.spec.unit)} per input, {measure} {error}"
 
-    def _rules(self, count: int) -> tuple[list[PolicyRule], NDArray[np.intp]]:
+    @property
+    def single_node(self) -> str | None:
+        """The only node that is ever asked; ``None`` where a second node may be asked."""
+        nodes = {self.fitted.only_node(rule) for rule in self._rules(0)[0]}
+        return nodes.pop() if len(nodes) == 1 else None
+
+    def _rules(self, count: int) -> tuple[list[PolicyRule], Ints]:
         """Return what decides, and which of them decides each of the next inputs."""
         raise NotImplementedError
+
+    def _card(self, kind: str, promise: Promise | None = None) -> str:
+        """Return it as HTML: what it costs, how often it errs, and its nodes."""
+        notes = [self.described]
+        notes += [f"it always asks {self.single_node!r} alone"] * (self.single_node is not None)
+        notes += [str(promise)] * (promise is not None)
+        rows = [[node.name, number(node.cost)] for node in self.spec.nodes]
+        title = f"{kind} over {counted(len(rows), 'node')}"
+        return card(title, notes=notes, head=["node", "cost"], rows=rows)
 
     def batch(
         self,
@@ -123,7 +141,7 @@ class FittedPolicy(Deciding):
         return f"FittedPolicy({names}; {self.described}, {self.setting})"
 
     def _repr_html_(self) -> str:
-        return policy_card("Policy", self)
+        return self._card("Policy")
 
     @property
     def tradeoff(self) -> float | None:
@@ -134,23 +152,10 @@ class FittedPolicy(Deciding):
     @property
     def setting(self) -> str:
         """Its tradeoff, its threshold, or its node, in words."""
-        if self.tradeoff is None:
-            return f"{self.single_node} alone"
+        if isinstance(self.rule, SingleNode):
+            return f"{self.spec.names[self.rule.node]} alone"
         kind = "threshold" if self.fitted.thresholds else "tradeoff"
         return f"{kind} {self.tradeoff:.{6 if self.fitted.thresholds else 3}g}"
-
-    @cached_property
-    def single_node(self) -> str | None:
-        """The only node that is ever asked; ``None`` where a second node may be asked."""
-        rule = self.rule
-        if isinstance(rule, SingleNode):
-            return None if rule.before else self.spec.names[rule.node]
-        if not isinstance(rule, StepPolicy):
-            return None
-        first = {way.node for way in rule.ways[()]}
-        if len(first) != 1 or any(rule.ahead((node,)) for node in first):
-            return None
-        return self.spec.names[first.pop()]
 
     @property
     def indices(self) -> dict[tuple[str, ...], dict[str, float]]:
@@ -166,12 +171,21 @@ class FittedPolicy(Deciding):
         >>> list(policy.indices)[:2]
         [('layer1',), ('layer1', 'layer2')]
         """
-        names, reads = self.spec.names, self.record.belief == "answers"
-        table = self.rule.indices if reads and isinstance(self.rule, StepPolicy) else {}
+        names, rule = self.spec.names, self.rule
+        if not isinstance(rule, StepPolicy) or rule.tables.are_thresholds:
+            return {}
         return {
             tuple(names[v] for v in step): {names[v]: chance_of(index) for v, index in ways.items()}
-            for step, ways in table.items()
+            for step, ways in rule.indices.items()
         }
+
+    def _cells(self) -> list[tuple[tuple[str, ...], str, str]]:
+        """Return the table of indices: the nodes asked, the next, and the chance that pays."""
+        return [
+            (asked, node, percent(index, digits=2))
+            for asked, ways in self.indices.items()
+            for node, index in ways.items()
+        ]
 
     def table(self) -> str:
         """Return its table of indices as text.
@@ -179,11 +193,7 @@ class FittedPolicy(Deciding):
         Returns:
             For the nodes asked so far: which node it may ask next, and where that pays.
         """
-        rows = [
-            [", ".join(asked), node, percent(index, digits=2)]
-            for asked, ways in self.indices.items()
-            for node, index in ways.items()
-        ]
+        rows = [[", ".join(asked), node, chance] for asked, node, chance in self._cells()]
         return table(["asked", "then", "if wrong with a chance above"], rows)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
@@ -199,15 +209,13 @@ class FittedPolicy(Deciding):
             return self.rule.solved.plot(path)
         order, indices = self.spec.names.index, self.indices
         ways = [
-            (asked, tuple(sorted((*asked, node), key=order)), f"> {percent(index, digits=2)}")
-            for asked, following in indices.items()
-            for node, index in following.items()
-            if index < 1
+            (asked, tuple(sorted((*asked, node), key=order)), f"> {chance}")
+            for asked, node, chance in self._cells()
+            if indices[asked][node] < 1
         ]
         sets = list(dict.fromkeys([*indices, *(target for _, target, _ in ways)]))
-        number = {asked: k for k, asked in enumerate(sets)}
         boxes = [Box((", ".join(asked),), len(asked)) for asked in sets]
-        arrows = [Arrow(number[source], number[target], label) for source, target, label in ways]
+        arrows = [Arrow(sets.index(a), sets.index(b), label) for a, b, label in ways]
         return draw_graph(boxes, arrows, caption=self.described).written(path)
 
     def play(self, trace: Trace) -> Played:
@@ -249,7 +257,7 @@ class FittedPolicy(Deciding):
             return self.rule.session(max_cost=max_cost)
         return self.rule.session(prior[0], costs[0], max_cost)
 
-    def _rules(self, count: int) -> tuple[list[PolicyRule], NDArray[np.intp]]:
+    def _rules(self, count: int) -> tuple[list[PolicyRule], Ints]:
         return [self.rule], np.zeros(count, np.intp)
 
 
@@ -282,7 +290,7 @@ class Mixture(Deciding):
         return f"Mixture({', '.join(self.spec.names)}; {self.described})"
 
     def _repr_html_(self) -> str:
-        return policy_card("Mixture of two policies", self)
+        return self._card("Mixture of two policies", self.promise)
 
     @property
     def fitted(self) -> Fitted:  # type: ignore[override]
@@ -292,12 +300,15 @@ class Mixture(Deciding):
     @property
     def error(self) -> float | None:  # type: ignore[override]
         """The expected loss on new rows, in the trace's unit."""
-        return _between(self.cheap.error, self.expensive.error, self.share)
+        return self._mean(self.cheap.error, self.expensive.error)
 
     @property
     def cost(self) -> float | None:  # type: ignore[override]
         """The expected cost per input on new rows, in the cascade's unit."""
-        return _between(self.cheap.cost, self.expensive.cost, self.share)
+        return self._mean(self.cheap.cost, self.expensive.cost)
+
+    def _mean(self, low: float | None, high: float | None) -> float | None:
+        return None if low is None or high is None else (1 - self.share) * low + self.share * high
 
     @property
     def setting(self) -> str:
@@ -309,14 +320,6 @@ class Mixture(Deciding):
     def mix(self) -> Mix:
         """Its points in the ladder, and its share."""
         return Mix(self.cheap.number, self.expensive.number, self.share)
-
-    @property
-    def single_node(self) -> str | None:
-        """The only node that is ever asked; ``None`` where a second node may be asked."""
-        used = {1.0: (self.expensive,), 0.0: (self.cheap,)}
-        policies = used.get(self.share, (self.cheap, self.expensive))
-        nodes = {policy.single_node for policy in policies}
-        return nodes.pop() if len(nodes) == 1 else None
 
     def drawn(self, key: str | int) -> FittedPolicy:
         """Return the policy that decides the input of this key.
@@ -353,7 +356,7 @@ class Mixture(Deciding):
         policy = self.drawn(next(self._count) if key is None else key)
         return policy.session(max_cost=max_cost, prompt=prompt, inputs=inputs)
 
-    def _rules(self, count: int) -> tuple[list[PolicyRule], NDArray[np.intp]]:
+    def _rules(self, count: int) -> tuple[list[PolicyRule], Ints]:
         return [self.cheap.rule, self.expensive.rule], self.draws(count).astype(np.intp)
 
     def play(self, trace: Trace) -> Played:
@@ -374,7 +377,7 @@ class Mixture(Deciding):
             np.where(drawn, expensive.last, cheap.last),
         )
 
-    def draws(self, rows: int) -> NDArray[np.bool_]:
+    def draws(self, rows: int) -> Bools:
         """Return which inputs the expensive policy decides, numbered from 0.
 
         Args:
@@ -435,12 +438,8 @@ class PolicyList(PartOfFit):
         Returns:
             The policy, with its expected error and cost.
         """
-        fitted, points = self.fitted, self.points
-        rule: PolicyRule
-        if number < len(self):
-            rule = fitted.rule(number)
-        else:
-            rule = fitted.alone(number - len(self), points.alone_error)
+        fitted, points, node = self.fitted, self.points, number - len(self)
+        rule = fitted.rule(number) if node < 0 else fitted.alone(node, points.alone_error)
         error = fitted.unit * float(points.errors[number])
         return FittedPolicy(fitted, rule, number, error, float(points.costs[number]))
 
@@ -475,28 +474,18 @@ class PolicyList(PartOfFit):
 
     def _cells(self, limit: int) -> list[list[str]]:
         """Return a head, and a row for each policy of the frontier."""
-        corners = self.points.corners
-        fitted, measure, times = self.fitted, self.fitted.measure, self.points.latency
-        latency = [] if times is None else ["latency", "95% within"]
-        rows = [
-            [in_unit("cost", self.spec.unit), "of full", measure, "std. error", *latency, "policy"]
-        ]
-        for k in corners[:: -(-len(corners) // limit)]:
-            policy, spread = self.point(k), ""
+        points, fitted, measure = self.points, self.fitted, self.fitted.measure
+        times = np.empty((len(points.costs), 0)) if points.latency is None else points.latency
+        head = [in_unit("cost", self.spec.unit), "of full", measure, "std. error"]
+        rows = [[*head, *["latency", "95% within"][: times.shape[1]], "policy"]]
+        for k in points.corners[:: -(-len(points.corners) // limit)]:
+            cost, spread = float(points.costs[k]), ""
             if k < len(self):  # nodes alone are counted, not estimated
-                spread = shown_error(fitted.unit * float(self.points.standard_error[k]), measure)
-            cost, error = policy.cost or 0.0, policy.error or 0.0
-            seconds = [] if times is None else [number(t) for t in times[k, :2].tolist()]
-            rows.append(
-                [
-                    number(cost),
-                    f"{cost / fitted.full_cost:.1%}",
-                    shown_error(error, measure),
-                    spread,
-                    *seconds,
-                    policy.setting,
-                ]
-            )
+                spread = shown_error(fitted.unit * float(points.standard_error[k]), measure)
+            error = shown_error(fitted.unit * float(points.errors[k]), measure)
+            waits = map(number, times[k, :2].tolist())
+            share = f"{cost / fitted.full_cost:.1%}"
+            rows.append([number(cost), share, error, spread, *waits, self.point(k).setting])
         return rows
 
     def table(self) -> str:
@@ -547,21 +536,15 @@ class PolicyList(PartOfFit):
         Raises:
             MissingExtra: If matplotlib is not installed.
         """
-        points, unit = self.points, self.fitted.unit
+        points, unit, measure = self.points, self.fitted.unit, self.fitted.measure
         corners = lower_envelope(points.cost, points.error)
-        curve = points.cost[corners].tolist(), (unit * points.error[corners]).tolist()
-        marks = {
-            name: (float(cost), unit * float(error))
-            for name, cost, error in zip(
-                self.spec.names, points.alone_cost, points.alone_error, strict=True
-            )
-        }
+        alone = zip(points.alone_cost.tolist(), (unit * points.alone_error).tolist(), strict=True)
         return draw_curves(
-            {"policies": curve},
+            {"policies": (points.cost[corners].tolist(), (unit * points.error[corners]).tolist())},
             in_unit("cost per input", self.spec.unit),
-            self.fitted.measure,
-            marks=marks,
-            y_percent=self.fitted.measure == "error",
+            measure,
+            marks=dict(zip(self.spec.names, alone, strict=True)),
+            y_percent=measure == "error",
             path=path,
         )
 
@@ -606,18 +589,12 @@ class FittedLadder(PolicyList):
         Raises:
             ArgumentError: The tradeoff is not from 0 to 1.
         """
-        wanted = check_tradeoff(tradeoff)
-        tradeoffs = self.fitted.tradeoffs
-        if self.fitted.thresholds:
-            return self[int(np.abs(tradeoffs - wanted).argmin())]
-        if wanted in (0.0, 1.0):
-            return self[0 if wanted == 0.0 else -1]
-        inside = np.flatnonzero((tradeoffs > 0) & (tradeoffs < 1))
-        if not inside.size:
-            return self[0 if wanted < 0.5 else -1]
-        odds = np.log(tradeoffs[inside]) - np.log1p(-tradeoffs[inside])
-        nearest = np.abs(odds - (log(wanted) - log(1 - wanted))).argmin()
-        return self[int(inside[nearest])]
+        numbers = np.append(self.fitted.tradeoffs, check_tradeoff(tradeoff))
+        if not self.fitted.thresholds:
+            with np.errstate(divide="ignore"):  # prices of 0 and 1 are beyond all others
+                odds = np.log(numbers) - np.log1p(-numbers)
+            numbers = np.nan_to_num(odds, posinf=1e9, neginf=-1e9)
+        return self[int(np.abs(numbers[:-1] - numbers[-1]).argmin())]
 
     def for_mistake_cost(self, cost: float, *, price: float = 1.0) -> FittedPolicy:
         """Return the policy that minimises ``cost of mistakes + cost of asking``.
@@ -798,9 +775,8 @@ class FittedLadder(PolicyList):
         against: int,
         **more: Any,
     ) -> Mixture:
-        more |= {"names": self.spec.names, "thresholds": self.fitted.thresholds}
-        held = self.held_rows(on)
-        promise = make_promise(held, self.points, kind, at_most, confidence, against, **more)
+        facts = self.held_rows(on), self.points, kind, at_most, confidence, against
+        promise = make_promise(*facts, thresholds=self.fitted.thresholds, **more)
         return self.mixture_for(promise, seed=seed)
 
     def held_rows(self, on: Trace | None = None) -> Held:
@@ -881,10 +857,6 @@ class FittedLadder(PolicyList):
         return Mixture(self.point(mix.cheap), self.point(mix.expensive), mix.share, seed)
 
 
-def _between(low: float | None, high: float | None, share: float) -> float | None:
-    return None if low is None or high is None else (1 - share) * low + share * high
-
-
 def shown_error(value: float, measure: Measure, *, digits: int = 2) -> str:
     """Return an error as a percentage with these digits, or a mean loss as a number.
 
@@ -892,32 +864,6 @@ def shown_error(value: float, measure: Measure, *, digits: int = 2) -> str:
     ('4.12%', '41.23')
     """
     return percent(value, digits=digits) if measure == "error" else f"{value:.4g}"
-
-
-def described(
-    cost: float | None, error: float | None, measure: Measure = "error", unit: str = ""
-) -> str:
-    """Return what a policy costs and how often it errs, or what it loses, in words.
-
-    >>> described(3.25, 0.0412, unit="ms")
-    'cost 3.25 ms per input, error 4.12%'
-    """
-    if cost is None or error is None:
-        return f"cost and {measure} not estimated"
-    return f"cost {priced(cost, unit)} per input, {measure} {shown_error(error, measure)}"
-
-
-def policy_card(kind: str, policy: FittedPolicy | Mixture) -> str:
-    """Return a policy as HTML: what it costs, how often it errs, and its nodes."""
-    notes = [policy.described]
-    if policy.single_node is not None:
-        notes.append(f"it always asks {policy.single_node!r} alone")
-    promise = policy.promise if isinstance(policy, Mixture) else None
-    if promise is not None:
-        notes.append(str(promise))
-    rows = [[node.name, number(node.cost)] for node in policy.spec.nodes]
-    title = f"{kind} over {counted(len(rows), 'node')}"
-    return card(title, notes=notes, head=["node", "cost"], rows=rows)
 
 
 def _uniform(text: str) -> float:

@@ -34,10 +34,10 @@ from ttamer.stats.markov import markov_cost, markov_test
 class MarkovRecord(msgspec.Struct, frozen=True):
     """Whether the states that ``belief="markov"`` learnt form a Markov chain, as it assumes."""
 
+    # The chance of dependence as strong as in these rows, if they did (permutations)
     p_value: float
-    """The chance of dependence as strong as in these rows, if they did (permutations)."""
+    # What assuming it loses and pays more, at tradeoff; costs are shares of the full cost
     cost: float
-    """What assuming it loses and pays more, at ``tradeoff``; costs are shares of the full cost."""
     standard_error: float
     tradeoff: float
 
@@ -54,18 +54,15 @@ class MarkovRecord(msgspec.Struct, frozen=True):
 class StateTables:
     """Solved policies of one learnt problem, prices rising."""
 
-    names: tuple[str, ...]
-    """The nodes of the cascade."""
-    costs: Floats
-    """Shape (n,): the mean cost of each node, in the cascade's unit."""
+    names: tuple[str, ...]  # the nodes of the cascade
+    costs: Floats  # (n,): the mean cost of each node, in the cascade's unit
+    # Per node of the cascade, increasing confidences that separate its states
     edges: tuple[Floats, ...]
-    """Per node of the cascade, increasing confidences that separate its states."""
-    columns: tuple[int, ...]
-    """For each node of the problem, its number in the cascade."""
+    columns: tuple[int, ...]  # for each node of the problem, its number in the cascade
+    # The solved policies, in increasing order of tradeoff: costs are shares of the full cost
     ladder: Ladder
-    """The solved policies, in increasing order of tradeoff: costs are shares of the full cost."""
+    # Policies under caps that sessions asked for, by number and cap
     solved_caps: dict[tuple[int, float], Policy] = field(default_factory=dict, repr=False)
-    """Policies under caps that sessions asked for, by number and cap."""
 
     def __len__(self) -> int:
         return len(self.ladder)
@@ -79,14 +76,14 @@ class StateTables:
 
         What is no number carries no information, and has state 0.
         """
-        return _states(confidence, self.edges, self.columns)
+        return states_of(confidence[:, self.columns], [self.edges[v] for v in self.columns])
 
 
-def _states(
-    confidence: Floats, edges: Sequence[Floats], columns: Sequence[int]
-) -> NDArray[np.intp]:
-    states = [np.searchsorted(edges[v], confidence[:, v], side="right") for v in columns]
-    return np.where(np.isnan(confidence[:, columns]), 0, np.stack(states, axis=1))
+def states_of(confidence: Floats, edges: Sequence[Floats]) -> NDArray[np.intp]:
+    """Return the states of confidences, the columns of which are cut at edges."""
+    pairs = zip(edges, confidence.T, strict=True)
+    states = np.stack([np.searchsorted(cuts, c, side="right") for cuts, c in pairs], axis=1)
+    return np.where(np.isnan(confidence), 0, states)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,11 +158,9 @@ class StateTurn(FittedSession):
     Under a cap the learnt problem is solved with it, what was spent being part of the state.
     """
 
-    __slots__ = ("_capped", "_free", "_inner", "_tables")
-
     def __init__(self, policy: StatePolicy, max_cost: float | None = None) -> None:
         super().__init__(policy.names, policy.tables.costs.tolist(), max_cost)
-        self._tables, solved, self._capped = policy.tables, policy.solved, False
+        self._tables, solved = policy.tables, policy.solved
         self._free: StateSession | None = None  # what is decided without the cap, while that agrees
         if max_cost is not None:
             problem = policy.tables.ladder.problem
@@ -188,21 +183,12 @@ class StateTurn(FittedSession):
         self._find()
 
     def _find(self) -> None:
-        """Take the node that the solved policy asks."""
-        number = self._inner.number
+        """Take the node that the solved policy asks, and the one that answers."""
+        number, answer = self._inner.number, self._inner.answer
         self._next = -1 if number < 0 else self._tables.columns[number]
+        self._answer = -1 if answer is None else self._names.index(answer)
         if self._free is not None and self._free.next != self._inner.next:
             self._free, self._capped = None, True
-
-    @property
-    def answer(self) -> str | None:
-        """The node whose answer to return."""
-        return self._inner.answer
-
-    @property
-    def capped(self) -> bool:
-        """Whether the cap on the cost changed what was asked."""
-        return self._capped
 
     @property
     def is_last(self) -> bool:
@@ -297,7 +283,7 @@ def fit_states(
         # Eight rows on the mean for each pair of states.
         states = int(np.clip(np.sqrt(len(confidence) / 8), 2, 32))
     edges = tuple(edges_of(column, states) for column in confidence.T)
-    numbers = _states(confidence, edges, range(len(spec)))
+    numbers = states_of(confidence, edges)
     sizes, tree, order = [len(e) + 1 for e in edges], any(spec.parents), [*range(len(spec))]
     if tree:
         pairs = [(parents[0] if parents else -1, v) for v, parents in enumerate(spec.parents)]

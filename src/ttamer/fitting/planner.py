@@ -19,9 +19,10 @@ taken; router and two only where they are better by one paired standard error on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,25 +41,18 @@ class PlanOptions:
     """How policies are planned."""
 
     folds: int = 5
-    points: int = 64
-    """The number of prices."""
-    max_nodes: int = 4
-    """The most nodes that one input asks."""
-    pool: int = 9
-    """Of more nodes, those are left out that a cheaper one beats most clearly."""
-    shortlist: int = 6
-    """Of so many of the best chains at a price, any order is tried."""
-    gated: int = 600
-    """With fewer complete rows the inputs must show that they help."""
-    gate: float = 0.01
-    """By how much less of the objective of single nodes."""
-    ridge: float = 2.0
-    """Of tents."""
+    points: int = 64  # the number of prices
+    max_nodes: int = 4  # the most nodes that one input asks
+    pool: int = 9  # of more nodes, those are left out that a cheaper one beats most clearly
+    shortlist: int = 6  # of so many of the best chains at a price, any order is tried
+    gated: int = 600  # with fewer complete rows the inputs must show that they help
+    gate: float = 0.01  # by how much less of the objective of single nodes
+    ridge: float = 2.0  # of tents
+    # Classes that every node predicts on fewer rows, 3 or this times the root of all rows, count as
+    # one
     rows_of_class: float = 0.1
-    """Classes that every node predicts on fewer rows, 3 or this times the root of all rows, count
-    as one."""
+    # A network's kernel has dense tables: with more classes, pairs of them add nothing
     classes_in_pairs: int = 255
-    """A network's kernel has dense tables: with more classes, pairs of them add nothing."""
     seed: int = 0
 
 
@@ -66,31 +60,21 @@ class PlanOptions:
 class Log:
     """The rows that a fit sees: plain arrays."""
 
-    losses: Floats
-    """Shape (T, n), in [0, 1]; NaN where it is not known."""
-    cost: Floats
-    """Shape (T, n); NaN where it is not known."""
-    confidence: Floats
-    """Shape (T, n); NaN where there is no answer."""
-    codes: Ints | None = None
-    """Shape (T, n): the class that each answer predicts; -1 for none."""
+    losses: Floats  # (T, n), in [0, 1]; NaN where it is not known
+    cost: Floats  # (T, n); NaN where it is not known
+    confidence: Floats  # (T, n); NaN where there is no answer
+    codes: Ints | None = None  # (T, n): the class that each answer predicts; -1 for none
     classes: tuple[str, ...] = ()
-    features: NDArray[np.float32] | None = None
-    """Shape (T, D): what is known of each input."""
-    spec: FeatureSpec | None = None
-    """How inputs became features."""
-    latency: Floats | None = None
-    """Shape (T, n), in ms."""
-    latency_weight: float = 0.0
-    """What a millisecond counts as, in the unit of cost."""
-    groups: Ints | None = None
-    """Shape (T,): rows of one group are never split by a fold."""
+    features: NDArray[np.float32] | None = None  # (T, D): what is known of each input
+    spec: FeatureSpec | None = None  # how inputs became features
+    latency: Floats | None = None  # (T, n), in ms
+    latency_weight: float = 0.0  # what a millisecond counts as, in the unit of cost
+    groups: Ints | None = None  # (T,): rows of one group are never split by a fold
+    # (T,): the weight of each row, e.g. one over its chance to be in the log.
     weight: Floats | None = None
-    """Shape (T,): the weight of each row, e.g. one over its chance to be in the log."""
-    kind: str = "models"
-    """``"models"``, or ``"exits"`` of one network, in order."""
+    kind: str = "models"  # "models", or "exits" of one network, in order
+    # By node, one that must be asked before it, -1 for none; empty where none has one
     parents: tuple[int, ...] = ()
-    """By node, one that must be asked before it, -1 for none; empty where none has one."""
 
     def __len__(self) -> int:
         return len(self.losses)
@@ -186,8 +170,7 @@ class Topology:
     """Which sets of nodes may be asked, and in which order."""
 
     mean_cost: Floats
-    parents: tuple[int, ...]
-    """By node: the node that must be asked before it; -1 for none."""
+    parents: tuple[int, ...]  # by node: the node that must be asked before it; -1 for none
     pool: Step
     max_nodes: int
     exits: bool = False
@@ -256,46 +239,13 @@ class Topology:
 
 
 # ---------------------------------------------------------------- least squares
-class Board:
-    """What policies see of rows: x, p, owner by set; q by set and node. Each row's own view."""
-
-    def __init__(self, views: Sequence[View], rows: Sequence[Ints]) -> None:
-        self._views = views
-        self._order = np.argsort(np.concatenate(rows))
-        self._cache: dict[tuple[str, Step, int], Floats] = {}
-
-    def _joined(self, parts: Sequence[Floats]) -> Floats:
-        return np.concatenate(parts)[self._order]
-
-    def x(self, step: Step) -> Floats:
-        """The log-odds of the best answer."""
-        key = "x", step, -1
-        if key not in self._cache:
-            self._cache[key] = self._joined([view.best(step)[0] for view in self._views])
-        return self._cache[key]
-
-    def owner(self, step: Step) -> Ints:
-        """Whose answer it is."""
-        return np.concatenate([view.best(step)[1] for view in self._views])[self._order]
-
-    def second(self, step: Step, node: int) -> Floats:
-        """The two columns of a gain that the input gives, shape (T, 2)."""
-        q = self._joined([view.q(step, node) for view in self._views])
-        if not step:
-            return np.stack([q, self._joined([view.typical for view in self._views])], axis=1)
-        return np.stack([q, q * chance(self.x(step))], axis=1)
-
-
 @dataclass(frozen=True, eq=False)
 class Smoother:
     """The regression of a gain: from targets to values at knots, and from these to rows."""
 
-    columns: Values
-    """Shape (T, L + 2): tents that sum to 1, and what the input gives."""
-    solve: Values
-    """Shape (L + 2, T)."""
-    mass: Floats
-    """Shape (L,): the rows at each knot."""
+    columns: Values  # (T, L + 2): tents that sum to 1, and what the input gives
+    solve: Values  # (L + 2, T)
+    mass: Floats  # (L,): the rows at each knot
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,11 +257,22 @@ class Solution:
 
 
 class Planner:
-    """Plans policies on rows."""
+    """Plans policies on rows.
+
+    Args:
+        views: Of each fold that has rows: a belief that did not see them, and their numbers.
+        losses: Shape (T, n), of all these rows in increasing order, as all that follows.
+        cost: Shape (T, n).
+        predicted: Shape (T, n): the cost that the input predicts.
+        prices: Shape (P,).
+        weight: Shape (T,).
+        inputs: Whether policies read inputs.
+        ridge: Of tents.
+    """
 
     def __init__(
         self,
-        board: Board,
+        views: Sequence[tuple[View, Ints]],
         losses: Floats,
         cost: Floats,
         predicted: Floats,
@@ -321,34 +282,46 @@ class Planner:
         inputs: bool,
         ridge: float,
     ) -> None:
-        self.board, self.prices = board, prices.astype(np.float32)
+        self._views, self.prices = [view for view, _ in views], prices.astype(np.float32)
+        self._order = np.argsort(np.concatenate([rows for _, rows in views]))
         self.losses, self.weight, self.inputs = losses, weight, inputs
         self.cost, self.predicted = cost.astype(np.float32), predicted.astype(np.float32)
         # Outcomes are unbiased and noisy, beliefs are not: more rows give outcomes more weight.
         self.share = 0.5 * len(losses) / (len(losses) + 300)
         # Few rows say little of how an input shifts a gain.
         self.ridge, self.input_ridge = ridge, 20 + 20000 / len(losses)
-        self._knots: dict[Step, Floats] = {}
+        # Each of these serves many plans.
+        self.x, self.knots, self.stop = cache(self._x), cache(self._knots), cache(self._stop)
         self._smoothers: dict[tuple[Step, int], Smoother] = {}
-        self._stop: dict[Step, Values] = {}
 
-    def knots(self, step: Step) -> Floats:
+    def _joined(self, part: Callable[[View], Any]) -> NDArray[Any]:
+        """Return what the views say of all rows."""
+        return np.concatenate([part(view) for view in self._views])[self._order]
+
+    def _x(self, step: Step) -> Floats:
+        """Return the log-odds of the best answer."""
+        return np.asarray(self._joined(lambda view: view.best(step)[0]), float)
+
+    def _knots(self, step: Step) -> Floats:
         """Return the knots of a gain after a set: quantiles of x."""
-        if step not in self._knots:
-            x = self.board.x(step) if step else np.zeros(1)
-            quantiles = np.quantile(x, np.linspace(0, 1, 7), method="nearest")  # six pieces
-            self._knots[step] = np.unique(quantiles)
-        return self._knots[step]
+        x = self.x(step) if step else np.zeros(1)
+        return np.unique(np.quantile(x, np.linspace(0, 1, 7), method="nearest"))  # six pieces
 
-    def stop(self, step: Step) -> Values:
+    def _stop(self, step: Step) -> Values:
         """Return what stopping after a set loses, shape (T, 1)."""
-        if step not in self._stop:
-            rows = np.arange(len(self.losses))
-            lost = self.losses[rows, self.board.owner(step)]
-            mixed = self.share * lost + (1 - self.share) * chance(self.board.x(step))
-            # Single precision: products over rows and prices take most of the time of a fit.
-            self._stop[step] = mixed.astype(np.float32)[:, None]
-        return self._stop[step]
+        owner = self._joined(lambda view: view.best(step)[1])
+        lost = self.losses[np.arange(len(self.losses)), owner]
+        mixed = self.share * lost + (1 - self.share) * chance(self.x(step))
+        # Single precision: products over rows and prices take most of the time of a fit.
+        return np.asarray(mixed[:, None], np.float32)
+
+    def _of_input(self, step: Step, node: int) -> Floats:
+        """Return the two columns of a gain that the input gives, shape (T, 2)."""
+        if not self.inputs:
+            return np.zeros((len(self.losses), 2))
+        q = self._joined(lambda view: view.q(step, node))
+        second = q * chance(self.x(step)) if step else self._joined(lambda view: view.typical)
+        return np.stack([q, second], axis=1)
 
     def smoother(self, step: Step, node: int) -> Smoother:
         """Return the regression of the gain of asking a node after a set."""
@@ -359,9 +332,9 @@ class Planner:
 
     def _smoother(self, step: Step, node: int) -> Smoother:
         knots, rows = self.knots(step), len(self.losses)
-        x = self.board.x(step) if step else np.zeros(rows)
+        x = self.x(step) if step else np.zeros(rows)
         tents = np.stack([np.interp(x, knots, tent) for tent in np.eye(len(knots))], axis=1)
-        extra = self.board.second(step, node) if self.inputs else np.zeros((rows, 2))
+        extra = self._of_input(step, node)
         columns = np.hstack([np.ones((rows, 1)), tents[:, 1:], extra])
         mean, scale = columns.mean(axis=0), np.maximum(columns.std(axis=0), 1e-9)
         mean[0], scale[0] = 0, 1

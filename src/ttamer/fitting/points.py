@@ -90,107 +90,77 @@ def cheapest(cost: Floats, value: Floats, at_most: float) -> Mix | None:
     return None
 
 
-@dataclass(frozen=True, eq=False)
-class Estimates:
-    """What the policy of each price does on rows that were not fitted to, row by row.
-
-    From five folds of the whole fit: ``lost[j, t]`` is by a policy of price j fitted without the
-    fold of row t. Rows are the complete ones of the log: every node answered, every loss is known.
-    """
-
-    rows: Ints
-    """Shape (R,): their numbers in the log."""
-    weight: Floats
-    """Shape (R,): their weights, of mean 1; all 1 where the log has no gaps."""
-    lost: Floats
-    """Shape (P, R): the loss of the answer returned."""
-    paid: Floats
-    """Shape (P, R): what was paid, in the cascade's unit."""
-    waited: Floats | None
-    """Shape (P, R): how long it took, in ms; ``None`` where the log has no latency."""
-    alone_lost: Floats
-    """Shape (R, n): the loss of each node's answer by itself."""
-    alone_paid: Floats
-    """Shape (R, n): what it costs by itself: of exits, all those before it too."""
-    alone_waited: Floats | None = None
-
-    def mean(self, values: Floats) -> Floats:
-        """Return the weighted means over rows, the last axis."""
-        return np.asarray(values @ self.weight / self.weight.sum())
-
-    def standard_error(self, values: Floats, group: Ints | None = None) -> Floats:
-        """Return the standard errors of those means; groups are independent, their rows not."""
-        deviation = (values - self.mean(values)[..., None]) * self.weight
-        if group is not None:
-            number_of = np.unique(group, return_inverse=True)[1]
-            sums = np.zeros((len(values), number_of.max() + 1))
-            np.add.at(sums.T, number_of, deviation.T)
-            deviation = sums
-        return np.asarray(np.sqrt((deviation**2).sum(axis=-1)) / self.weight.sum())
-
-    @property
-    def error(self) -> Floats:
-        """Shape (P,): the mean loss of each price."""
-        return self.mean(self.lost)
-
-    @property
-    def cost(self) -> Floats:
-        """Shape (P,): the mean cost of each price."""
-        return self.mean(self.paid)
+def standard_error(values: Floats, weight: Floats, group: Ints | None = None) -> Floats:
+    """Return the standard errors of weighted means over rows, the last axis."""
+    deviation = (values - (values @ weight / weight.sum())[..., None]) * weight
+    if group is not None:  # groups are independent of each other, their rows are not
+        number_of = np.unique(group, return_inverse=True)[1]
+        sums = np.zeros((len(values), number_of.max() + 1))
+        np.add.at(sums.T, number_of, deviation.T)
+        deviation = sums
+    return np.asarray(np.sqrt((deviation**2).sum(axis=-1)) / weight.sum())
 
 
 @dataclass(frozen=True, eq=False)
 class OperatingPoints:
     """Estimates of P policies and n nodes by themselves, by cross-fitting."""
 
-    error: Floats
-    """Shape (P,): the mean loss of each policy, in increasing order of tradeoff."""
-    cost: Floats
-    """Shape (P,): the mean cost."""
-    standard_error: Floats
-    """Shape (P,): of ``error``."""
+    error: Floats  # (P,): the mean loss of each policy, in increasing order of tradeoff
+    cost: Floats  # (P,): the mean cost
+    standard_error: Floats  # (P,): of error
+    # (P,): the loss above that of the best node, over neighbours, no less than its own
     excess: Floats
-    """Shape (P,): the loss above that of the best node, over neighbours, no less than its own."""
-    excess_error: Floats
-    """Shape (P,): its standard error."""
-    alone_error: Floats
-    """Shape (n,): the mean loss of each node by itself."""
-    alone_cost: Floats
-    """Shape (n,): what its answer costs by itself."""
-    rows: int
-    """How many rows the estimates rest on."""
+    excess_error: Floats  # (P,): its standard error
+    alone_error: Floats  # (n,): the mean loss of each node by itself
+    alone_cost: Floats  # (n,): what its answer costs by itself
+    rows: int  # how many rows the estimates rest on
+    # (P + n, 3): the mean latency of each point, its 95% quantile, and an upper bound on that
+    # quantile with confidence 0.95
     latency: Floats | None = None
-    """Shape (P + n, 3): the mean latency of each point, its 95% quantile, and an upper bound on
-    that quantile with confidence 0.95."""
 
     @classmethod
-    def of(cls, estimates: Estimates, group: Ints | None = None) -> OperatingPoints:
-        """Summarise what policies do row by row, prices rising; a ladder has them falling.
+    def of(
+        cls,
+        lost: Floats,
+        paid: Floats,
+        alone_lost: Floats,
+        alone_paid: Floats,
+        *,
+        weight: Floats | None = None,
+        waited: Floats | None = None,
+        group: Ints | None = None,
+    ) -> OperatingPoints:
+        """Summarise what points do row by row.
 
         Args:
-            estimates: Of the fit.
+            lost: Shape (P, R): what the answers lose that each policy returns.
+            paid: Shape (P, R): what each policy pays.
+            alone_lost: Shape (R, n): what the answer of each node by itself loses.
+            alone_paid: Shape (R, n): what it costs: of exits, those before it too.
+            weight: Shape (R,): of rows; ones if ``None``.
+            waited: Shape (P + n, R): how long each point takes.
             group: Shape (R,): rows of one group are not independent of each other.
         """
-        lost, paid = estimates.lost[::-1], estimates.paid[::-1]
-        alone = estimates.mean(estimates.alone_lost.T)
+        weight = np.ones(lost.shape[1]) if weight is None else weight
+
+        def mean(values: Floats) -> Floats:
+            return np.asarray(values @ weight / weight.sum())
+
+        error, alone = mean(lost), mean(alone_lost.T)
         best = int(alone.argmin())
-        excess = neighbours(lost - estimates.alone_lost[:, best])
-        latency = None
-        if estimates.waited is not None and estimates.alone_waited is not None:
-            waits = [*estimates.waited[::-1], *estimates.alone_waited.T]
-            latency = np.array([_latency(wait) for wait in waits])
+        excess = neighbours(lost - alone_lost[:, best])
         return cls(
-            error=estimates.mean(lost),
-            cost=estimates.mean(paid),
-            standard_error=estimates.standard_error(lost, group),
+            error=error,
+            cost=mean(paid),
+            standard_error=standard_error(lost, weight, group),
             # Neighbours lower the noise; that some of them err less, at more cost, is no reason to
             # believe that this one does.
-            excess=np.maximum(estimates.mean(excess), estimates.mean(lost) - alone[best]),
-            excess_error=estimates.standard_error(excess, group),
+            excess=np.maximum(mean(excess), error - alone[best]),
+            excess_error=standard_error(excess, weight, group),
             alone_error=alone,
-            alone_cost=estimates.mean(estimates.alone_paid.T),
-            rows=len(estimates.rows),
-            latency=latency,
+            alone_cost=mean(alone_paid.T),
+            rows=lost.shape[1],
+            latency=None if waited is None else np.array(list(map(_latency, waited))),
         )
 
     def __len__(self) -> int:

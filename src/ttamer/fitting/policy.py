@@ -21,17 +21,17 @@ decide alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ttamer.fitting.belief import (
     GRID,
-    MAX_ODDS,
+    NOTHING,
     Belief,
     Floats,
     Ints,
@@ -41,39 +41,30 @@ from ttamer.fitting.belief import (
     bar_of,
     by_pattern,
     chance,
-    on_grid,
-    q_odds,
 )
 from ttamer.fitting.inputs import Prior
 from ttamer.fitting.replay import SLACK, Played
+from ttamer.fitting.session import SingleNodeSession, StepSession
 from ttamer.trace.schema import class_text
 
-if TYPE_CHECKING:  # sessions decide as this module says, and import it
-    from ttamer.fitting.session import SingleNodeSession, StepSession
-
-NOTHING = 8.0  # x where there is no answer: the least certain one
+Ways = Sequence[tuple[int, Step, int, ArrayLike, ArrayLike, ArrayLike]]
+"""Of each the number of its price, set, node, base, slope, and columns."""
 
 
-@dataclass(frozen=True, eq=False)
-class Way:
-    """Asking one node after a set: what it gains, in losses."""
+class Way(NamedTuple):
+    """Asking one node after a set, in plain numbers: what it gains, in losses."""
 
     node: int
-    base: Floats
-    """Shape (pieces,)."""
-    slope: Floats
-    u: float
+    base: list[float]  # by piece of x
+    slope: list[float]
+    u: float  # the weights of what the input says
     v: float
+    wait: float  # what the node's latency counts as, in the unit of cost
 
     def gain(self, piece: Ints, x: Floats, first: Floats, second: Floats) -> Floats:
         """Return the gains of rows, all arguments of shape (T,)."""
-        return self.base[piece] + self.slope[piece] * x + self.u * first + self.v * second
-
-
-PlainWay = tuple[int, list[float], list[float], float, float, float]
-"""Of a way as plain numbers: node, base, slope, u, v, and what its latency counts as."""
-Ways = Sequence[tuple[int, Step, int, ArrayLike, ArrayLike, ArrayLike]]
-"""Of each the number of its price, set, node, base, slope, and columns."""
+        gain = np.take(self.base, piece) + np.take(self.slope, piece) * x
+        return np.asarray(gain + self.u * first + self.v * second)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,31 +78,21 @@ class StepTables:
 
     names: tuple[str, ...]
     belief: Belief
-    costs: Floats
-    """Shape (n,): the mean cost of each node, in the cascade's unit."""
-    prices: Floats
-    """Shape (P,): rising, losses per unit of cost; the first is 0."""
-    steps: tuple[Step, ...]
-    """The sets that some policy decides after; ``()`` is the first."""
-    knots: Floats
-    """Shape (steps, K): the inner knots of x after each set, rising; ``inf`` after the last."""
+    costs: Floats  # (n,): the mean cost of each node, in the cascade's unit
+    prices: Floats  # (P,): rising, losses per unit of cost; the first is 0
+    steps: tuple[Step, ...]  # the sets that some policy decides after; () is the first
+    knots: Floats  # (steps, K): the inner knots of x after each set, rising; inf after the last
     point: Ints
     source: Ints
     node: Ints
-    base: Floats
-    """Shape (ways, K + 1): losses."""
-    slope: Floats
-    """Shape (ways, K + 1): losses per unit of log-odds."""
-    columns: Floats
-    """Shape (ways, 2): the weights u and v of what the input says; 0 without inputs."""
-    wait: Floats
-    """Shape (n,): what the mean latency of each node counts as, in the unit of cost."""
-    prior: Prior | None = None
-    """What the input says; ``None`` where inputs are not used."""
-    kind: str = "models"
-    """``"models"`` or ``"exits"``: exits are each passed on the way to the next."""
+    base: Floats  # (ways, K + 1): losses
+    slope: Floats  # (ways, K + 1): losses per unit of log-odds
+    columns: Floats  # (ways, 2): the weights u and v of what the input says; 0 without inputs
+    wait: Floats  # (n,): what the mean latency of each node counts as, in the unit of cost
+    prior: Prior | None = None  # what the input says; None where inputs are not used
+    kind: str = "models"  # "models" or "exits": exits are each passed on the way to the next
+    # By node, one that must have answered before it, -1 for none; empty where none has one
     parents: tuple[int, ...] = ()
-    """By node, one that must have answered before it, -1 for none; empty where none has one."""
 
     @classmethod
     def of(cls, ways: Ways, knots: Mapping[Step, Floats], **fields: Any) -> StepTables:
@@ -136,6 +117,11 @@ class StepTables:
     def __len__(self) -> int:
         return len(self.prices)
 
+    @property
+    def are_thresholds(self) -> bool:
+        """Whether log-odds only count the thresholds that an answer reaches (``stop_tables``)."""
+        return not self.prices.any()
+
     def policy(self, number: int) -> StepPolicy:
         """Return the policy of one price."""
         return StepPolicy(self, number)
@@ -153,7 +139,7 @@ class StepPolicy:
         """The names of the nodes."""
         return self.tables.names
 
-    @property
+    @cached_property
     def price(self) -> float:
         """What a unit of cost counts as, in losses."""
         return float(self.tables.prices[self.number])
@@ -161,12 +147,13 @@ class StepPolicy:
     @cached_property
     def ways(self) -> Mapping[Step, tuple[Way, ...]]:
         """The ways after each set asked, in the order in which ties are broken."""
-        t, ways = self.tables, dict[Step, list[Way]]()
+        t, ways = self.tables, dict[Step, tuple[Way, ...]]()
         for e in np.flatnonzero(t.point == self.number):
+            step, node = t.steps[t.source[e]], int(t.node[e])
             u, v = t.columns[e].tolist()
-            step = t.steps[t.source[e]]
-            ways.setdefault(step, []).append(Way(int(t.node[e]), t.base[e], t.slope[e], u, v))
-        return {step: tuple(listed) for step, listed in ways.items()}
+            way = Way(node, t.base[e].tolist(), t.slope[e].tolist(), u, v, float(t.wait[node]))
+            ways[step] = (*ways.get(step, ()), way)
+        return ways
 
     def after(self, asked: Step, answered: Step) -> tuple[Way, ...]:
         """Return the ways after the nodes asked, of which some answered."""
@@ -175,8 +162,8 @@ class StepPolicy:
         if not ways and not answered:  # all failed where the policy would have stopped
             ways = tuple(way for way in self.ways[()] if way.node not in asked)
         if not ways and not answered:  # so did every start: any other node may have an answer
-            flat = np.zeros(self.tables.base.shape[1])
-            ways = tuple(Way(v, flat, flat, 0.0, 0.0) for v in self.remaining(asked))
+            flat, wait = [0.0] * self.tables.base.shape[1], self.tables.wait.tolist()
+            ways = tuple(Way(v, flat, flat, 0.0, 0.0, wait[v]) for v in self.remaining(asked))
         return ways
 
     def remaining(self, asked: Step) -> list[int]:
@@ -187,10 +174,13 @@ class StepPolicy:
         parents = tables.parents or (-1,) * len(nodes)
         return [v for v in nodes if v not in asked and parents[v] < 0]
 
+    def knots(self, asked: Step) -> list[float]:
+        """Return the inner knots of x after a set; none where the policy does not foresee it."""
+        return self._knots.get(asked, [])
+
     @cached_property
-    def knots(self) -> Mapping[Step, Floats]:
-        """The inner knots of x after each set."""
-        return dict(zip(self.tables.steps, self.tables.knots, strict=True))
+    def _knots(self) -> Mapping[Step, list[float]]:
+        return dict(zip(self.tables.steps, self.tables.knots.tolist(), strict=True))
 
     @cached_property
     def indices(self) -> Mapping[Step, Mapping[int, float]]:
@@ -200,52 +190,19 @@ class StepPolicy:
         Where inputs are used it is that of an input of which nothing is known.
         """
         x = np.arange(-NOTHING * GRID, NOTHING * GRID + 1) / GRID
+        p, q = chance(x), np.zeros(len(x))
         table: dict[Step, dict[int, float]] = {}
         for step, ways in self.ways.items():
-            piece, p = np.searchsorted(self.knots[step], x, side="right"), chance(x)
+            piece = np.searchsorted(self.knots(step), x, side="right")
             for way in ways if step else ():
-                q = self._chance_of_unknown(len(step), way.node, x)
-                price = self.price * (self.tables.costs[way.node] + self.tables.wait[way.node])
+                if (prior := self.tables.prior) is not None:
+                    z, bar = prior.base[way.node], bar_of(prior.base)
+                    q = self.tables.belief.not_asked(len(step), way.node, z, bar, x)
+                price = self.price * (self.tables.costs[way.node] + way.wait)
                 stops = np.flatnonzero(way.gain(piece, x, q, p * q) <= price)
                 index = np.inf if len(stops) == len(x) else x[stops[-1]] if len(stops) else -np.inf
                 table.setdefault(step, {})[way.node] = float(index)
         return table
-
-    def _chance_of_unknown(self, size: int, node: int, x: Floats) -> Floats:
-        """Return q of an input of which nothing is known, after so many answers."""
-        belief, prior = self.tables.belief, self.tables.prior
-        if prior is None or belief.first is None or belief.later is None:
-            return np.zeros(len(x))
-        z, bar = map(np.asarray, prior.unknown)
-        odds = q_odds(belief.first[node], belief.later[node], size, z[node], bar, x)
-        return chance(on_grid(odds, MAX_ODDS))
-
-    @cached_property
-    def costs(self) -> list[float]:
-        """The mean cost of each node, as plain numbers."""
-        return list(map(float, self.tables.costs))
-
-    @cached_property
-    def codes(self) -> Mapping[str, int]:
-        """The number of each class that the fit saw."""
-        return {text: code for code, text in enumerate(self.tables.belief.classes)}
-
-    def listed(self, asked: Step, answered: Step) -> tuple[list[float], list[PlainWay]]:
-        """Return the knots and the ways after a set, as plain numbers."""
-        key = asked, bool(answered)
-        if key not in self._listed:
-            knots = self.knots[asked].tolist() if asked in self.knots else []
-            waits = self.tables.wait.tolist()
-            ways = [
-                (way.node, way.base.tolist(), way.slope.tolist(), way.u, way.v, waits[way.node])
-                for way in self.after(asked, answered)
-            ]
-            self._listed[key] = knots, ways
-        return self._listed[key]
-
-    @cached_property
-    def _listed(self) -> dict[tuple[Step, bool], tuple[list[float], list[PlainWay]]]:
-        return {}
 
     def session(
         self,
@@ -264,14 +221,7 @@ class StepPolicy:
         Raises:
             ArgumentError: No node can be asked within the cap.
         """
-        from ttamer.fitting.session import StepSession  # it decides as this module says
-
-        if prior is None and self.tables.prior is not None:
-            return StepSession(self, *self.tables.prior.unknown, max_cost=max_cost)
-        listed = None if costs is None else costs.tolist()
-        if prior is None:
-            return StepSession(self, costs=listed, max_cost=max_cost)
-        return StepSession(self, prior.tolist(), float(bar_of(prior)), listed, max_cost)
+        return StepSession(self, prior, costs, max_cost)
 
     def play(self, answers: Seen, costs: Floats | None = None) -> Played:
         """Decide for rows: what sessions would do, one for each.
@@ -281,6 +231,36 @@ class StepPolicy:
             costs: Shape (T, n): the cost that the input predicts; the means if ``None``.
         """
         return play(self, self.tables.belief.view(answers), costs)
+
+    def choose(
+        self,
+        step: Step,
+        answered: Step,
+        x: Floats,
+        inputs: Callable[[int], tuple[Floats, Floats]] | None = None,
+        costs: Floats | None = None,
+    ) -> Ints:
+        """Return the node that rows ask after a set of which some answered, -1 where they stop.
+
+        Args:
+            step: The nodes asked.
+            answered: Those that answered.
+            x: Shape (T,): the log-odds of the best answer; ``NOTHING`` where there is none.
+            inputs: What the input says of a node, the columns of u and v; 0 if ``None``.
+            costs: Shape (T, n): of nodes; the means if ``None``.
+        """
+        piece = np.searchsorted(self.knots(step), x, side="right")
+        best = np.full(len(x), 0.0 if answered else -np.inf)
+        choice, first = np.full(len(x), -1, np.intp), np.zeros(len(x))
+        second = first
+        for way in self.after(step, answered):
+            if inputs is not None:
+                first, second = inputs(way.node)
+            cost = self.tables.costs[way.node] if costs is None else costs[:, way.node]
+            net = way.gain(piece, x, first, second) - self.price * (cost + way.wait)
+            better = net > best
+            best, choice = np.where(better, net, best), np.where(better, way.node, choice)
+        return choice
 
     def ahead(self, asked: Step) -> tuple[int, ...]:
         """Return the nodes that may be asked right after a set, where some of it answered."""
@@ -297,11 +277,8 @@ def play(policy: StepPolicy, view: View, costs: Floats | None = None) -> Played:
         for step in sorted(step for step in waiting if len(step) == size):
             arrived = np.concatenate(waiting.pop(step))
             for pattern, group in by_pattern(view.answers.answered[arrived][:, list(step)]):
-                answered = tuple(step[k] for k in pattern)
-                rows = arrived[group]
-                choice = choose(policy, view, step, answered, rows, costs)
-                if answered:
-                    answer[rows] = view.best(answered)[1][rows]
+                rows, answered = arrived[group], tuple(step[k] for k in pattern)
+                choice, answer[rows] = decide(policy, view, step, answered, rows, costs)
                 for node in np.unique(choice[choice >= 0]).tolist():
                     going = rows[choice == node]
                     waiting.setdefault(tuple(sorted((*step, node))), []).append(going)
@@ -309,25 +286,20 @@ def play(policy: StepPolicy, view: View, costs: Floats | None = None) -> Played:
     return Played(answer, asked, last)
 
 
-def choose(
+def decide(
     policy: StepPolicy, view: View, step: Step, answered: Step, rows: Ints, costs: Floats | None
-) -> Ints:
-    """Return the node that each row asks after a set, -1 where it stops."""
-    tables = policy.tables
-    x = view.best(answered)[0][rows] if answered else np.full(len(rows), NOTHING)
-    # Where all of an unforeseen set failed, the ways are those of the start, which has one piece.
-    piece = np.searchsorted(policy.knots.get(step, np.empty(0)), x, side="right")
+) -> tuple[Ints, Ints]:
+    """Return whom rows ask after a set, -1 where they stop, and whose answer is the best so far."""
+    x, owner = view.best(answered)
+    x, owner = x[rows], owner[rows]
     p = chance(x)
-    best = np.full(len(rows), 0.0 if answered else -np.inf)
-    choice = np.full(len(rows), -1, np.intp)
-    for way in policy.after(step, answered):
-        cost = tables.costs[way.node] if costs is None else costs[rows, way.node]
-        q = view.q(answered, way.node)[rows]
-        second = p * q if step else view.typical[rows]
-        net = way.gain(piece, x, q, second) - policy.price * (cost + tables.wait[way.node])
-        better = net > best
-        best, choice = np.where(better, net, best), np.where(better, way.node, choice)
-    return choice
+
+    def inputs(node: int) -> tuple[Floats, Floats]:
+        q = view.q(answered, node)[rows]
+        return q, p * q if step else view.typical[rows]
+
+    reads = None if view.bar is None else inputs
+    return policy.choose(step, answered, x, reads, None if costs is None else costs[rows]), owner
 
 
 class StepBatch:
@@ -357,16 +329,17 @@ class StepBatch:
         self._policies, self._drawn, self._prior = policies, drawn, prior
         self._tables = policies[0].tables
         shape = len(drawn), len(self._tables.names)
+        # (T, n): what asking each node costs
         self.costs = np.broadcast_to(self._tables.costs if costs is None else costs, shape)
-        """Shape (T, n): what asking each node costs."""
         self.asked = np.zeros(shape, bool)
-        self.next = np.full(len(drawn), -1, np.intp)
-        """Shape (T,): the node to ask; -1 once stopped."""
+        self.next = np.full(len(drawn), -1, np.intp)  # (T,): the node to ask; -1 once stopped
+        # (T,): the node whose answer is the best so far; -1 for none
         self.answer = np.full(len(drawn), -1, np.intp)
-        """Shape (T,): the node whose answer is the best so far; -1 for none."""
         self._confidence = np.full(shape, np.nan)
         self._codes = np.full(shape, -1, np.intp)
-        self._code = dict(policies[0].codes)  # classes that the fit never saw get new numbers
+        self._code = dict(
+            self._tables.belief.code_of
+        )  # classes that the fit never saw get new numbers
         self._choose(np.arange(len(drawn)))
 
     def observe(
@@ -401,10 +374,8 @@ class StepBatch:
     def _decide(self, policy: StepPolicy, step: Step, answered: Step, rows: Ints) -> None:
         prior = None if self._prior is None else self._prior[rows]
         view = self._tables.belief.view(Seen(self._confidence[rows], self._codes[rows], prior))
-        choice = choose(policy, view, step, answered, np.arange(len(rows)), self.costs[rows])
-        self.next[rows] = choice
-        if answered:
-            self.answer[rows] = view.best(answered)[1]
+        every, costs = np.arange(len(rows)), self.costs[rows]
+        self.next[rows], self.answer[rows] = decide(policy, view, step, answered, every, costs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -416,17 +387,13 @@ class SingleNode:
     """
 
     names: tuple[str, ...]
-    costs: Floats
-    """Shape (n,)."""
+    costs: Floats  # (n,)
     node: int
-    before: Step = ()
-    """The nodes that must be asked before it."""
+    before: Step = ()  # the nodes that must be asked before it
     backups: tuple[int, ...] = ()
 
     def session(self, max_cost: float | None = None) -> SingleNodeSession:
         """Start deciding for one input."""
-        from ttamer.fitting.session import SingleNodeSession  # it decides as this module says
-
         return SingleNodeSession(self, max_cost)
 
     def order(self, max_cost: float | None = None) -> Iterator[int]:

@@ -40,10 +40,9 @@ from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Floats
 from ttamer.fitting.fitted import FitRecord, Fitted
 from ttamer.fitting.points import Mix, OperatingPoints
-from ttamer.fitting.replay import SLACK, alone_paid, paid
-from ttamer.stats.bounds import check_confidence
+from ttamer.fitting.replay import SLACK, outcomes
+from ttamer.stats.bounds import Sample, Test, check_confidence
 from ttamer.stats.envelope import lower_envelope
-from ttamer.stats.sample import Sample, Test
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Measure, Trace
 
@@ -52,7 +51,7 @@ Kind = Literal["error", "drop", "budget"]
 CAP = 10.0  # the largest weight of a row
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Promise:
     """A certificate: what is promised, on how many rows that was tested, and whether it passed.
 
@@ -68,15 +67,15 @@ class Promise:
     confidence: float
     mix: Mix
     """Which points of the ladder, and how they are mixed."""
-    certified: bool
+    certified: bool = False
     """Whether the test passed."""
-    bound: float
+    bound: float = math.inf
     """An upper bound of this mix, with this confidence."""
-    observed: float
+    observed: float = math.nan
     """What was seen on the rows it was tested on."""
-    rows: int
+    rows: int = 0
     """How many rows it was tested on: groups, where rows are not independent."""
-    trace_digest: str
+    trace_digest: str = ""
     """Of the rows it was tested on."""
     against: str
     """The node that it is compared with."""
@@ -138,21 +137,17 @@ class Held:
     """What points of a ladder do on rows that it was not fitted to."""
 
     trace_digest: str
-    policies: tuple[int, ...]
-    """The K policies that are tested, by number."""
-    lost: Floats
-    """Shape (K, R): the loss of what each policy returns."""
-    paid: Floats
-    """Shape (K, R)."""
-    alone_lost: Floats
-    """Shape (R, n): the loss of each node by itself."""
-    alone_paid: Floats
-    """Shape (R, n)."""
+    names: tuple[str, ...]  # of the n nodes
+    count: int  # how many policies the ladder has
+    policies: tuple[int, ...]  # the K of them that are tested, by number
+    lost: Floats  # (K, R): the loss of what each policy returns
+    paid: Floats  # (K, R)
+    alone_lost: Floats  # (R, n): the loss of each node by itself
+    alone_paid: Floats  # (R, n)
+    # (K + n, R): one over the chance that the log has what a point asks, 0 where it has not. None
+    # where every row is complete.
     weight: Floats | None = None
-    """Shape (K + n, R): one over the chance that the log has what a point asks, 0 where it has not.
-    ``None`` where every row is complete."""
-    group: NDArray[np.intp] | None = None
-    """Shape (R,)."""
+    group: NDArray[np.intp] | None = None  # (R,)
     cap: float = CAP
     unit: float = 1.0
     measure: Measure = "error"
@@ -178,22 +173,20 @@ class Held:
     def _paid(self) -> Floats:
         return np.concatenate([self.paid, self.alone_paid.T])
 
-    def sample(
-        self, kind: Kind, mix: Mix, count: int, against: int, budget: float = math.inf
-    ) -> Sample:
-        """Return what the rows show of a mix of points of a ladder of ``count`` policies.
+    def sample(self, kind: Kind, mix: Mix, against: int, budget: float | None = None) -> Sample:
+        """Return what the rows show of a mix of points.
 
         Each row is given to one of the two points by a draw that is fixed for the pair: a larger
         share only moves rows to the more expensive one.
         """
-        numbers = [*self.policies, *range(count, count + self.alone_lost.shape[1])]
+        numbers = [*self.policies, *range(self.count, self.count + len(self.names))]
         columns = [numbers.index(mix.cheap), numbers.index(mix.expensive)]
         # One draw per pair of points: a test of a larger share looks at the same rows, moved.
         draws = np.random.default_rng([self.seed, *columns]).random(len(self))
         point = np.where(draws < mix.share, columns[1], columns[0]), np.arange(len(self))
         reference = len(self.policies) + against
         loss = self._lost[point]
-        if kind == "budget":
+        if budget is not None:
             loss = (self._paid[point] > budget * (1 + SLACK)).astype(float)
         low = 0.0
         test: Test = "binomial"
@@ -293,22 +286,18 @@ def held_of(fitted: Fitted, points: OperatingPoints, trace: Trace) -> Held:
     policies = lower_envelope(points.cost, points.error).tolist()
     if fitted.thresholds:  # their order is fixed before any row is seen: all are tested
         policies = list(range(len(points)))
-    loss, view = np.nan_to_num(trace.loss), fitted.read(trace)
+    view, weight = fitted.read(trace), None
     played = [view.play(fitted.rule(policy)) for policy in policies]
-    weight = None
+    asked = [done.asked for done in played]
     if weighted:
-        asked = [done.asked for done in played]
-        asked += [np.broadcast_to(nodes, loss.shape) for nodes in trace.spec.required]
-        weight = np.stack([_weight(nodes, trace) for nodes in asked])
-    # No answer at all loses all there is to lose: column -1.
-    lost = np.column_stack([loss, np.ones(len(loss))])
+        alone = [np.broadcast_to(nodes, trace.loss.shape) for nodes in trace.spec.required]
+        weight = np.stack([_weight(nodes, trace) for nodes in [*asked, *alone]])
     return Held(
-        trace_digest=digest,
-        policies=tuple(policies),
-        lost=np.stack([lost[np.arange(len(loss)), done.answer] for done in played]),
-        paid=np.stack([np.nan_to_num(paid(done.asked, trace)) for done in played]),
-        alone_lost=loss,
-        alone_paid=np.nan_to_num(alone_paid(trace)),
+        digest,
+        fitted.spec.names,
+        len(points),
+        tuple(policies),
+        *outcomes(trace, asked, [done.answer for done in played]),
         weight=weight,
         group=None if trace.group is None else groups_of(trace),
         unit=fitted.unit,
@@ -347,8 +336,7 @@ def make_promise(
     confidence: float,
     against: int,
     *,
-    names: Sequence[str],
-    budget: float = math.inf,
+    budget: float | None = None,
     thresholds: bool = False,
     chosen: bool = False,
 ) -> Promise:
@@ -358,10 +346,9 @@ def make_promise(
         held: The rows to test on.
         points: The estimates that fix the order of the tests.
         kind: What is promised.
-        at_most: The bound, as a share of the largest loss.
+        at_most: The bound, in the unit of losses.
         confidence: The chance with which it holds.
         against: The node compared with, by number; nothing returned costs more than it.
-        names: Of the nodes.
         budget: Of a promise on a budget.
         thresholds: Whether policies are thresholds, whose order is fixed before any row is seen.
         chosen: Whether ``against`` was chosen on these rows.
@@ -374,7 +361,7 @@ def make_promise(
             f"{held.unit:g}",
             param="at_most",
         )
-    share, count = at_most / held.unit, len(points)
+    share = at_most / held.unit
     reference = points.alone(against)
     limit = math.inf if kind == "budget" else points.costs[reference] * (1 + SLACK)
     safe = Mix.of(reference)
@@ -388,11 +375,11 @@ def make_promise(
         if kind == "drop" and chain[0] != reference:
             chain = [reference, *(point for point in chain if point != reference)]
     # The node was chosen on these rows: the drop must hold against whichever is best in truth.
-    peers = range(len(names)) if chosen and kind == "drop" else (against,)
+    peers = range(len(held.names)) if chosen and kind == "drop" else (against,)
     passed: Mix | None = None
     for mix in sequence(chain, rising=kind == "budget"):
         if not (kind == "drop" and mix == Mix.of(reference) and share >= 0):
-            samples = [held.sample(kind, mix, count, node, budget) for node in peers]
+            samples = [held.sample(kind, mix, node, budget) for node in peers]
             if max(sample.p_value(share, alpha) for sample in samples) > alpha:
                 break
         passed = mix
@@ -403,37 +390,31 @@ def make_promise(
         at_most=float(at_most),
         confidence=float(confidence),
         mix=passed or safe,
-        certified=False,  # what follows from the rows is filled in below
-        bound=math.inf,
-        observed=math.nan,
-        rows=held.rows,
-        trace_digest=held.trace_digest,
-        against=names[against],
-        budget=budget if kind == "budget" else None,
+        against=held.names[against],
+        budget=budget,
         measure=held.measure,
         unit=held.unit,
     )
-    return check_promise(promise, held, count, names, passed=passed is not None)
+    return check_promise(promise, held, passed=passed is not None)
 
 
-def check_promise(
-    promise: Promise, held: Held, count: int, names: Sequence[str], *, passed: bool | None = None
-) -> Promise:
+def check_promise(promise: Promise, held: Held, *, passed: bool | None = None) -> Promise:
     """Return the same promise about the same mix, with what rows say of it.
 
     Args:
         promise: What is promised, and of which mix.
         held: The rows.
-        count: How many policies the ladder has.
-        names: Of the nodes.
         passed: Whether these rows chose the mix, and it passed. By default the mix was chosen
             before, so this is one test, and the rows may refute it.
     """
-    against, share = list(names).index(promise.against), promise.at_most / held.unit
-    budget = math.inf if promise.budget is None else promise.budget
-    sample, alpha = held.sample(promise.kind, promise.mix, count, against, budget), promise.alpha
+    against, share, alpha = (
+        held.names.index(promise.against),
+        promise.at_most / held.unit,
+        promise.alpha,
+    )
+    sample = held.sample(promise.kind, promise.mix, against, promise.budget)
     # The drop of the reference itself is 0.
-    alone = promise.kind == "drop" and promise.mix == Mix.of(count + against)
+    alone = promise.kind == "drop" and promise.mix == Mix.of(held.count + against)
     refuted = False
     if passed is None:
         passed = not alone and sample.p_value(share, alpha) <= alpha

@@ -29,10 +29,8 @@ from ttamer.stats.logistic import class_offsets, log_odds, logistic, sigmoid
 class Curve:
     """Log-odds of being wrong by confidence: a monotone step function."""
 
-    bounds: Floats
-    """Rising confidences: a bin begins at its lower bound."""
-    levels: Floats
-    """Shape (bounds + 1,): the log-odds of each bin, multiples of ``2**-12``."""
+    bounds: Floats  # rising confidences: a bin begins at its lower bound
+    levels: Floats  # (bounds + 1,): the log-odds of each bin, multiples of 2**-12
 
     bins = 256
     knots = 10
@@ -97,12 +95,10 @@ class Curve:
 class BeliefOptions:
     """How a belief is fitted."""
 
-    memory: int = 99
-    """How many of the last answers count; few for the exits of one network."""
+    memory: int = 99  # how many of the last answers count; few for the exits of one network
+    # Whether curves are drawn to one curve of all nodes: for the exits of one network
     pooled: bool = False
-    """Whether curves are drawn to one curve of all nodes: for the exits of one network."""
-    pairs: bool = True
-    """Whether pairs of classes add something."""
+    pairs: bool = True  # whether pairs of classes add something
     seed: int = 0
 
 

@@ -7,6 +7,7 @@ answer it would have returned; evaluation counts what that cost and whether it w
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.trace.trace import Trace
 
+Floats = NDArray[np.float64]
 SLACK = 1e-9  # a limit on costs counts as met up to this relative error of their sums
 
 
@@ -176,6 +178,23 @@ def alone_paid(trace: Trace) -> NDArray[np.float64]:
     return np.stack(
         [paid(np.broadcast_to(asked, shape), trace) for asked in trace.spec.required], axis=1
     )
+
+
+def outcomes(
+    trace: Trace, asked: Iterable[NDArray[np.bool_]], answer: Iterable[NDArray[np.intp]]
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return what policies lose and pay on R rows, shape (P, R); each node by itself, (R, n).
+
+    Args:
+        trace: R rows. What a row lacks counts as 0.
+        asked: Of each policy, shape (R, n): which nodes it asked.
+        answer: Of each policy, shape (R,): whose answer it returns.
+    """
+    rows, loss = np.arange(len(trace)), np.nan_to_num(trace.loss)
+    lost = np.column_stack([loss, np.ones(len(loss))])  # no answer, -1, loses all there is to lose
+    returned = np.stack([lost[rows, nodes] for nodes in answer])
+    cost = np.stack([np.nan_to_num(paid(nodes, trace)) for nodes in asked])
+    return returned, cost, loss, np.nan_to_num(alone_paid(trace))
 
 
 def full_cost(spec: CascadeSpec, trace: Trace) -> float:

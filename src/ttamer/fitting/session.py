@@ -18,14 +18,19 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import TYPE_CHECKING
 
 from ttamer._checks import as_float, is_number, number, percent
 from ttamer.errors import ArgumentError, ObservationError, TraceError
-from ttamer.fitting.belief import Step, chance_of
-from ttamer.fitting.policy import NOTHING, SingleNode, StepPolicy
+from ttamer.fitting.belief import NOTHING, Floats, Step, bar_of, chance_of
 from ttamer.fitting.replay import SLACK
 from ttamer.policy.session import NO_ANSWER, Explanation, Session
 from ttamer.trace.schema import class_text
+
+if TYPE_CHECKING:  # policies start sessions
+    from ttamer.fitting.policy import SingleNode, StepPolicy
+
+NO_NODE_AFTER = "the policy asks no node after this: stop"
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,6 @@ class StepExplanation(Explanation):
 class FittedSession(Session):
     """A session that takes what each node answers: a confidence and a prediction."""
 
-    __slots__ = ("_asked", "_cost", "_costs", "_limit", "_names", "_next", "unclear")
-
-    unclear: int
-    """How many answers came without a confidence, and had the lowest."""
-
     def __init__(
         self, names: tuple[str, ...], costs: Sequence[float], max_cost: float | None
     ) -> None:
@@ -68,9 +68,9 @@ class FittedSession(Session):
         self._names, self._costs = names, costs
         self._limit = inf if max_cost is None else max_cost * (1 + SLACK)
         self._asked: list[int] = []
-        self._cost = 0.0
-        self._next = -1
-        self.unclear = 0
+        self._cost, self._capped = 0.0, False
+        self._next = self._answer = -1
+        self.unclear = 0  # how many answers came without a confidence, and had the lowest
 
     @abstractmethod
     def _advance(self, node: int, confidence: float | None, prediction: str | None) -> None:
@@ -136,6 +136,11 @@ class FittedSession(Session):
         return None if self._next < 0 else self._names[self._next]
 
     @property
+    def answer(self) -> str | None:
+        """The node whose answer to return; ``None`` before any has answered."""
+        return None if self._answer < 0 else self._names[self._answer]
+
+    @property
     def asked(self) -> tuple[str, ...]:
         """The nodes asked, in order."""
         return tuple(self._names[node] for node in self._asked)
@@ -149,6 +154,11 @@ class FittedSession(Session):
     def price(self) -> float:
         """What asking ``next`` costs; 0 once stopped."""
         return 0.0 if self._next < 0 else self._costs[self._next]
+
+    @property
+    def capped(self) -> bool:
+        """Whether the cap on the cost changed what is asked."""
+        return self._capped
 
     @property
     @abstractmethod
@@ -167,75 +177,61 @@ class StepSession(FittedSession):
     (None, 'layer1')
     """
 
-    __slots__ = (
-        "_bar",
-        "_came",
-        "_capped",
-        "_codes",
-        "_curve",
-        "_offset",
-        "_owner",
-        "_policy",
-        "_prior",
-        "_scorer",
-        "_step",
-        "_unknown",
-        "_x",
-    )
-
     def __init__(
-        self,
-        policy: StepPolicy,
-        prior: Sequence[float] | None = None,
-        bar: float = 0.0,
-        costs: Sequence[float] | None = None,
-        max_cost: float | None = None,
+        self, policy: StepPolicy, prior: Floats | None, costs: Floats | None, max_cost: float | None
     ) -> None:
-        super().__init__(policy.names, policy.costs if costs is None else costs, max_cost)
-        count = len(policy.names)
-        self._policy, self._scorer = policy, policy.tables.belief.scorer
-        self._prior, self._bar = prior, bar
+        tables = policy.tables
+        costs = tables.costs if costs is None else costs
+        super().__init__(tables.names, costs.tolist(), max_cost)
+        self._prior: list[float] | None = None
+        self._bar = 0.0
+        if prior is not None:
+            self._prior, self._bar = prior.tolist(), float(bar_of(prior))
+        elif tables.prior is not None:  # nothing is known of the input
+            self._prior, self._bar = tables.prior.unknown
+        count = len(self._names)
+        self._policy, self._belief, self._scorer = policy, tables.belief, tables.belief.scorer
         self._curve, self._offset, self._codes = [0.0] * count, [0.0] * count, [-1] * count
         self._unknown: dict[str, int] = {}
         self._step: Step = ()
         self._came: Step = ()
-        self._x, self._owner, self._capped = NOTHING, -1, False
+        self._x = NOTHING
         self._choose()
-        self._require_start([*(way.node for way in policy.ways[()]), *policy.remaining(())])
+        if max_cost is not None:
+            self._require_start([*policy.ahead(()), *policy.remaining(())])
 
     def _advance(self, node: int, confidence: float | None, prediction: str | None) -> None:
         self._step = tuple(sorted((*self._step, node)))
         if confidence is not None:
-            reads = prediction is not None and self._policy.tables.belief.agree
-            code = self._code(str(prediction)) if reads else -1
-            self._codes[node] = code
+            reads = prediction is not None and self._belief.agree
+            self._codes[node] = code = self._code(str(prediction)) if reads else -1
             self._curve[node], self._offset[node] = self._scorer.evidence(
                 node, confidence, code, self._prior, self._bar
             )
             self._came = tuple(sorted((*self._came, node)))
             context, odds = self._risks()
             self._x = min(odds)
-            self._owner = context[odds.index(self._x)]
+            self._answer = context[odds.index(self._x)]
         self._choose()
 
     def _risks(self) -> tuple[Step, list[float]]:
         """Return the answers that count, and their log-odds of being wrong."""
-        context = self._policy.tables.belief.context(self._came)
+        context = self._belief.context(self._came)
         odds = self._scorer.odds(context, self._curve, self._offset, self._codes, self._bar)
         return context, odds
 
     def _code(self, prediction: str) -> int:
-        code = self._policy.codes.get(prediction)
+        classes = self._belief.code_of
+        code = classes.get(prediction)
         if code is None:  # a class of its own, for this input
-            new = len(self._policy.codes) + len(self._unknown)
-            code = self._unknown.setdefault(prediction, new)
+            code = self._unknown.setdefault(prediction, len(classes) + len(self._unknown))
         return code
 
     def _choose(self) -> None:
         """Choose the node of the largest gain above its price, of those that the cap allows."""
         self._capped = False
         best, chosen = 0.0 if self._came else -inf, -1
-        for node, gain, price in self._ways():
+        for node, gain, price in self._ways(self._prior, self._bar):
             net = gain - price
             if net > best:
                 if self._cost + self._costs[node] <= self._limit:
@@ -244,40 +240,24 @@ class StepSession(FittedSession):
                     self._capped = True
         if chosen < 0 and not self._came and self._limit < inf:
             # No way is within the cap: the most expensive node that is.
-            within = [
-                node
-                for node in self._policy.remaining(self._step)
-                if self._cost + self._costs[node] <= self._limit
-            ]
+            left = self._policy.remaining(self._step)
+            within = [v for v in left if self._cost + self._costs[v] <= self._limit]
             chosen = max(within, key=self._costs.__getitem__, default=-1)
         self._next = chosen
 
-    def _ways(self) -> list[tuple[int, float, float]]:
-        """Return each way with its gain and its price, in losses."""
+    def _ways(self, prior: Sequence[float] | None, bar: float) -> list[tuple[int, float, float]]:
+        """Return each way with its gain and its price, in losses, for what an input says."""
         policy, step, x = self._policy, self._step, self._x
-        knots, ways = policy.listed(step, self._came)
-        if not ways:
-            return []
-        piece = bisect_right(knots, x)
+        piece = bisect_right(policy.knots(step), x)
         p = chance_of(x)
         gains = []
-        for node, base, slope, u, v, wait in ways:
+        for node, base, slope, u, v, wait in policy.after(step, self._came):
             gain = base[piece] + slope[piece] * x
             if u or v:
-                q = self._scorer.q(self._came, node, x, self._prior, self._bar)
-                gain = gain + u * q + v * (p * q if step else chance_of(self._bar))
+                q = self._scorer.q(self._came, node, x, prior, bar)
+                gain = gain + u * q + v * (p * q if step else chance_of(bar))
             gains.append((node, gain, policy.price * (self._costs[node] + wait)))
         return gains
-
-    @property
-    def answer(self) -> str | None:
-        """The node whose answer to return; ``None`` before any has answered."""
-        return None if self._owner < 0 else self._names[self._owner]
-
-    @property
-    def capped(self) -> bool:
-        """Whether the cap on the cost changed what is asked now."""
-        return self._capped
 
     @property
     def is_last(self) -> bool:
@@ -288,79 +268,88 @@ class StepSession(FittedSession):
 
     @property
     def beliefs(self) -> dict[str, float]:
-        """The chance that each answer is wrong, the least likely first."""
-        if not self._came:
+        """The chance that each answer is wrong, the least likely first; of thresholds none."""
+        if not self._came or self._policy.tables.are_thresholds:
             return {}
         context, odds = self._risks()
         return {self._names[v]: chance_of(x) for x, v in sorted(zip(odds, context, strict=True))}
 
     def explain(self) -> StepExplanation:
         """Return the reasons for the current decision."""
-        ways = self._ways()
-        gains = {self._names[v]: gain for v, gain, _ in ways}
-        prices = {self._names[v]: price for v, _, price in ways}
-        risk, index = chance_of(self._x) if self._came else inf, inf
-        if self.next is None and ways:
-            index = risk - max(gain - price for _, gain, price in ways)
-        elif self.next in gains:
-            index = risk - (gains[self.next] - prices[self.next])
-        prior = {}
+        ways, prior, names = self._ways(self._prior, self._bar), {}, self._names
+        gains = {names[v]: gain for v, gain, _ in ways}
+        prices = {names[v]: price for v, _, price in ways}
+        net = {name: gains[name] - prices[name] for name in gains}
+        best = self.next or max(net, key=net.__getitem__, default=None)
+        risk = chance_of(self._x) if self._came else inf
+        if self._policy.tables.are_thresholds:  # they say no chance, and nothing that is gained
+            why = self._threshold_in_words(best)
+            return StepExplanation(self.next, self.answer, inf, inf, why, self.price)
         if self._prior is not None:
-            prior = {
-                name: self._scorer.q(self._came, v, self._x, self._prior, self._bar)
-                for v, name in enumerate(self._names)
-                if v not in self._step
-            }
+            left = (v for v in range(len(names)) if v not in self._step)
+            known = self._x, self._prior, self._bar
+            prior = {names[v]: self._scorer.q(self._came, v, *known) for v in left}
+        indices = self._policy.indices.get(self._step, {}) if self._came else {}
         return StepExplanation(
             self.next,
             self.answer,
             risk,
-            index,
-            self._in_words(risk, gains, prices),
+            risk - net[best] if best in net else inf,
+            self._in_words(risk, best, gains, prices),
             self.price,
             self.beliefs,
             prior=prior,
-            from_input=self._from_input(),
+            from_input=self._from_input(gains.get(self.next or "", 0.0)),
             gains=gains,
             prices=prices,
-            indices={self._names[v]: chance_of(i) for v, i in self._indices().items()},
+            indices={names[v]: chance_of(index) for v, index in indices.items()},
         )
 
-    def _indices(self) -> Mapping[int, float]:
-        return self._policy.indices.get(self._step, {}) if self._came else {}
-
-    def _from_input(self) -> float:
+    def _from_input(self, gain: float) -> float:
         """Return what this input adds to the gain of ``next``, over one nothing is known of."""
         prior = self._policy.tables.prior
         if self._next < 0 or self._prior is None or prior is None:
             return 0.0
-        turn = StepSession(self._policy, *prior.unknown)
-        turn._step, turn._came, turn._x = self._step, self._came, self._x
-        gains, typical = ({v: gain for v, gain, _ in session._ways()} for session in (self, turn))
-        return gains.get(self._next, 0.0) - typical.get(self._next, 0.0)
+        typical = self._ways(*prior.unknown)
+        return gain - next((base for v, base, _ in typical if v == self._next), 0.0)
 
     def _in_words(
-        self, risk: float, gains: Mapping[str, float], prices: Mapping[str, float]
+        self, risk: float, node: str | None, gains: Mapping[str, float], prices: Mapping[str, float]
     ) -> str:
-        """Return the decision in words."""
-        decision = "stop" if self.next is None else f"ask {self.next!r}"
+        """Return the decision in words, given the best way."""
         if not self._came:
-            return NO_ANSWER if self.next is None else f"there is no answer yet: {decision}"
+            return self._before_any_answer()
         doubt = f"the answer of {self.answer!r} is wrong with chance {percent(risk, digits=1)}"
-        if not gains:
-            return f"{doubt}, and the policy asks no node after this: stop"
-        node = self.next or max(gains, key=lambda name: gains[name] - prices[name])
+        if node is None:
+            return f"{doubt}, and {NO_NODE_AFTER}"
         gain, price = 100 * gains.get(node, 0.0), 100 * prices.get(node, 0.0)
         reason = f"asking {node!r} saves {gain:.2f} points of loss at a price of {price:.2f}"
-        if self._capped and self.next is None:
-            reason += f", and would cost more than is left of the cap of {number(self._limit)}"
-        return f"{doubt}; {reason}: {decision}"
+        return f"{doubt}; {reason}{self._decided()}"
+
+    def _threshold_in_words(self, node: str | None) -> str:
+        """Return the decision of thresholds in words."""
+        if not self._came:
+            return self._before_any_answer()
+        if node is None:
+            return NO_NODE_AFTER
+        sure = "" if self.next is None and not self._capped else "not "
+        return f"the answer of {self.answer!r} is {sure}confident enough{self._decided()}"
+
+    def _before_any_answer(self) -> str:
+        return NO_ANSWER if self.next is None else f"there is no answer yet{self._decided()}"
+
+    def _decided(self) -> str:
+        if self.next is not None:
+            return f": ask {self.next!r}"
+        cap = f", and asking on would cost more than is left of the cap of {number(self._limit)}"
+        return f"{cap if self._capped else ''}: stop"
 
 
 class SingleNodeSession(FittedSession):
     """A session of one node by itself.
 
     >>> import numpy as np
+    >>> from ttamer.fitting.policy import SingleNode
     >>> turn = SingleNode(("a", "b"), np.array([1.0, 2.0]), 1, backups=(0,)).session()
     >>> turn.fail()
     >>> turn.observe(confidence=0.5)
@@ -368,11 +357,9 @@ class SingleNodeSession(FittedSession):
     (('b', 'a'), 'a')
     """
 
-    __slots__ = ("_answer", "_order", "_policy")
-
     def __init__(self, policy: SingleNode, max_cost: float | None = None) -> None:
         super().__init__(policy.names, policy.costs.tolist(), max_cost)
-        self._policy, self._answer, self._order = policy, -1, policy.order(max_cost)
+        self._policy, self._order = policy, policy.order(max_cost)
         self._next = next(self._order, -1)
         self._require_start([*(policy.before[:1] or (policy.node,)), *policy.backups])
 
@@ -382,11 +369,6 @@ class SingleNodeSession(FittedSession):
             self._answer = node
         done = confidence is not None and node not in self._policy.before
         self._next = -1 if done else next(self._order, -1)
-
-    @property
-    def answer(self) -> str | None:
-        """The node whose answer to return."""
-        return None if self._answer < 0 else self._names[self._answer]
 
     @property
     def is_last(self) -> bool:

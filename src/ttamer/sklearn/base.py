@@ -429,7 +429,8 @@ class CascadeEstimator(BaseEstimator):
             by = np.full(count, names.index(alone or self.best_model_))
             return Decided(ask(int(by[0]), np.arange(count)), by, asked, cost)
         batch: Any = policy.batch(count)
-        number_of: Mapping[str, int] = policy.rule.codes  # type: ignore[union-attr]  # steps decide
+        belief = policy.rule.tables.belief  # type: ignore[union-attr]  # steps decide
+        number_of: Mapping[str, int] = belief.code_of
         classes = () if self.trace_ is None else self.trace_.classes
         numbers = (number_of.get(name, len(number_of) + k) for k, name in enumerate(classes))
         codes = np.array([*numbers, -1])

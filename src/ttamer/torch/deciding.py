@@ -26,10 +26,10 @@ from torch import Tensor
 
 from ttamer._checks import counted
 from ttamer.errors import ArgumentError
-from ttamer.fitting.belief import GRID, HEAD, PEER, Belief, Step
+from ttamer.fitting.belief import GRID, HEAD, NOTHING, PEER, Belief, Step
 from ttamer.fitting.ladder import FittedPolicy
 from ttamer.fitting.markov import StatePolicy
-from ttamer.fitting.policy import NOTHING, SingleNode, StepPolicy
+from ttamer.fitting.policy import SingleNode, StepPolicy
 from ttamer.policy.walk import WalkPolicy
 
 Floats = NDArray[np.float64]
@@ -210,10 +210,10 @@ def _step_tables(
             param="classes",
         )
     # The last code stands for classes that the fit met on few rows, or never.
-    codes = np.array([policy.codes.get(name, len(belief.classes)) for name in classes])
+    codes = np.array([belief.code_of.get(name, len(belief.classes)) for name in classes])
     stages: dict[Step, int] = {}
     edges, onward = list[Floats](), list[list[Step | None]]()
-    waiting: list[Step] = [(int(_choice(policy, (), (), np.full(1, NOTHING))[0]),)]
+    waiting: list[Step] = [(int(policy.choose((), (), np.full(1, NOTHING))[0]),)]
     for step in waiting:
         stages[step] = len(stages)
         cuts, following = _choices(policy, step)
@@ -272,22 +272,10 @@ def _weights(belief: Belief, contexts: Sequence[Step], codes: NDArray[np.intp]) 
     }
 
 
-def _choice(policy: StepPolicy, step: Step, asked: Step, x: Floats) -> NDArray[np.int64]:
-    """Return the exit that a policy asks after a step by each x, by its own arithmetic."""
-    best, choice = np.full(len(x), 0.0 if asked else -np.inf), np.full(len(x), STOP)
-    piece = np.searchsorted(policy.knots.get(step, np.empty(0)), x, side="right")
-    shift = np.zeros(len(x))  # what inputs would add
-    for way in policy.after(step, asked):
-        price = policy.price * (policy.tables.costs[way.node] + policy.tables.wait[way.node])
-        net = way.gain(piece, x, shift, shift) - price
-        best, choice = np.where(net > best, net, best), np.where(net > best, way.node, choice)
-    return choice
-
-
 def _choices(policy: StepPolicy, step: Step) -> tuple[Floats, list[int]]:
     """Return the x at which the choice after a step changes, and the exits chosen between them."""
     x = np.arange(-NOTHING * GRID, NOTHING * GRID + 1) / GRID  # every x that there is
-    choice = _choice(policy, step, step, x)
+    choice = policy.choose(step, step, x)
     if (choice[choice != STOP] <= max(step)).any():
         raise ArgumentError(
             "the policy asks exits in another order than the network has", param="policy"
