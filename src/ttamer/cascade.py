@@ -141,10 +141,16 @@ class CascadeSpec:
             if not isinstance(value := getattr(self, key), str | None):
                 raise CascadeError(f"[cascade]: {key} must be text, not {value!r}")
         put(self, "serve", dict(self.serve))
-        # Checked before the largest loss, which they give.
         put(self, "mistakes", _checked_mistakes(self.mistakes))
         if self.max_loss is not None:
-            put(self, "max_loss", _checked_max_loss(self.max_loss, self.mistakes))
+            if self.mistakes:
+                raise CascadeError(
+                    "[cascade]: has mistakes and max_loss; the table of mistakes has its own "
+                    "largest loss: remove max_loss"
+                )
+            put(self, "max_loss", _price(self.max_loss, "[cascade]: max_loss"))
+            if not self.max_loss:
+                raise CascadeError("[cascade]: max_loss is 0; it must be above 0")
         put(self, "latency_weight", _price(self.latency_weight, "[cascade]: latency_weight"))
         put(self, "nodes", _checked_nodes(self.nodes, self.kind))
 
@@ -365,15 +371,13 @@ class CascadeSpec:
         """
         require_path(path, "CascadeSpec.from_file", "give costs in Python to CascadeSpec.of({...})")
         try:
-            text = Path(path).read_text("utf-8-sig")  # editors may put a mark before the first
+            return cls.from_toml(Path(path).read_text("utf-8-sig"))  # editors may put a mark first
         except OSError as error:
             raise CascadeError(f"{path}: cannot be read: {error.strerror or error}") from None
         except UnicodeDecodeError:
             raise CascadeError(f"{path}: is not text in UTF-8") from None
-        try:
-            return cls.from_toml(text)
         except CascadeError as error:
-            raise CascadeError(f"{path}: {error}") from None
+            raise CascadeError(f"{path}: {error}", param=error.param) from None
 
     @classmethod
     def from_toml(cls, text: str) -> CascadeSpec:
@@ -395,7 +399,12 @@ class CascadeSpec:
         require_kind(text, str, "CascadeSpec.from_toml takes the text of a cascade.toml", remedy)
         if text.endswith(".toml") and "\n" not in text:
             raise CascadeError(f"{text!r} is the name of a file, not its text: {remedy}")
-        return from_tables(_parsed(text))
+        try:
+            tables = tomllib.loads(text)
+        except (RecursionError, ValueError) as error:  # too deep; a date or number out of range
+            advice = "; write [[node]], with two brackets" if "('node',)" in str(error) else ""
+            raise CascadeError(f"is not TOML that can be read: {error}{advice}") from None
+        return from_tables(tables)
 
     def to_toml(self) -> str:
         """Return text that reads back to an equal cascade.
@@ -452,14 +461,9 @@ class CascadeSpec:
         return card(title, notes=notes, head=list(columns), rows=rows)
 
 
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        advice = "; write [[node]], with two brackets" if "('node',)" in str(error) else ""
-        raise CascadeError(f"is not TOML: {error}{advice}") from None
-    except (RecursionError, ValueError) as error:  # too deep; a date or number out of range
-        raise CascadeError(f"is not TOML that can be read: {error}") from None
+# Keys of [[node]] and of [cascade]; further ones of a node are the serving layer's.
+NODE_KEYS = tuple(f.name for f in dataclasses.fields(CascadeNode) if f.name != "options")
+HEAD_KEYS = ("name", "kind", "target", "mistakes", "max_loss", "latency_weight", "unit")
 
 
 def from_tables(data: object) -> CascadeSpec:
@@ -475,37 +479,27 @@ def from_tables(data: object) -> CascadeSpec:
         where = f"[[node]] {count}"
         if not isinstance(table, dict):
             raise CascadeError(f"{where} must be a table with name and cost")
-        options = dict(table)
-        if "cost_per_token" in options:  # the tokens of a call are its cost
-            options = {"cost": 0.0, **options}
+        # The tokens of a call are its cost.
+        options = {"cost": 0.0, **table} if "cost_per_token" in table else dict(table)
         named = f" ({options['name']!r})" if "name" in options else ""
-        if "passing" in options:
-            raise CascadeError(f"{where}{named}: passing is named reach now: rename it")
         for key in ("name", "cost"):
             if key not in options:
                 raise CascadeError(f"{where}{named} lacks {key}; a node has a name and a cost")
-        fields = {key: options.pop(key) for key in _node_keys() if key in options}
+        fields = {key: options.pop(key) for key in NODE_KEYS if key in options}
         nodes.append(CascadeNode(**fields, options=options))
     return CascadeSpec(tuple(nodes), serve=tables.get("serve", {}), **head)
 
 
 def to_tables(spec: CascadeSpec) -> dict[str, Any]:
     """Return the parsed form of ``cascade.toml``, which :func:`from_tables` reads back."""
-    head: dict[str, Any] = {} if spec.name is None else {"name": spec.name}
-    head |= {"kind": spec.kind, "target": spec.target}
-    if spec.mistakes:
-        head["mistakes"] = {label: dict(row) for label, row in spec.mistakes.items()}
-    for key in ("max_loss", "latency_weight", "unit"):
-        if value := getattr(spec, key):
-            head[key] = value
+    head = {key: value for key in HEAD_KEYS if (value := getattr(spec, key))}
     nodes = []
     for node in spec.nodes:
-        table = {key: getattr(node, key) for key in _node_keys()}
+        table = {key: value for key in NODE_KEYS if (value := getattr(node, key)) is not None}
         if isinstance(node.after, tuple):
             table["after"] = list(node.after)
-        nodes.append({k: v for k, v in table.items() if v is not None} | dict(node.options))
-    serve = {"serve": dict(spec.serve)} if spec.serve else {}
-    return {"cascade": head, **serve, "node": nodes}
+        nodes.append(table | dict(node.options))
+    return {"cascade": head} | ({"serve": dict(spec.serve)} if spec.serve else {}) | {"node": nodes}
 
 
 def split_nodes(spec: CascadeSpec) -> tuple[CascadeSpec, list[int]]:
@@ -523,19 +517,16 @@ def split_nodes(spec: CascadeSpec) -> tuple[CascadeSpec, list[int]]:
     nodes: list[CascadeNode] = []
     source: list[int] = []
     for position, node in enumerate(spec.nodes):
-        plain = dataclasses.replace(node, verify_cost=None)
-        nodes.append(plain)
+        nodes.append(dataclasses.replace(node, verify_cost=None))
         source.append(position)
         if node.verify_cost is None:
             continue
-        name = node.name + SUFFIX
-        if name in spec.names:
+        if (name := node.name + SUFFIX) in spec.names:
             raise CascadeError(
                 f"node {node.name!r} has verify_cost, and its verified answer would be named "
                 f"{name!r}, which is taken: rename that node"
             )
-        verified = CascadeNode(name, node.verify_cost, node.name)
-        nodes.append(verified)
+        nodes.append(CascadeNode(name, node.verify_cost, node.name))
         source.append(position)
     return dataclasses.replace(spec, nodes=tuple(nodes)), source
 
@@ -579,13 +570,10 @@ def answer_rules(spec: CascadeSpec) -> dict[str, str]:
     defaults = {"tokens": "all", "samples": 1, "verifier": None, "field": None}
     confidence = []
     for node in spec.nodes:
-        words = [str(node.options.get("confidence", "logprobs"))]
-        words += [
-            f"{key} {node.options[key]}"
-            for key, default in defaults.items()
-            if node.options.get(key, default) != default
-        ]
-        confidence.append(f"{node.name}: {' '.join(words)}")
+        stated = {key: node.options.get(key, default) for key, default in defaults.items()}
+        words = [f"{key} {stated[key]}" for key in defaults if stated[key] != defaults[key]]
+        kind = node.options.get("confidence", "logprobs")
+        confidence.append(f"{node.name}: {' '.join([str(kind), *words])}")
     return {"compare": str(compare), "confidence": ", ".join(confidence), **rules}
 
 
@@ -637,30 +625,13 @@ def _checked_mistakes(table: object) -> dict[str, dict[str, float]]:
     return checked
 
 
-def _checked_max_loss(max_loss: object, mistakes: Mistakes) -> float:
-    if mistakes:
-        raise CascadeError(
-            "[cascade]: has mistakes and max_loss; the table of mistakes has its own largest "
-            "loss: remove max_loss"
-        )
-    if not (largest := _price(max_loss, "[cascade]: max_loss")):
-        raise CascadeError("[cascade]: max_loss is 0; it must be above 0")
-    return largest
-
-
-def _node_keys() -> tuple[str, ...]:
-    """Return the keys of ``[[node]]`` that are not the serving layer's."""
-    return tuple(f.name for f in dataclasses.fields(CascadeNode) if f.name != "options")
-
-
 def _checked_tables(data: object) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the tables of a ``cascade.toml`` and its ``[cascade]``; refuse unknown keys."""
     if not isinstance(data, dict):
         raise CascadeError("a cascade must be a table with [[node]] tables inside")
-    keys = [f.name for f in dataclasses.fields(CascadeSpec) if f.name not in ("nodes", "serve")]
-    # Keys before the first table header are a common slip of hand-written TOML.
     for key in data:
-        if key in (*keys, "order"):
+        # A common slip of hand-written TOML.
+        if key in HEAD_KEYS:
             raise CascadeError(f"{key} belongs to a table: write it below a line [cascade]")
         if key not in ("cascade", "serve", "node"):
             raise CascadeError(
@@ -671,19 +642,12 @@ def _checked_tables(data: object) -> tuple[dict[str, Any], dict[str, Any]]:
             raise CascadeError(f"[{key}] must be a table, not {table!r}")
     if not isinstance(data.get("node", []), list):
         raise CascadeError("nodes must be written as [[node]], with two brackets")
-    head = data.get("cascade", {})
-    if "order" in head:
-        raise CascadeError(
-            '[cascade]: order is named kind now: write kind = "exits" for the exits of one '
-            'network (order was "fixed", or "skip" with passing, which is reach now), else '
-            'kind = "models"'
-        )
-    for key in head:
-        if key not in keys:
+    for key in data.get("cascade", {}):
+        if key not in HEAD_KEYS:
             raise CascadeError(
-                f"[cascade] has an unknown key {key!r}; it may have {', '.join(keys)}"
+                f"[cascade] has an unknown key {key!r}; it may have {', '.join(HEAD_KEYS)}"
             )
-    return data, head
+    return data, data.get("cascade", {})
 
 
 def _checked_nodes(nodes: Iterable[CascadeNode], kind: Kind) -> tuple[CascadeNode, ...]:
@@ -729,7 +693,7 @@ def _checked_node(node: CascadeNode, where: str, kind: Kind) -> CascadeNode:
         )
     where = f"{where} ({name!r})"
     for key in node.options:
-        if key in _node_keys():
+        if key in NODE_KEYS:
             raise CascadeError(f"{where}: {key!r} cannot stand among the options as well")
     prices: dict[str, Any] = {"cost": _price(node.cost, f"{where}: cost")}
     for key in ("reach", "verify_cost", "cost_per_call"):
