@@ -260,6 +260,20 @@ class TestFeedback:
 
         assert served.run(scenario) == [400] * 4
 
+    @pytest.mark.parametrize(
+        ("compare", "label", "row"),
+        [("choice", "B", True), ("contains", "B | C", False), ("choice", "???", None)],
+    )
+    def test_a_label_that_cannot_be_compared_counts_no_answer_as_wrong(
+        self, logged, compare, label, row
+    ):
+        """Such as one for a request of another replica, or of before the last start."""
+        served = logged(serve={"compare": compare}, force=True)
+        body = {"request": "earlier", "label": label}
+        response = served.run(lambda client: client.post("/feedback", json=body))
+        assert response.status_code == (400 if row is None else 200)
+        assert served.log.exists() == bool(row)
+
 
 class TestPeople:
     def test_a_log_with_texts_is_labelled_on_the_page_and_takes_the_labels(self, logged, capsys):

@@ -194,7 +194,10 @@ class Endpoints:
         if not service.decisions.path:
             raise Refused(404, "no_log", "feedback is kept in the log; set log in [serve]")
         if label is not None:
-            label = "|".join(service.settings.compare.aliases(label)) or label
+            label = "|".join(service.settings.compare.aliases(label))
+            if not label:
+                text = f"compare = {service.settings.compare} reads no answer in the label"
+                raise Refused(400, "invalid_request", text, param="label")
         return json_response({"known": service.audits.say(feedback.request, label, score)})
 
     async def _body(self, request: Received) -> bytes:

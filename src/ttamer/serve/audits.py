@@ -181,10 +181,12 @@ class Audits:
             self._labels[request] = label  # the row waits for the audit
             label = None
         answers, scores = self._decisions.recent.get(request, {}), None
+        rule = self._settings.compare
         if label is not None and answers:  # compared as texts, which the log may not hold
-            rule = self._settings.compare
             scores = {name: float(rule.is_right(text, label)) for name, text in answers.items()}
             label = None
+        elif not rule.is_transitive:
+            label = None  # it cannot be compared with digests, and would count as another answer
         if not (label is None and score is None and scores is None):
             kept = self._policies.active.logged(label)
             self._decisions.feedback(request, label=kept, score=score, scores=scores)
