@@ -11,7 +11,7 @@ from support.small_traces import (
     random_trace,
 )
 from ttamer.baselines import fit_families
-from ttamer.baselines.routing import States
+from ttamer.baselines.routing import states_of
 from ttamer.baselines.rules import RuleScorer, sweep_prices, walk_of
 from ttamer.baselines.threshold import Isotonic, level_starts
 from ttamer.cascade import CascadeNode, CascadeSpec
@@ -46,16 +46,16 @@ def test_very_many_confidences_are_calibrated_in_groups():
     assert np.abs(curve(said) - (said > Isotonic.max_levels)).mean() < 1e-3
 
 
-def test_states_pool_blocks_to_about_equal_rows_and_keep_the_mean_loss():
+def test_states_pool_blocks_to_about_equal_rows_and_keep_the_mean():
     rng = np.random.default_rng(3)
     said = rng.random(2000)
     wrong = rng.random(2000) > said
-    states = States.fit(said, wrong, limit=4)
-    of = states.of(said)
-    assert len(states.losses) == 4
-    assert (np.diff(states.losses) < 0).all()
+    states = states_of(said, wrong, limit=4)
+    of = states.level(said)
+    assert len(states.values) == 4
+    assert (np.diff(states.values) > 0).all()
     assert np.bincount(of).min() > 300
-    assert [wrong[of == s].mean() for s in range(4)] == pytest.approx(states.losses.tolist())
+    assert [1 - wrong[of == s].mean() for s in range(4)] == pytest.approx(states.values.tolist())
 
 
 def test_transitions_are_shares_shrunk_by_one_row_to_the_targets_own():

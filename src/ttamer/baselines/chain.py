@@ -31,12 +31,9 @@ class Chain:
     """Chains in the order of asking, for a range of prices."""
 
     name = "chain"
-    longest = 10
-    """The most nodes of one chain."""
-    max_nodes = 10
-    """The most nodes of the cascade: of so many all subsets are tried."""
-    tuned = 6
-    """So many subsets are tuned for each price."""
+    longest = 10  # the most nodes of one chain
+    max_nodes = 10  # the most nodes of the cascade: of so many all subsets are tried
+    tuned = 6  # so many subsets are tuned for each price
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the chains on the envelope."""
@@ -54,7 +51,7 @@ class Chain:
         subsets = chains_of(trace, self.longest)
         errors, costs = chain_table(scorer, subsets, score, common)
         chances = np.stack([score(trace, node) for node in range(len(walk))], axis=1)
-        descent = Descent.of(scorer, chances, [curve.values for curve in score.curves])
+        descent = Descent(scorer, chances, [curve.values for curve in score.curves])
 
         def solve(price: float) -> Setting:
             value = errors + price * costs

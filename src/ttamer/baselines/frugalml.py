@@ -35,12 +35,10 @@ class FrugalRule:
     """Ask the base; by the label it predicts, perhaps another. Group 0 is every other label."""
 
     base: int
-    groups: Mapping[str, int]
-    """The group of a label, by its text: codes differ from file to file."""
+    groups: Mapping[str, int]  # the group of a label, by its text: codes differ from file to file
+    # Per group: at or below this confidence of the base the add-on is asked.
     cuts: NDArray[np.float64]
-    """Per group: at or below this confidence of the base the add-on is asked."""
-    addons: NDArray[np.intp]
-    """Per group."""
+    addons: NDArray[np.intp]  # per group
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace."""
@@ -115,8 +113,8 @@ class FrugalML:
     """The best strategy over all bases, for a range of prices."""
 
     name: str = "frugalml"
+    # At least 1. A label predicted on fewer rows shares one strategy with the others like it.
     min_rows: int = 20
-    """At least 1. A label predicted on fewer rows shares one strategy with the others like it."""
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the strategies on the envelope."""

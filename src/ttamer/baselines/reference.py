@@ -25,8 +25,7 @@ class Always:
     """One node for every input, and the nodes that must be asked before it."""
 
     name: str
-    node: int | None = None
-    """Its number; by default the node of least error on the rows fitted to."""
+    node: int | None = None  # its number; by default the node of least error on the rows fitted to
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the one setting."""
@@ -48,12 +47,10 @@ class OracleRule:
     passed, or asked where that is cheaper on the row.
     """
 
-    needs: NDArray[np.bool_]
-    """Shape (n, n): the nodes asked for each node's answer."""
-    passing: NDArray[np.float64]
-    """Shape (n,): what going past each node costs."""
+    needs: NDArray[np.bool_]  # shape (n, n): the nodes asked for each node's answer
+    passing: NDArray[np.float64]  # shape (n,): what going past each node costs
+    # What a unit of cost weighs, in shares of the largest loss; for losses alone.
     price: float = 0.0
-    """What a unit of cost weighs, in shares of the largest loss; for losses alone."""
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace, from the losses of its answers."""
@@ -74,8 +71,7 @@ class Oracle:
     """One setting, with no knob; for losses, a range of prices."""
 
     name = "oracle"
-    uses_labels = True
-    """It looks at answers it has not paid for, and at who is right."""
+    uses_labels = True  # it looks at answers it has not paid for, and at who is right
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the one setting, or those on the envelope."""

@@ -39,58 +39,45 @@ from ttamer.trace.losses import Losses
 from ttamer.trace.trace import Trace
 
 
-@dataclass(frozen=True, eq=False)
-class States:
-    """The states of one node, from the lowest confidence to the highest.
+def states_of(confidence: NDArray[np.float64], wrong: Losses, *, limit: int = 16) -> Isotonic:
+    """Return the states of a node, from the lowest confidence to the highest.
 
     >>> confidence = np.array([0.1, 0.2, 0.8, 0.9])
-    >>> states = States.fit(confidence, np.array([True, True, False, False]))
-    >>> states.losses.tolist(), states.of(np.array([0.5, 0.85])).tolist()
-    ([1.0, 0.0], [0, 1])
+    >>> states = states_of(confidence, np.array([True, True, False, False]))
+    >>> states.values.tolist(), states.level(np.array([0.5, 0.85])).tolist()
+    ([0.0, 1.0], [0, 1])
     """
-
-    starts: NDArray[np.float64]
-    """Shape (k,), increasing: the least confidence of each state. Below the first, the first."""
-    losses: NDArray[np.float64]
-    """Shape (k,), decreasing: the share of wrong answers in each state."""
-
-    def __len__(self) -> int:
-        return len(self.losses)
-
-    @classmethod
-    def fit(cls, confidence: NDArray[np.float64], wrong: Losses, *, limit: int = 16) -> States:
-        """Fit to rows: shape (T,) each, at least one row."""
-        curve = Isotonic.fit(confidence, 1 - wrong.astype(float))
-        block = curve.level(confidence)
-        count = np.bincount(block, minlength=len(curve.starts))
-        middle = np.cumsum(count) - count / 2
-        # Blocks whose middles fall into the same of ``limit`` equal shares of the rows are pooled.
-        _, first, pooled = np.unique(
-            np.floor(limit * middle / len(confidence)), return_index=True, return_inverse=True
-        )
-        state = pooled[block]
-        losses = np.bincount(state, wrong) / np.bincount(state)
-        return cls(curve.starts[first], losses)
-
-    def of(self, confidence: NDArray[np.float64]) -> NDArray[np.intp]:
-        """Return the state of each confidence."""
-        return np.maximum(np.searchsorted(self.starts, confidence, side="right") - 1, 0)
+    right = 1 - wrong.astype(float)
+    curve = Isotonic.fit(confidence, right)
+    block = curve.level(confidence)
+    count = np.bincount(block, minlength=len(curve.starts))
+    middle = np.cumsum(count) - count / 2
+    # Blocks whose middles fall into the same of ``limit`` equal shares of the rows are pooled.
+    _, first, pooled = np.unique(
+        np.floor(limit * middle / len(confidence)), return_index=True, return_inverse=True
+    )
+    state = pooled[block]
+    return Isotonic(curve.starts[first], np.bincount(state, right) / np.bincount(state))
 
 
 def counted_states(
     scorer: RuleScorer,
-) -> tuple[tuple[States, ...], dict[tuple[int | None, int], NDArray[np.float64]]]:
+) -> tuple[tuple[Isotonic, ...], dict[tuple[int | None, int], NDArray[np.float64]]]:
     """Return the states of every node, and their transitions by source (or None) and target."""
     trace = scorer.trace
     pairs = zip(trace.confidence.T, scorer.wrong.T, strict=True)
-    states = tuple(States.fit(confidence, wrong) for confidence, wrong in pairs)
-    numbers = [s.of(confidence) for s, confidence in zip(states, trace.confidence.T, strict=True)]
+    states = tuple(states_of(confidence, wrong) for confidence, wrong in pairs)
+    numbers = [
+        s.level(confidence) for s, confidence in zip(states, trace.confidence.T, strict=True)
+    ]
     chances: dict[tuple[int | None, int], NDArray[np.float64]] = {}
     start = np.zeros(len(trace), np.intp)
     for v, target in enumerate(states):
-        chances[None, v] = transitions(start, numbers[v], (1, len(target)))
+        chances[None, v] = transitions(start, numbers[v], (1, len(target.values)))
         for u, source in enumerate(states):
-            chances[u, v] = transitions(numbers[u], numbers[v], (len(source), len(target)))
+            chances[u, v] = transitions(
+                numbers[u], numbers[v], (len(source.values), len(target.values))
+            )
     return states, chances
 
 
@@ -98,14 +85,12 @@ def counted_states(
 class TableRule:
     """Look up the node to ask next, by the state of the node asked last."""
 
+    # Shape (m,): the nodes by number, every one after those it can be asked from.
     walk: NDArray[np.intp]
-    """Shape (m,): the nodes by number, every one after those it can be asked from."""
-    states: tuple[States, ...]
-    """Per node."""
-    first: int
-    """The step to begin with."""
+    states: tuple[Isotonic, ...]  # per node
+    first: int  # the step to begin with
+    # Per step, shape (states,): the step to go on to, or -1.
     following: tuple[NDArray[np.int32], ...]
-    """Per step, shape (states,): the step to go on to, or -1."""
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace."""
@@ -114,7 +99,7 @@ class TableRule:
         for step, node in enumerate(self.walk.tolist()):
             group = np.flatnonzero(at == step)
             asked[group, node] = True
-            following = self.following[step][self.states[node].of(trace.confidence[group, node])]
+            following = self.following[step][self.states[node].level(trace.confidence[group, node])]
             at[group] = np.where(following < 0, step, following)
         return Played(self.walk[at], asked, self.walk[at])
 
@@ -127,14 +112,13 @@ class NoRecall:
     """
 
     name = "no-recall"
-    prices = np.geomspace(1e-4, 1e2, 60)
-    """Those tried: error per cost of asking every node."""
+    prices = np.geomspace(1e-4, 1e2, 60)  # those tried: error per cost of asking every node
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the policies on the envelope."""
         scorer, walk, spec = RuleScorer(trace), walk_of(trace).tolist(), trace.spec
         states, chances = counted_states(scorer)
-        nodes = tuple(Node(trace.names[node], states[node].losses) for node in walk)
+        nodes = tuple(Node(trace.names[node], 1 - states[node].values) for node in walk)
         costs, edges = trace.costs.mean(axis=0), []
         is_line = spec.asks_each or any(spec.parents)
         for u, source in enumerate([None, *walk]):
@@ -158,40 +142,36 @@ class Gains:
     """What asking a node is expected to add, for everything that can be in hand."""
 
     spec: CascadeSpec
-    costs: NDArray[np.float64]
-    """Shape (n,): the mean cost of asking each node on the fit rows."""
-    states: tuple[States, ...]
+    costs: NDArray[np.float64]  # shape (n,): the mean cost of asking each node on the fit rows
+    states: tuple[Isotonic, ...]
+    # Per node, shape (states,): where its correctness stands among the X that there are.
     rank: tuple[NDArray[np.intp], ...]
-    """Per node, shape (states,): where its correctness stands among the X that there are."""
-    follows: tuple[NDArray[np.intp], ...]
-    """Per node, shape (m,): the nodes that may be asked after it."""
+    # Per node, shape (states, X, n): the gain of asking each next; 0 where that may not be.
     tables: tuple[NDArray[np.float64], ...]
-    """Per node, shape (states, X, m): the gain of asking each of them; empty where m is 0."""
 
     @classmethod
     def fit(cls, scorer: RuleScorer) -> Gains:
         """Count pairs of states on a trace."""
         spec, costs = scorer.trace.spec, scorer.trace.costs.mean(axis=0)
         states, chances = counted_states(scorer)
-        rights = np.unique(np.concatenate([1 - s.losses for s in states]))
-        rise = [np.maximum((1 - s.losses)[:, np.newaxis] - rights, 0) for s in states]
-        nodes = np.arange(len(states))
-        follows = tuple(np.delete(nodes, v) for v in nodes)
-        if spec.kind == "exits":
-            follows = tuple(nodes[v + 1 : v + 2] for v in nodes)
+        rights = np.unique(np.concatenate([s.values for s in states]))
         tables = []
-        for u, targets in enumerate(follows):
-            gains = [chances[u, v] @ rise[v] for v in targets.tolist()]
-            tables.append(np.stack(gains or [np.empty((len(states[u]), len(rights)))], axis=2))
-        rank = tuple(np.searchsorted(rights, 1 - s.losses) for s in states)
-        return cls(spec, costs, states, rank, follows, tuple(tables))
+        for u, source in enumerate(states):
+            gains = np.zeros((len(source.values), len(rights), len(spec)))
+            for v, target in enumerate(states):
+                if v == u + 1 or (v != u and spec.kind == "models"):
+                    rise = np.maximum(target.values[:, np.newaxis] - rights, 0)
+                    gains[:, :, v] = chances[u, v] @ rise
+            tables.append(gains)
+        rank = tuple(np.searchsorted(rights, s.values) for s in states)
+        return cls(spec, costs, states, rank, tuple(tables))
 
-    def may_ask(self, asked: NDArray[np.bool_], targets: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return, shape (rows, targets), which were not asked yet and need no other first."""
-        may = ~asked[:, targets]
-        if any(self.spec.parents):
+    def may_ask(self, asked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return, shape (rows, n), which were not asked yet and need no other first."""
+        may = ~asked
+        if self.spec.kind == "models":  # of exits the tables know which is next
             above = self.spec.required & ~np.eye(len(self.spec), dtype=bool)
-            may &= ~asked @ above[targets].T.astype(int) == 0
+            may &= ~asked @ above.T.astype(int) == 0
         return may
 
 
@@ -216,20 +196,17 @@ class RoutingRule:
             onward = [active[:0]]
             for node in np.unique(current).tolist():
                 group = active[current == node]
-                state = gains.states[node].of(trace.confidence[group, node])
+                state = gains.states[node].level(trace.confidence[group, node])
                 rank = gains.rank[node][state]
                 better = rank > best[group]
                 best[group[better]] = rank[better]
                 answer[group[better]] = node
-                targets = gains.follows[node]
-                if targets.size:
-                    gain = gains.tables[node][state, best[group]]
-                    worth = gain - self.price * gains.costs[targets]
-                    worth[~gains.may_ask(asked[group], targets)] = 0.0
-                    choice = worth.argmax(axis=1)
-                    goes = worth[np.arange(len(group)), choice] > 0
-                    last[group[goes]] = targets[choice[goes]]
-                    onward.append(group[goes])
+                worth = gains.tables[node][state, best[group]] - self.price * gains.costs
+                worth[~gains.may_ask(asked[group])] = 0.0
+                choice = worth.argmax(axis=1)
+                goes = worth[np.arange(len(group)), choice] > 0
+                last[group[goes]] = choice[goes]
+                onward.append(group[goes])
             active = np.concatenate(onward)
         return Played(answer, asked, last)
 

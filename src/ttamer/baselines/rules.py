@@ -70,10 +70,9 @@ class StopRule:
     """Stop at the first node of a walk whose score reaches its threshold, else at the last."""
 
     score: Score
-    walk: NDArray[np.intp]
-    """Shape (m,): the nodes to ask, in order."""
+    walk: NDArray[np.intp]  # shape (m,): the nodes to ask, in order
+    # Shape (m - 1,): ``inf`` where it never stops. The last node of the walk always answers.
     thresholds: NDArray[np.float64]
-    """Shape (m - 1,): ``inf`` where it never stops. The last node of the walk always answers."""
 
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace."""

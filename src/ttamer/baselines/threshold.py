@@ -52,8 +52,7 @@ class Column:
     """A further column of the nodes."""
 
     field: str
-    sign: float = 1.0
-    """-1 where less of it is more certain."""
+    sign: float = 1.0  # -1 where less of it is more certain
 
     def __call__(self, trace: Trace, node: int) -> NDArray[np.float64]:
         """Return, shape (T,), the certainty of the node; NaN where it has none."""
@@ -76,10 +75,9 @@ class Isotonic:
     [0.0, 0.5, 1.0]
     """
 
+    # Shape (k,), increasing: the least confidence of each block. Below the first, the first.
     starts: NDArray[np.float64]
-    """Shape (k,), increasing: the least confidence of each block. Below the first, the first."""
-    values: NDArray[np.float64]
-    """Shape (k,), increasing: the share of right answers in each block."""
+    values: NDArray[np.float64]  # shape (k,), increasing: the share of right answers in each block
 
     max_levels: ClassVar[int] = 4096  # finer confidences are grouped by quantiles
 
@@ -160,10 +158,8 @@ class Threshold:
     """Stop at the first node whose score reaches one threshold for all; else the last answers."""
 
     name: str
-    score: Callable[[Trace], Score]
-    """Makes the score from the rows fitted to."""
-    sign: float = 1.0
-    """-1 where the score is minus what people know."""
+    score: Callable[[Trace], Score]  # makes the score from the rows fitted to
+    sign: float = 1.0  # -1 where the score is minus what people know
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the thresholds on the envelope."""
@@ -213,8 +209,7 @@ class ThresholdPerExit:
     """
 
     name = "threshold-per-exit"
-    most_levels = 200
-    """The most thresholds that are tried at each exit."""
+    most_levels = 200  # the most thresholds that are tried at each exit
 
     def fit(self, trace: Trace) -> list[Setting]:
         """Return the sets of thresholds on the envelope."""
@@ -224,7 +219,7 @@ class ThresholdPerExit:
             np.union1d(level_starts(column, self.most_levels), common[:-1])
             for column in trace.confidence.T
         ]
-        descent = Descent.of(scorer, trace.confidence, starts)
+        descent = Descent(scorer, trace.confidence, starts)
         rules = [StopRule(Confidence(), walk, np.full(len(walk) - 1, cut)) for cut in common]
         points = np.array([scorer.score(rule) for rule in rules])
         names = [trace.names[node] for node in walk[:-1]]
@@ -240,75 +235,49 @@ class ThresholdPerExit:
         return sweep_prices(trace, solve)
 
 
-@dataclass(frozen=True, eq=False)
 class Descent:
-    """One threshold per step of a walk, tuned by coordinate descent."""
+    """One threshold per step of a walk, tuned by coordinate descent.
 
-    scorer: RuleScorer
-    starts: Sequence[NDArray[np.float64]]
-    """Per node, increasing: the thresholds to try."""
-    levels: Sequence[NDArray[np.intp]]
-    """Per node, shape (T,): the last threshold that each row reaches."""
+    Args:
+        scorer: The rows fitted to.
+        scores: Shape (T, n).
+        starts: Per node, increasing: the thresholds to try; behind the last one it never stops.
+    """
 
-    @classmethod
-    def of(
-        cls, scorer: RuleScorer, scores: NDArray[np.float64], starts: Sequence[NDArray[np.float64]]
-    ) -> Descent:
-        """Prepare for scores of shape (T, n)."""
+    rounds = 12  # it has settled after a few
+
+    def __init__(
+        self, scorer: RuleScorer, scores: NDArray[np.float64], starts: Sequence[NDArray[np.float64]]
+    ) -> None:
+        self._wrong, self._costs = scorer.wrong, scorer.trace.costs
+        self._ends = [np.append(start, np.inf) for start in starts]
         pairs = zip(starts, scores.T, strict=True)
-        levels = [np.searchsorted(start, score, side="right") - 1 for start, score in pairs]
-        return cls(scorer, starts, levels)
+        self._levels = [np.searchsorted(start, score, side="right") - 1 for start, score in pairs]
 
     def tuned(
         self, walk: NDArray[np.intp], price: float, cut: float
     ) -> tuple[float, NDArray[np.float64]]:
         """Return error + price * cost, and the thresholds, from a common threshold on."""
-        spent = np.cumsum(self.scorer.trace.costs[:, walk], axis=1)
-        losses = list((self.scorer.wrong[:, walk] + price * spent).T)
-        starts = [self.starts[node] for node in walk[:-1]]
-        begin = [int(np.searchsorted(start, cut)) for start in starts]
-        levels, sizes = [self.levels[node] for node in walk[:-1]], list(map(len, starts))
-        cuts, loss = descend(levels, sizes, losses, begin)
-        pairs = zip(starts, cuts, strict=True)
-        return loss, np.array([np.append(start, np.inf)[at] for start, at in pairs])
-
-
-def descend(
-    levels: Sequence[NDArray[np.intp]],
-    sizes: Sequence[int],
-    losses: Sequence[NDArray[np.float64]],
-    cuts: Sequence[int],
-) -> tuple[list[int], float]:
-    """Return the level from which each step stops, and the mean loss.
-
-    Args:
-        levels: Per step but the last, shape (T,): the level of the score on each row.
-        sizes: Per step but the last: how many levels there are; a cut at ``size`` never stops.
-        losses: Per step, shape (T,): what stopping there loses on each row, costs included.
-        cuts: Where to begin.
-
-    >>> stop, go = np.array([0.0, 1.0, 1.0]), np.array([0.5, 0.5, 0.5])
-    >>> descend([np.array([2, 0, 1])], [3], [stop, go], [0])
-    ([2], 0.3333333333333333)
-
-    """
-    levels_from = list(cuts)
-    onward = losses[-1]
-    for _ in range(12):  # rounds; it has settled after a few
-        before = list(levels_from)
-        reached = [np.ones(len(losses[0]), bool)]
-        for step in range(len(levels) - 1):
-            reached.append(reached[step] & (levels[step] < levels_from[step]))
-        onward = losses[-1]
-        for step in range(len(levels) - 1, -1, -1):
-            change = np.where(reached[step], losses[step] - onward, 0.0)
-            by_level = np.bincount(levels[step], change, minlength=sizes[step])
-            total = np.append(np.cumsum(by_level[::-1])[::-1], 0.0)  # of stopping from a level on
-            best = int(total.argmin())
-            # A gain of rounding alone must not move it, or rounds might go in a circle.
-            if total[best] < total[levels_from[step]] - 1e-12:
-                levels_from[step] = best
-            onward = np.where(levels[step] >= levels_from[step], losses[step], onward)
-        if levels_from == before:
-            break
-    return levels_from, float(onward.mean())
+        *losses, onward = (self._wrong[:, walk] + price * self._costs[:, walk].cumsum(axis=1)).T
+        last = onward
+        steps = list(enumerate(walk[:-1].tolist()))
+        cuts = [int(np.searchsorted(self._ends[node], cut)) for _, node in steps]
+        for _ in range(self.rounds):
+            before, onward = list(cuts), last
+            reached = [np.ones(len(last), bool)]
+            for step, node in steps:
+                reached.append(reached[step] & (self._levels[node] < cuts[step]))
+            for step, node in reversed(steps):
+                level, size = self._levels[node], len(self._ends[node]) - 1
+                change = np.where(reached[step], losses[step] - onward, 0.0)
+                by_level = np.bincount(level, change, minlength=size)
+                total = np.append(np.cumsum(by_level[::-1])[::-1], 0.0)  # of stopping from it on
+                best = int(total.argmin())
+                # A gain of rounding alone must not move it, or rounds might go in a circle.
+                if total[best] < total[cuts[step]] - 1e-12:
+                    cuts[step] = best
+                onward = np.where(level >= cuts[step], losses[step], onward)
+            if cuts == before:
+                break
+        thresholds = [self._ends[node][cuts[step]] for step, node in steps]
+        return float(onward.mean()), np.array(thresholds)

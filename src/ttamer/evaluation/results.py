@@ -54,10 +54,9 @@ class RowBootstrap:
     size, so the spread of the drawn means does not change.
     """
 
-    block: NDArray[np.intp]
-    """Shape (T,): the block of each row."""
+    block: NDArray[np.intp]  # shape (T,): the block of each row
+    # Shape (B, blocks): the weight of a block's sum in each resampled mean.
     share: NDArray[np.float64]
-    """Shape (B, blocks): the weight of a block's sum in each resampled mean."""
 
     max_blocks: ClassVar[int] = 4000
 
