@@ -132,26 +132,18 @@ class Collection:
 
     # The rows
 
-    def _new_rows(self) -> list[AnsweredPrompt]:
-        """Return the prompts with the new answers."""
-        return [
+    def rows(self) -> list[AnsweredPrompt]:
+        """Return the prompts with any answer, those of the log included."""
+        logged = [{}] * len(self.keys) if self.log is None else _answers_of(self.log)
+        rows = [
             AnsweredPrompt(
                 question_text(prompt.body),
                 prompt.label,
-                {name: asked.answers.get(key) for name, asked in self.asked.items()},
+                answers | {name: asked.answers.get(key) for name, asked in self.asked.items()},
             )
-            for prompt, key in zip(self.prompts, self.keys, strict=True)
+            for prompt, key, answers in zip(self.prompts, self.keys, logged, strict=True)
         ]
-
-    def rows(self) -> list[AnsweredPrompt]:
-        """Return the prompts with any answer, those of the log included."""
-        rows = self._new_rows()
-        if self.log is None:
-            return [row for row in rows if any(row.answers.values())]
-        return [
-            dataclasses.replace(row, answers={**answers, **row.answers})
-            for row, answers in zip(rows, _answers_of(self.log), strict=True)
-        ]
+        return [row for row in rows if self.log is not None or any(row.answers.values())]
 
     def trace(self, on_error: OnBad = "skip") -> Trace:
         """Return the trace of the answers so far; ``on_error`` refuses or skips failures."""

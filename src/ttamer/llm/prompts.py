@@ -111,7 +111,7 @@ def trace_of(
     notes += _without_content(rule, spec.names, answers, predictions)
     right = _numbers(answers, "right")
     is_stated = not np.isnan(right).all()
-    if rule.is_transitive and not is_stated and max(map(len, labels)) < 2:
+    if rule.is_transitive and not is_stated and max(map(len, labels), default=0) < 2:
         classes = [next(iter(forms), None) for forms in labels]
         facts["label"] = classes if has_labels else None
         is_any_right = not {*classes}.isdisjoint({*chain.from_iterable(predictions)} - {None})

@@ -25,8 +25,8 @@ AtLeast0 = Annotated[float, Meta(ge=0)]
 Url = Annotated[str, Meta(pattern=r"^https?://[^/\s]+")]
 Confidence = Literal["logprobs", "product", "agreement", "self-report", "none"]
 Capability = Literal["images", "tools", "json_schema"]
+# A cascade, or the path of its cascade.toml.
 CascadeSource = CascadeSpec | str | os.PathLike[str]
-"""A cascade, or the path of its ``cascade.toml``."""
 T = TypeVar("T")
 
 
@@ -40,10 +40,9 @@ class TokenCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     input: AtLeast0
     output: AtLeast0
+    # Of an input token that the upstream had kept; by default as ``input``.
     cached: AtLeast0 | None = None
-    """Of an input token that the upstream had kept; by default as ``input``."""
-    reasoning: AtLeast0 | None = None
-    """Of a token of reasoning; by default as ``output``."""
+    reasoning: AtLeast0 | None = None  # of a token of reasoning; by default as ``output``
 
 
 class EnvName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,8 +63,7 @@ class EmbeddingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     upstream: Url
     model: str = "embeddings"
-    key_env: str = ""
-    """The environment variable with the upstream's key."""
+    key_env: str = ""  # the environment variable with the upstream's key
     removed: ClassVar = by_key(
         {
             "cost cost_per_token": "embeddings are no part of the cost of a request",
@@ -84,34 +82,30 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """
 
     name: str
-    cost: float
-    """The cost of one call, beside the price of its tokens."""
-    upstream: Url
-    """The base URL, such as ``http://127.0.0.1:8081/v1``."""
-    model: str = ""
-    """The model's name at the upstream; by default the node's name."""
-    key_env: str = ""
-    """The environment variable with the upstream's key."""
+    cost: float  # the cost of one call, beside the price of its tokens
+    upstream: Url  # the base URL, such as ``http://127.0.0.1:8081/v1``
+    model: str = ""  # the model's name at the upstream; by default the node's name
+    key_env: str = ""  # the environment variable with the upstream's key
+    # Further headers sent to the upstream; a value may be ``{env = "NAME"}``.
     headers: dict[str, str | EnvName] = {}
-    """Further headers sent to the upstream; a value may be ``{env = "NAME"}``."""
+    # Fields set in every request, such as ``{reasoning_effort = "low"}``; ``false`` removes one
+    # that the upstream does not take.
     params: dict[str, Any] = {}
-    """Fields set in every request, such as ``{reasoning_effort = "low"}``; ``false`` removes one
-    that the upstream does not take."""
+    # Fields that the upstream calls otherwise: ``{max_tokens = "max_completion_tokens"}``.
     rename: dict[str, str] = {}
-    """Fields that the upstream calls otherwise: ``{max_tokens = "max_completion_tokens"}``."""
     confidence: Confidence = "logprobs"
+    # The number of answers, with confidence "agreement".
     samples: Annotated[int, Meta(ge=2, le=64)] = 5
-    """The number of answers, with confidence "agreement"."""
     cost_per_token: TokenCost | None = None
+    # The seconds that one call may take at most; the limit that is learnt is below it.
     timeout: Above0 = 30.0
-    """The seconds that one call may take at most; the limit that is learnt is below it."""
     retries: Annotated[int, Meta(ge=0, le=10)] = 1
+    # The most calls at once; by default 8 while collecting, and any number while serving.
     max_concurrent: Annotated[int, Meta(ge=1)] | None = None
-    """The most calls at once; by default 8 while collecting, and any number while serving."""
+    # The tokens of the model's context; a request that is longer is not sent to it.
     context: Annotated[int, Meta(ge=1)] | None = None
-    """The tokens of the model's context; a request that is longer is not sent to it."""
+    # What a request may have for this node; the policy goes on without it for others.
     accepts: tuple[Capability, ...] = ("images", "tools", "json_schema")
-    """What a request may have for this node; the policy goes on without it for others."""
     removed: ClassVar = by_key(
         {
             "api": "nodes speak OpenAI's format; for others put LiteLLM in front, and name its URL",
