@@ -46,6 +46,9 @@ from ttamer.trace.trace import Trace
 
 ray = require("ray", "ray")
 
+# The columns of a result beside those of the rows.
+ADDED = ("answer", "by", "cost", "asked", "error")
+
 
 def run(
     dataset: Any,
@@ -96,7 +99,7 @@ def run(
     """
     cascade = Cascade(policy, dict.fromkeys(nodes, _elsewhere), **limits)
     names = _columns_of(dataset, column, key, *inputs)
-    if clashes := set(names) & {"answer", "by", "cost", "asked", "error"}:
+    if clashes := set(names) & set(ADDED):
         raise ArgumentError(
             f"the dataset has a column {clashes.pop()!r}, which the result needs: rename it"
         )
@@ -178,7 +181,7 @@ def application(policy: Any, nodes: Mapping[str, Any], **options: Mapping[str, A
     returns ``{"answer", "by", "cost", "asked"}``, or status 503 where no node answered.
 
     Args:
-        policy: A policy file that the machine of the deciding deployment sees, or a policy.
+        policy: A policy file or a policy; of a ladder its default.
         nodes: The callable of each node, or a class of callables.
         **options: The options of a node's deployment, by node, as for ``serve.deployment``.
 
@@ -196,10 +199,10 @@ def application(policy: Any, nodes: Mapping[str, Any], **options: Mapping[str, A
         name: serve.deployment(_Replica, name=name, **options.get(name, {})).bind(node)
         for name, node in nodes.items()
     }
-    if isinstance(policy, str | os.PathLike):
-        policy = str(Path(policy).absolute())
+    fitted: Any = load(policy) if isinstance(policy, str | os.PathLike) else policy
+    fitted = fitted.default() if hasattr(fitted, "default") else fitted
     deciding = serve.deployment(_Deciding, name="policy", ray_actor_options={"num_cpus": 0})
-    return deciding.bind(policy, deployments)
+    return deciding.bind(fitted, deployments)
 
 
 def _columns_of(dataset: Any, *used: str | None) -> list[str]:
@@ -286,8 +289,8 @@ def _answered(
         "asked": pa.array([[call.node for call in outcome.asked] for outcome in outcomes]),
         "error": pa.array(errors, pa.string()),
     }
-    for name, cell in cells.items():
-        block = block.append_column(name, cell)
+    for name in ADDED:
+        block = block.append_column(name, cells[name])
     if file is not None:
         with atomic_write(file) as part:
             parquet.write_table(block, part)

@@ -173,6 +173,7 @@ class Stored:
         if last[0] != "*":
             parts = (self._array(name, declared, [*shape, last]),)
         else:
+            # Sizes first: where they are forged, nothing is cut by them.
             counts = self._array(f"{name}_sizes", Declared("", 0, of="any"), shape).tolist()
             array = self._array(name, declared, [f"all {name}"])
             size, plus, more = last[1:].partition("+")
@@ -191,7 +192,7 @@ class Stored:
     def _agrees(self, size: str, length: int) -> bool:
         """Return whether a length is that of its name; a name without a value takes it."""
         name, _, more = size.partition("+")
-        length -= int(more or 0)
+        length -= int(more or 0)  # below 0 it agrees with no array
         return length == (int(name) if name.isdigit() else self.sizes.setdefault(name, length))
 
     def _array(self, name: str, declared: Declared, shape: Sequence[str]) -> NDArray[Any]:

@@ -186,6 +186,7 @@ def pack(policy: Savable, notes: dict[str, str]) -> bytes:
 
 def _written(record: Record | dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Return a record and arrays as bytes, with their checksum."""
+    # The digest is over the record without it, so it can stand in the record.
     content = msgspec.to_builtins(record) | {"sha256": ""}
     checksum = hashlib.sha256(_json(content))
     for name in sorted(arrays):
@@ -260,7 +261,7 @@ def _bytes_of(path: str | os.PathLike[str]) -> bytes:
                 f"is too large: {status.st_size} bytes, and at most {MAX_BYTES} are read"
             )
         with Path(path).open("rb") as file:
-            return file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)  # it may grow meanwhile, and is then refused as altered
     except OSError as error:
         raise ArtefactError(f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:

@@ -279,11 +279,11 @@ def restore_solved(record: SolvedRecord, stored: Stored) -> tuple[Policy, ...]:
         "solved nodes": len(problem.nodes),
     }
     tables = stored.read("solved", *_tables_of(record.moves))
-    if "choices" in tables:
+    if "choices" in tables:  # tables of numbers cannot leave the problem: their shapes are checked
         _check_choices(problem, tables["choices"], rows)
         tables["choices"] = tables["choices"].astype(np.int32)
     for table in tables.values():
-        table.setflags(write=False)
+        table.setflags(write=False)  # policies of a ladder share one array
     parts = {name: [cut(part, rows) for part in table] for name, table in tables.items()}
     policies: list[Policy] = []
     for number, (tradeoff, value) in enumerate(zip(tradeoffs, values, strict=True)):
@@ -514,6 +514,7 @@ def _steps(record: StepRecord, spec: CascadeSpec, stored: Stored) -> StepTables:
 
 def _belief(record: StepRecord, stored: Stored, nodes: int) -> Belief:
     classes = tuple(record.classes)
+    # One code for all classes that are not listed: so there is one cell more than classes, squared.
     require(len(set(classes)) == len(classes), "the classes of a belief are distinct")
     stored.sizes |= {"cells": (len(classes) + 1) ** 2, "masked": HEAD + PEER * nodes}
     values = stored.read("belief")
@@ -587,6 +588,7 @@ def _states(record: StateRecord | None, spec: CascadeSpec, stored: Stored) -> St
 def _ladder(record: FittedRecord, fitted: Fitted, stored: Stored) -> FittedLadder:
     promises = tuple(record.promises)
     stored.sizes["points"] = len(fitted.tradeoffs) + len(fitted.spec)
+    # Standard errors and certificates divide by them.
     require(record.rows >= 1, "estimates rest on at least one row")
     points = OperatingPoints(**stored.read("points"), rows=record.rows)
     if record.held is None:

@@ -110,7 +110,7 @@ class CallResult(NamedTuple):
     def of(cls, start: float, returned: Any, error: BaseException | None) -> CallResult:
         """Return the result of a call; what ends the program is raised."""
         if error is not None and not isinstance(error, Exception):
-            raise error
+            raise error  # KeyboardInterrupt and SystemExit are not the node's
         paid = int(getattr(error, "paid", True))
         return cls(returned, error, 1, paid, time.perf_counter() - start)
 
@@ -174,6 +174,7 @@ def call(request: Call) -> CallResult:
             return CallResult.of(start, _returned(request), None)
         except Exception as error:  # whatever a user's function raises
             return CallResult.of(start, None, error)
+    # A call that is late goes on in its thread, and nobody waits for it: Python ends no threads.
     answer = _in_thread(lambda: _returned(request))
     try:
         # A limit may be longer than what threads can wait for, and is then none.
@@ -215,7 +216,7 @@ def call_rows(
         return [
             call(Call(node, row_of(values, row), timeout, end=end)) for row in range(len(values))
         ]
-    size = node.size or max(len(values), 1)
+    size = node.size or max(len(values), 1)  # a range has no step of 0
     parts = [row_of(values, slice(k, k + size)) for k in range(0, len(values), size)]
     return [result for part in parts for result in _call_together(node, part, timeout, end)]
 
@@ -233,6 +234,7 @@ def _call_together(
         else:
             share = result.seconds / count
             return [CallResult(reply, None, 1, 1, share) for reply in replies]
+    # What was late together would be late again, row after row.
     is_timed = timeout is not None or end < math.inf
     if count == 1 or (is_timed and isinstance(result.error, TimeoutError)):
         return [result] * count
@@ -276,7 +278,7 @@ def run_awaitable(awaitable: Awaitable[T]) -> T:
     except RuntimeError:
         result: T = asyncio.run(coroutine)
         return result
-    coroutine.close()
+    coroutine.close()  # Python would warn that nobody awaited it
     raise ArgumentError("an event loop is running here: await arun, instead of calling run")
 
 
@@ -286,6 +288,7 @@ async def _result_of(awaitable: Awaitable[T]) -> T:
 
 def _in_thread(function: Callable[[], Any]) -> futures.Future[Any]:
     """Call the function in a thread that does not keep the interpreter from ending."""
+    # What a caller has set, such as the trace of a request, holds in the thread too.
     context, future = contextvars.copy_context(), futures.Future[Any]()
     future.set_running_or_notify_cancel()  # a waiter that leaves cannot cancel it
 
@@ -310,6 +313,7 @@ def event_loop() -> Iterator[Callable[[Awaitable[Any]], Any]]:
     ...     run(asyncio.sleep(0, "done"))
     'done'
     """
+    # In a thread: this one may run a loop already, as notebooks do, and Ctrl-C must not wait.
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True, name="ttamer loop")
     thread.start()

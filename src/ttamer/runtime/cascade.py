@@ -116,7 +116,7 @@ class Cascade:
             what = f"there is no callable for {listed}" if missing else f"{listed} is no node"
             raise ArgumentError(f"{what}; the policy's nodes are {', '.join(names)}")
         self.policy = policy
-        self.nodes = dict(nodes)
+        self.nodes = dict(nodes)  # a caller's later changes do not count
         self.max_cost = _positive(max_cost, "max_cost")
         self.deadline = _positive(deadline, "deadline")
         self.timeouts = _by_node(timeouts, names, "timeouts")
@@ -314,6 +314,7 @@ class _Input:
         function, timeout = self.cascade.nodes[node], self.cascade.timeouts.get(node)
         if isinstance(function, Batched):
             function = function.single
+        # The session and the calls before are for hosts that relay a stream.
         request = Call(function, self.value, timeout, node, self.turn, self.asked, self.end)
         reply, error = None, None
         calls, paid, seconds = 0, 0, 0.0
@@ -428,6 +429,7 @@ class InStep:
 
     def take(self) -> dict[str, list[tuple[int, Call]]]:
         """Return the calls to be made now, by node: each with the number of its input."""
+        # All at once: what is asked next, while these are answered, belongs to the next round.
         by_node: dict[str, list[tuple[int, Call]]] = {}
         for row, request in self._waiting:
             by_node.setdefault(request.node, []).append((row, request))
@@ -540,6 +542,7 @@ class _Rows:
                     answers.append((reply.confidence, reply.prediction))
                     cost = cost if reply.cost is None else reply.cost
                 outcome.cost[row] += cost
+            # Answers that are equal in kind are decided at once, so all of a group come together.
             batch.observe(group, *zip(*answers, strict=True))
         outcome.asked[:] = batch.asked
         for row, node in enumerate(batch.answer.tolist()):
@@ -559,6 +562,7 @@ class _Rows:
         while calls := together.take():
             for name, requests in calls.items():
                 rows = [row for row, _ in requests]
+                # They began within microseconds of each other: one end is that of all.
                 results = self.ask(name, rows, min(request.end for _, request in requests))
                 for row, result in zip(rows, results, strict=True):
                     together.send(row, result)

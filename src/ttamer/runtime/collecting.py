@@ -78,7 +78,7 @@ def collect(
         raise ArgumentError(
             f'on_error is {on_error!r}; it must be "refuse" or "skip"', param="on_error"
         )
-    codes = ClassCodes()
+    codes = ClassCodes()  # of labels first, then of predictions: one number for a class
     stated: dict[str, Any] = {f"facts[{name!r}]": c for name, c in (facts or {}).items()}
     if labels is not None:  # coded before anything is asked: what is no class is refused now
         stated["labels"] = label = _coded(codes, labels)
@@ -89,6 +89,7 @@ def collect(
                 param=name.partition("[")[0],
             )
     is_measured = costs == "measured"
+    # Node after node within a block: batches are full, and a failure does not come after all calls.
     block = max(map(_size_of, nodes.values()))
     rows: list[tuple[Answer | str, ...]] = []
     with event_loop() as run, shown(progress) as report:
@@ -171,6 +172,7 @@ class Answer(NamedTuple):
 
 def _size_of(node: object) -> int:
     """Return how many inputs a node is asked about at a time."""
+    # Without a limit so many are still asked about that progress is seen.
     return (node.size or 1024) if isinstance(node, Batched) else 1
 
 
@@ -244,7 +246,7 @@ def _trace_of(
     if is_measured or priced.any():
         unstated = table(lambda answer: answer.seconds) if is_measured else spec.costs
         cost = np.asfortranarray(np.where(priced, stated, unstated))
-        cost[~answered] = math.nan
+        cost[~answered] = math.nan  # a gap has no cost, although a failed call may have one
         spec = spec.with_costs(dict(zip(spec.names, np.nanmean(cost, axis=0), strict=True)))
         if is_measured and priced.any() and not (priced | ~answered).all():
             names = ", ".join(repr(spec.names[node]) for node in np.flatnonzero(priced.any(axis=0)))

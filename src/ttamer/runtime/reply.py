@@ -63,7 +63,7 @@ def reply_of(returned: Any) -> Reply:
     >>> reply_of({"prediction": "cat", "confidence": 0.9, "cost": 2}).cost
     2.0
     """
-    if type(returned) is Reply:
+    if type(returned) is Reply:  # of a node of this package, which checks what it reads
         return returned
     if isinstance(returned, tuple | list):
         if len(returned) not in (2, 3):
@@ -142,6 +142,7 @@ def are_columns(returned: Any) -> bool:
 
 def _plain_list(column: Any) -> list[Any]:
     """Return a column as a list of plain objects, not of NumPy's."""
+    # NumPy's own numbers would be handed to callers, and cannot be written as JSON.
     return column.tolist() if isinstance(column, np.ndarray) else list(column)
 
 
@@ -252,6 +253,7 @@ class Outcome:
         return {name: value for name, value in fields.items() if name != "reason"}
 
     def __getstate__(self) -> dict[str, Any]:
+        # What computes the reason holds a session, which other processes cannot read.
         return {**vars(self), "reason": self.why}
 
 
@@ -272,4 +274,5 @@ class CascadeFailed(TTamerError):  # noqa: N818 - named after what happened
         """Whether the deadline ended the run."""
 
     def __reduce__(self) -> Any:
+        # Errors are pickled by their arguments, and these are keywords.
         return partial(CascadeFailed, late=self.late), (str(self), self.asked)
