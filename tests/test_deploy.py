@@ -42,7 +42,7 @@ def test_a_yaml_file_can_be_read(path):
 
 
 def test_the_dashboard_shows_metrics_that_the_server_has():
-    metrics = Metrics(["small"])
+    metrics = Metrics()
     for name in ("running", "waiting", "log_rows_lost", "policies_refused"):
         metrics.gauge(f"ttamer_{name}", name, lambda: 0.0)
     text = generate_latest(metrics.registry).decode()
