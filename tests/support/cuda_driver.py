@@ -50,7 +50,6 @@ class CudaDriver:
         self.next = None  # the graph that runs when the present one is done
         self.ran = set()  # pairs: the address of a step's graphs, and the case
         self.launches = 0
-        self.copies = 0
 
     def CUgraph(self, captured):
         return captured
@@ -123,14 +122,6 @@ class CudaDriver:
         self.uploaded.add(int(graph))
         return (0,)
 
-    def cuLaunchKernel(self, kernel, *given):
-        *_, shared, stream, places, extra = given
-        assert (shared, stream, extra) == (0, 0, 0)
-        words = (ctypes.POINTER(ctypes.c_uint64) * 12).from_address(places)
-        kernel(self, *(word.contents.value for word in words))
-        self.copies += 1
-        return (0,)
-
     def cuGraphLaunch(self, graph, stream):
         assert stream == 0
         self.launches += 1
@@ -160,24 +151,16 @@ def fill(driver, target, value, element, width, height, pitch):  # noqa: ARG001
         ctypes.c_uint8.from_address(place).value = byte
 
 
-def copy(driver, *arguments):  # noqa: ARG001
-    """Copy tensors in words of 16 bytes, as the kernel does."""
-    for source, target, words in zip(*[iter(arguments)] * 3, strict=True):
-        if words:
-            ctypes.memmove(target, source, 16 * words)
-
-
-KERNELS = {"follow": follow, "fill": fill, "copy": copy}
+KERNELS = {"follow": follow, "fill": fill}
 """What stands for the kernels."""
 
 
-def put_in_place(monkeypatch, *modules):
-    """Let modules use a new stand-in, and return it."""
-    found = CudaDriver()
-    for module in (branching, *modules):
-        monkeypatch.setattr(module, "driver", lambda: found)
-        monkeypatch.setattr(module, "kernels", lambda device: KERNELS)
-        monkeypatch.setattr(module, "current_stream", lambda device: 0)
+def put_in_place(monkeypatch):
+    """Let graphs use a new stand-in, and return it."""
+    driver = CudaDriver()
+    monkeypatch.setattr(branching, "driver", lambda: driver)
+    monkeypatch.setattr(branching, "kernels", lambda device: KERNELS)
+    monkeypatch.setattr(branching, "current_stream", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    return found
+    return driver

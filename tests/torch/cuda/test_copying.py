@@ -1,10 +1,11 @@
-"""One kernel copies rows of tensors of all kinds, here by Triton's interpreter."""
+"""Inputs are copied to memory, and by one kernel rows of tensors, by Triton's interpreter."""
 
 import pytest
 import torch
 
+from ttamer.errors import ArgumentError
 from ttamer.torch.cuda import memory
-from ttamer.torch.cuda.memory import copy_rows
+from ttamer.torch.cuda.memory import copy_rows, fill, like
 
 ROWS = torch.tensor([4, 7, 2, -1, -1])
 POSITIONS = torch.tensor([1, 3, 4, 0, 0])
@@ -64,3 +65,33 @@ def test_padding_is_not_copied(monkeypatch):
     copy_rows(sources, targets, ROWS, positions=POSITIONS)
     assert not any(target[3:].any() for target in targets)
     assert len(launched) == 1
+
+
+def texts(rows, *, seed=0):
+    """Return numbers of tokens, and which of them count."""
+    ids = torch.arange(seed, seed + 16 * rows).reshape(rows, 16)
+    return ids, ids % 3 > 0
+
+
+def test_inputs_are_copied_to_the_first_rows():
+    kept = like(texts(5), 5)
+    for rows, seed in ((5, 7), (3, 40)):
+        fill(kept, texts(rows, seed=seed))
+    for part, wanted, before in zip(kept, texts(3, seed=40), texts(5, seed=7), strict=True):
+        assert torch.equal(part, torch.cat([wanted, before[3:]]))
+    images = torch.randn(2, 4, 4, 4).to(memory_format=torch.channels_last)
+    kept = like(images, 3)
+    for value in (images, images.contiguous(), images.double()):
+        fill(kept, value)
+        assert torch.equal(kept[:2], images)
+    assert kept.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [texts(2)[0], (torch.zeros(2, 1), torch.zeros(2, 1)), tuple(x[:, :8] for x in texts(4))],
+    ids=["fewer", "shapes", "strides"],
+)
+def test_inputs_of_other_shapes_are_refused(value):
+    with pytest.raises(ArgumentError, match=r"the example of the graphs \(5, 16\), \(5, 16\)"):
+        fill(like(texts(5), 5), value)

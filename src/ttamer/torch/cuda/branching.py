@@ -30,9 +30,9 @@ from torch import Tensor
 from ttamer._extras import is_installed
 from ttamer.errors import ArgumentError
 
-# The threads of a block that fills or copies memory.
+# The threads of a block that fills memory.
 THREADS = 256
-# The most blocks that fill or copy memory; each goes on where the others end.
+# The most blocks that fill memory; each goes on where the others end.
 MAX_BLOCKS = 1024
 
 
@@ -76,7 +76,7 @@ def kernels(device: int) -> dict[str, Any]:
     launch = b"(.param .b32 error) cudaGraphLaunch (.param .b64 graph, .param .b64 stream);"
     cuda = driver()
     module = done(cuda.cuModuleLoadData(code.replace(size, size + b"\n.extern .func " + launch)))
-    names = ("follow", "fill", "copy")
+    names = ("follow", "fill")
     return {name: done(cuda.cuModuleGetFunction(module, name.encode())) for name in names}
 
 

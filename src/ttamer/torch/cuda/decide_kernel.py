@@ -11,7 +11,6 @@ waiting for an event. Sizes of tables are plain arguments, so that policies shar
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass, fields
 from typing import Any, cast
@@ -36,9 +35,6 @@ PENDING = -1
 GRID, LIMIT, ROUND = (tl.constexpr(k) for k in (4096.0, 8.0, 1.5 * 2.0**52))
 _give_way = getattr(os, "sched_yield", int)
 
-# Names, types and shapes of tensors that lie in one piece of memory.
-Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
-
 
 @dataclass(eq=False)
 class KernelCarry:
@@ -54,22 +50,11 @@ class KernelCarry:
     asked: Tensor
     confidence: Tensor
     prediction: Tensor
-    packed: Tensor  # the memory of what answers are made of, answer to prediction. uint8
-    # The bytes that each of these takes, and their names, types and shapes.
-    layout: tuple[list[int], Layout]
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
         """What answers are made of."""
         return self.answer, self.owner, self.asked, self.confidence, self.prediction
-
-
-def _unpacked(packed: Tensor, sizes: list[int], layout: Layout) -> dict[str, Tensor]:
-    """Return the tensors that lie in a piece of memory, each in so many bytes."""
-    parts = zip(packed.split(sizes), layout, strict=True)
-    return {
-        name: part.view(kind)[: math.prod(shape)].view(shape) for part, (name, kind, shape) in parts
-    }
 
 
 class KernelDecider:
@@ -89,36 +74,29 @@ class KernelDecider:
         self._arrived = torch.zeros(1, dtype=torch.int32, device=device)  # programs; left at zero
 
     def start(self, rows: int, classes: int, dtype: torch.dtype) -> KernelCarry:
-        """Allocate the state of a batch; its first exit overwrites what is there.
-
-        What answers are made of lies in one piece of memory, so that it is copied at once.
-        """
+        """Allocate the state of a batch; its first exit overwrites what is there."""
         check_classes(self.tables, classes)
-        exits, device = self._exits, self._device
-        layout = (
-            ("answer", dtype, (rows, classes)),
-            ("owner", torch.int64, (rows,)),
-            ("asked", torch.int64, (rows,)),
-            ("confidence", torch.float32, (rows, exits)),
-            ("prediction", torch.int32, (rows, exits)),
-        )
-        # Each begins at a multiple of 16 bytes, as Triton likes them.
-        sizes = [-(-math.prod(shape) * kind.itemsize // 16) * 16 for _, kind, shape in layout]
-        packed = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        exits = self._exits
+
+        def memory(kind: torch.dtype, *shape: int) -> Tensor:
+            return torch.empty(shape, dtype=kind, device=self._device)
+
         return KernelCarry(
-            stage=torch.empty(rows, dtype=torch.int64, device=device),
-            best=torch.empty(rows, dtype=torch.int64, device=device),
-            odds=torch.zeros((rows, exits), dtype=torch.float64, device=device),
-            offset=torch.zeros((rows, exits), dtype=torch.float64, device=device),
-            logits=torch.empty((exits, rows, classes), dtype=dtype, device=device),
-            packed=packed,
-            layout=(sizes, layout),
-            **_unpacked(packed, sizes, layout),
+            stage=memory(torch.int64, rows),
+            best=memory(torch.int64, rows),
+            odds=memory(torch.float64, rows, exits).zero_(),
+            offset=memory(torch.float64, rows, exits).zero_(),
+            logits=memory(dtype, exits, rows, classes),
+            answer=memory(dtype, rows, classes),
+            owner=memory(torch.int64, rows),
+            asked=memory(torch.int64, rows),
+            confidence=memory(torch.float32, rows, exits),
+            prediction=memory(torch.int32, rows, exits),
         )
 
     def collect(self, carry: KernelCarry) -> tuple[Tensor, ...]:
         """Return copies of what answers are made of."""
-        return tuple(_unpacked(carry.packed.clone(), *carry.layout).values())
+        return tuple(part.clone() for part in carry.parts)
 
     def observe(
         self,

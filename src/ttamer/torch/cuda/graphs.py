@@ -48,7 +48,7 @@ from ttamer.torch.runner import Answers, Regrouping, Runner, group_sizes
 
 if HAS_TRITON:
     from ttamer.torch.cuda.decide_kernel import STEP, KernelDecider
-    from ttamer.torch.cuda.memory import InputMemory, copy_rows, like
+    from ttamer.torch.cuda.memory import copy_rows, fill, like
 
 # The exit before the first one.
 START = -1
@@ -113,7 +113,7 @@ class GraphRunner(Runner):
             value = to_device(example, self._device)
             logits = network.full(value)
             self._carry = self._kernel.start(batch, logits.shape[1], logits.dtype)
-        self._inputs = {size: InputMemory(value, size) for size in self._sizes}
+        self._inputs = {size: like(value, size) for size in self._sizes}
         self._rows = {size: torch.arange(size, device=self._device) for size in self._sizes}
         self._counts = {size: size for size in self._sizes}
         self._graphs: dict[int, Callable[[], None]] = {}
@@ -145,7 +145,7 @@ class GraphRunner(Runner):
         if size not in self._graphs:
             with autocast(self._device, self.precision, cached=False):
                 self._graphs[size] = self._built(size)
-        self._inputs[size].fill(value)
+        fill(self._inputs[size], value)
         if self._counts[size] != count:
             rows = self._rows[size]
             torch.arange(size, out=rows)
@@ -163,7 +163,8 @@ class GraphRunner(Runner):
         """Capture the branches of all steps for batches of one size, and join them."""
         release_memory()
         cases, tables = self._planned(size)
-        value, rows, start = self._inputs[size].value, self._rows[size], START
+        value: Any = self._inputs[size]
+        rows, start = self._rows[size], START
         steps = []
         for k, end in enumerate(self._reached):
             segments = list(self.network.segments)[start + 1 : end + 1]
@@ -267,10 +268,10 @@ def full_graph(
     out: dict[str, Tensor] = {}
     example = by_position(example, network.input_names)
     largest = rows_of(example)
-    memory = InputMemory(to_device(example, device), largest)
+    memory = like(to_device(example, device), largest)
 
     def work() -> None:
-        out["logits"] = network.full(memory.value)
+        out["logits"] = network.full(memory)
 
     release_memory()
     with torch.inference_mode(), autocast(device, precision, cached=False):
@@ -280,7 +281,7 @@ def full_graph(
     def run(inputs: Inputs) -> Tensor:
         value = by_position(inputs, network.input_names)
         count = _fitting_rows(value, largest)
-        memory.fill(value)
+        fill(memory, value)
         replay()
         return out["logits"][:count]
 

@@ -25,23 +25,3 @@ extern "C" __global__ void fill(
     for (; at < width * height; at += gridDim.x * (unsigned long long)blockDim.x)
         target[(at / width) * pitch + at % width] = value >> (8 * (at % width % element));
 }
-
-__device__ void copy_one(const uint4 *source, uint4 *target, unsigned long long words)
-{
-    unsigned long long at = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
-    for (; at < words; at += gridDim.x * (unsigned long long)blockDim.x)
-        target[at] = source[at];
-}
-
-// Copies up to four tensors in words of 16 bytes.
-extern "C" __global__ void copy(
-    const uint4 *source0, uint4 *target0, unsigned long long words0,
-    const uint4 *source1, uint4 *target1, unsigned long long words1,
-    const uint4 *source2, uint4 *target2, unsigned long long words2,
-    const uint4 *source3, uint4 *target3, unsigned long long words3)
-{
-    copy_one(source0, target0, words0);
-    copy_one(source1, target1, words1);
-    copy_one(source2, target2, words2);
-    copy_one(source3, target3, words3);
-}

@@ -1,14 +1,12 @@
 """Memory of CUDA graphs: the inputs that they read, and rows that are copied between their steps.
 
-Inputs are copied by one kernel where they lie on the same device in the same order, and rows of all
-tensors of a value by another, without padding. PyTorch's copies are one launch for each tensor,
-which is part of the latency of small batches.
+Rows of all tensors of a value are copied by one kernel, without padding. PyTorch's copies are one
+launch for each tensor, which is part of the latency of small batches.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,129 +15,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ttamer._extras import is_installed
 from ttamer.errors import ArgumentError
-from ttamer.torch.cuda.branching import (
-    MAX_BLOCKS,
-    THREADS,
-    current_stream,
-    done,
-    driver,
-    kernels,
-)
-from ttamer.torch.devices import changed, in_memory_order, tensors_of
+from ttamer.torch.devices import Value, changed, in_memory_order, tensors_of
 
 # The largest number of tensors that one kernel copies.
 MAX_TENSORS = 4
-# The bytes that a thread copies at once: addresses and sizes are multiples of this.
-WORD = 16
 
 
-class InputMemory:
-    """Memory for batches of up to a number of rows.
-
-    Args:
-        value: A batch, on the device of the graph.
-        rows: The largest number of rows.
-    """
-
-    def __init__(self, value: Any, rows: int) -> None:
-        self.value = like(value, rows)
-        """What the graph reads."""
-        self._targets = tensors_of(self.value)
-        self._copy = _Copy(self._targets) if _can_launch(self._targets) else None
-
-    def fill(self, value: Any) -> None:
-        """Copy a batch, which may be on another device, to the first rows.
-
-        Args:
-            value: Inputs of the shapes of the example, with at most as many rows as there is
-                memory for.
-
-        Raises:
-            ArgumentError: The inputs have other shapes, or are more or fewer tensors.
-        """
-        sources = tensors_of(value)
-        if self._copy is not None and self._copy(sources):
-            return
-        if [part.shape[1:] for part in sources] != [part.shape[1:] for part in self._targets]:
-            received, expected = (
-                ", ".join(str(tuple(part.shape)) for part in parts)
-                for parts in (sources, self._targets)
-            )
-            raise ArgumentError(
-                f"the inputs have shapes {received}, and the example of the graphs {expected}, "
-                "whose first number may be smaller: pad the inputs, or use Runner, which takes any "
-                "shape",
-                param="inputs",
-            )
-        rows = sources[0].shape[0]
-        for source, target in zip(sources, self._targets, strict=True):
-            (target if target.shape[0] == rows else target[:rows]).copy_(source, non_blocking=True)
-
-
-class _Copy:
-    """The kernel that copies up to four tensors, with its arguments in place."""
-
-    def __init__(self, targets: Sequence[Tensor]) -> None:
-        self._targets = targets
-        self._device = targets[0].device
-        self._words: dict[Any, int] = {}
-        self._arguments = (ctypes.c_uint64 * (3 * MAX_TENSORS))()
-        start, step = ctypes.addressof(self._arguments), ctypes.sizeof(ctypes.c_uint64)
-        addresses = [start + step * k for k in range(len(self._arguments))]
-        self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
-        for k, target in enumerate(targets):
-            self._arguments[3 * k + 1] = target.data_ptr()
-
-    def __call__(self, sources: Sequence[Tensor]) -> bool:
-        """Copy tensors, or return that one of them cannot be copied so."""
-        if len(sources) != len(self._targets):
-            return False
-        longest = 0
-        for k, source in enumerate(sources):
-            key = (k, source.shape, source.stride(), source.dtype, source.device)
-            words = self._words.get(key)
-            if words is None:
-                words = self._words[key] = self._counted(source, self._targets[k])
-            address = source.data_ptr()
-            if not words or address % WORD:
-                return False
-            self._arguments[3 * k], self._arguments[3 * k + 2] = address, words
-            longest = max(longest, words)
-        index = self._device.index
-        blocks = min(-(-longest // THREADS), MAX_BLOCKS)
-        done(
-            driver().cuLaunchKernel(
-                kernels(index)["copy"],
-                blocks,
-                1,
-                1,
-                THREADS,
-                1,
-                1,
-                0,
-                current_stream(index),
-                ctypes.addressof(self._addresses),
-                0,
-            )
+def fill(memory: Value, value: Value) -> None:
+    """Copy inputs, which may be on another device, to the first rows of memory; refuse others."""
+    sources, targets = tensors_of(value), tensors_of(memory)
+    if [part.shape[1:] for part in sources] != [part.shape[1:] for part in targets]:
+        received, expected = (
+            ", ".join(str(tuple(part.shape)) for part in parts) for parts in (sources, targets)
         )
-        return True
-
-    def _counted(self, source: Tensor, target: Tensor) -> int:
-        """Return how many words are to be copied; 0 where it takes more than copying words."""
-        first = target[: source.shape[0]]
-        size = source.numel() * source.element_size()
-        alike = (source.shape, source.stride(), source.dtype, source.device) == (
-            first.shape,
-            first.stride(),
-            first.dtype,
-            self._device,
+        raise ArgumentError(
+            f"the inputs have shapes {received}, and the example of the graphs {expected}, whose "
+            "first number may be smaller: pad the inputs, or use Runner, which takes any shape",
+            param="inputs",
         )
-        return 0 if not alike or size % WORD or target.data_ptr() % WORD else size // WORD
+    for source, target in zip(sources, targets, strict=True):
+        target[: source.shape[0]].copy_(source, non_blocking=True)
 
 
-def like(value: Any, rows: int) -> Any:
+def like(value: Value, rows: int) -> Value:
     """Return memory for some rows of a value, in its memory format."""
 
     def memory(tensor: Tensor) -> Tensor:
@@ -150,11 +49,6 @@ def like(value: Any, rows: int) -> Any:
         return zeros
 
     return changed(value, memory)
-
-
-def _can_launch(tensors: Sequence[Tensor]) -> bool:
-    """Return whether one kernel can copy to these tensors."""
-    return len(tensors) <= MAX_TENSORS and tensors[0].is_cuda and is_installed("cuda.bindings")
 
 
 # The number of words of a row that one program copies.
