@@ -18,6 +18,7 @@ from support.exit_networks import (
     batches,
     by_session,
     convolutions,
+    echo_network,
     evidence,
     fitted,
     pair_network,
@@ -444,6 +445,11 @@ def test_policies_that_a_network_cannot_run_are_refused():
         (adding_network(), fitted("markov"), r"one fitted policy, not a .*ladder.at\(tradeoff"),
         (adding_network(), fitted("markov").for_budget(0.8), "one fitted policy, not a Mixture"),
         (unknown, fitted().at(0.9), "name them with classes="),
+        (
+            echo_network(65),
+            threshold_tables(np.zeros(65)),
+            "65 exits, and at most 64 are supported",
+        ),
     ):
         with pytest.raises(ArgumentError, match=text):
             Runner(network, policy)

@@ -312,26 +312,6 @@ def _padded(rows: Sequence[Any], filling: float = np.inf) -> Floats:
     return padded
 
 
-def check_tables(tables: Tables) -> None:
-    """Refuse tables of more exits than there are bits."""
-    if len(tables.bounds) > 64:  # the exits asked are bits of a 64-bit integer
-        raise ArgumentError(
-            f"there are {len(tables.bounds)} exits, and at most 64 are supported: build "
-            "the network with fewer ramps",
-            param="network",
-        )
-
-
-def check_classes(tables: Tables, classes: int) -> None:
-    """Refuse logits for another number of classes than the tables are for."""
-    if isinstance(tables, BeliefTables) and tables.offsets.shape[1] != classes:
-        raise ArgumentError(
-            f"the policy's tables are for {tables.offsets.shape[1]} classes, and the network's "
-            f"logits are for {classes}: name all classes with classes=",
-            param="classes",
-        )
-
-
 @dataclass(eq=False)
 class Carry:
     """The state of a batch of B inputs, one row each, in the caller's order."""
@@ -353,14 +333,12 @@ class HostDecider:
     """Decides with NumPy, for a network on any device; reads only the rows that are due."""
 
     def __init__(self, tables: Tables, device: torch.device) -> None:
-        check_tables(tables)
         self.tables = tables
         self._device = device
         self._exit_of = np.array([*tables.exit_of, STOP])  # the last entry: stopped
 
     def start(self, rows: int, classes: int, dtype: torch.dtype) -> Carry:
         """Return the state before any exit is asked."""
-        check_classes(self.tables, classes)
         exits = len(self.tables.bounds)
         return Carry(
             stage=np.full(rows, self.tables.first, np.int64),

@@ -217,7 +217,13 @@ class Runner:
                 )
         else:
             tables = tables_of(policy, network.names, classes if classes else _classes(network))
-        self._decider = decider_for(tables, self._device)
+        if len(tables.bounds) > 64:  # the exits asked are bits of a 64-bit integer
+            raise ArgumentError(
+                f"there are {len(tables.bounds)} exits, and at most 64 are supported: build "
+                "the network with fewer ramps",
+                param="network",
+            )
+        self._tables, self._decider = tables, decider_for(tables, self._device)
         self._reached = tables.reached
         self._sized: dict[int, tuple[list[int], Tensor]] = {}
         self._pays = cache(self.regrouping.pays)
@@ -295,7 +301,14 @@ class Runner:
                 "batch of inputs; for one input, inputs[None]",
                 param="inputs",
             )
-        return self._decider.start(count, logits.shape[1], logits.dtype)
+        classes = logits.shape[1]
+        if isinstance(self._tables, BeliefTables) and self._tables.offsets.shape[1] != classes:
+            raise ArgumentError(
+                f"the policy's tables are for {self._tables.offsets.shape[1]} classes, and the "
+                f"network's logits are for {classes}: name all classes with classes=",
+                param="classes",
+            )
+        return self._decider.start(count, classes, logits.dtype)
 
 
 def decider_for(tables: Tables, device: torch.device) -> Any:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ttamer.errors import ArgumentError
 from ttamer.torch.cuda.branching import block_for
-from ttamer.torch.deciding import BeliefTables, Tables, check_classes, check_tables
+from ttamer.torch.deciding import BeliefTables, Tables
 
 # The number of rows per program, and the number of rows that one program can list.
 BLOCK, MAX_ROWS = 8, 8192
@@ -61,7 +61,6 @@ class KernelDecider:
     """Decides with a kernel, on a GPU; in tests on a CPU, by Triton's interpreter."""
 
     def __init__(self, tables: Tables, device: torch.device) -> None:
-        check_tables(tables)
         self.tables = tables
         self._device = device
         self._exits = len(tables.bounds)
@@ -75,7 +74,6 @@ class KernelDecider:
 
     def start(self, rows: int, classes: int, dtype: torch.dtype) -> KernelCarry:
         """Allocate the state of a batch; its first exit overwrites what is there."""
-        check_classes(self.tables, classes)
         exits = self._exits
 
         def memory(kind: torch.dtype, *shape: int) -> Tensor:

@@ -112,7 +112,7 @@ class GraphRunner(Runner):
         with torch.inference_mode(), autocast(self._device, precision, cached=False):
             value = to_device(example, self._device)
             logits = network.full(value)
-            self._carry = self._kernel.start(batch, logits.shape[1], logits.dtype)
+            self._carry = self._started(batch, logits)
         self._inputs = {size: like(value, size) for size in self._sizes}
         self._rows = {size: torch.arange(size, device=self._device) for size in self._sizes}
         self._counts = {size: size for size in self._sizes}
