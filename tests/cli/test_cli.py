@@ -576,7 +576,7 @@ def test_what_draws_needs_matplotlib_before_the_work(command, tmp_path, monkeypa
 
 def test_a_log_with_all_costs_needs_no_cascade(tmp_path):
     trace = answering_trace(200)
-    priced = trace.to_frame("pandas").assign(**{f"{name}.cost": 2.0 for name in trace.names})
+    priced = trace.to_frame().assign(**{f"{name}.cost": 2.0 for name in trace.names})
     priced.to_parquet(tmp_path / "log.parquet")
     assert run("fit", tmp_path / "log.parquet", "-o", tmp_path / "p.ttamer").returncode == 0
 

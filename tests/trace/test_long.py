@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from ttamer.cascade import CascadeSpec
@@ -63,6 +64,7 @@ def test_calls_become_rows_with_gaps(tmp_path, name):
     ("lines", "says"),
     [
         (LINES[:2] + LINES[:1], "id 'x' has two lines for node 'b'; keep one"),
+        ([LINES[0], LINES[1] | {"a.cost": 3}], "column 'a.cost' is named 'cost' with one line per"),
         ([*LINES[:2], LINES[0] | {"id": "y", "node": "c"}], "not in the cascade: 'c.confidence'"),
         (LINES[1:3], "one row per input.: the column 'b.confidence' is missing"),
         ([*LINES[:2], {"id": "y", "confidence": 0.5}], "column 'node': row 2 .* is empty"),
@@ -78,6 +80,23 @@ def test_calls_that_cannot_be_read_are_named(tmp_path, lines, says):
     with pytest.raises(TraceError, match=says) as error:
         Trace.read(log(tmp_path, lines), AB)
     assert str(error.value).startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.npz"])
+def test_vectors_stand_on_one_of_the_lines(tmp_path, name):
+    lines = [{"id": 1, "node": node, "confidence": 0.5} for node in "ab"]
+    lines[1]["input.v"] = [1, 2]
+    path = log(tmp_path, lines)
+    if name == "log.npz":  # NumPy alone reads it
+        path, columns = (
+            tmp_path / name,
+            {"id": [1, 1], "node": ["a", "b"], "confidence": [0.5, 0.5]},
+        )
+        np.savez(path, **columns, **{"input.v": [[np.nan] * 2, [1.0, 2.0]]})
+    assert Trace.read(path, AB).inputs["v"].tolist() == [[1.0, 2.0]]
+    both = log(tmp_path, [*lines, {"id": 2, "node": "a", "confidence": 0.5}])
+    trace = Trace.read(both, AB, on_bad="skip")
+    assert (len(trace), trace.left_out) == (1, {"input.v is missing, NaN or infinite": 1})
 
 
 def test_calls_are_not_read_in_batches(tmp_path):

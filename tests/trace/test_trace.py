@@ -8,7 +8,6 @@ from hypothesis import given, strategies as st
 
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError
-from ttamer.trace.checks import require_rows
 from ttamer.trace.losses import complete_losses
 from ttamer.trace.schema import ClassCodes
 from ttamer.trace.trace import Trace
@@ -47,20 +46,17 @@ def test_big_arrays_are_not_copied():
     assert confidence.flags.writeable
 
 
-def test_wrong_against_the_label():
+def test_which_answers_are_wrong():
     assert pair().loss.tolist() == [[False, False], [False, True], [True, True]]
-
-
-def test_correct_has_the_last_word_on_the_label():
     correct = np.array([[True, False], [True, False], [True, False]])
-    assert (pair(correct=correct).loss == ~correct).all()
-
-
-def test_wrong_against_the_last_node():
+    assert (pair(correct=correct).loss == ~correct).all()  # it goes before the label
     last = dataclasses.replace(PAIR, target="last")
     assert pair().with_spec(last).loss.tolist() == [[0, 0], [1, 0], [1, 0]]
     none = Trace.from_arrays(last, [[0, 0]], prediction=[[None, None]])
     assert none.loss.tolist() == [[1, 0]]
+    trace = Trace.from_arrays(last, [[0, 0]], prediction=[["x", "y"]], label=["x"])
+    assert trace.loss.tolist() == [[True, False]]
+    assert complete_losses(trace, "label").tolist() == [[0, 1]]
 
 
 def test_with_mistakes_a_last_node_without_an_answer_makes_every_answer_the_worst():
@@ -69,13 +65,6 @@ def test_with_mistakes_a_last_node_without_an_answer_makes_every_answer_the_wors
     trace = Trace.from_arrays(spec, np.zeros((5, 2)), prediction=answers)
     assert (trace.loss * trace.unit)[:, 0].tolist() == [1.0, 20.0, 20.0, 20.0, 20.0]
     assert not (trace.loss * trace.unit)[:, 1].any()
-
-
-def test_the_cascade_sets_which_target():
-    spec = CascadeSpec.of({"a": 1.0, "b": 4.0}, target="last")
-    trace = Trace.from_arrays(spec, [[0, 0]], prediction=[["x", "y"]], label=["x"])
-    assert trace.loss.tolist() == [[True, False]]
-    assert complete_losses(trace, "label").tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -91,16 +80,12 @@ def test_the_cascade_sets_which_target():
         ),
         ({}, "last", "add columns <node>.prediction$"),
         ({"correct": np.array([[True, True]])}, "last", 'agreement .* set target = "label"'),
+        ({}, "first", "target is 'first'"),
     ],
 )
 def test_what_is_needed_to_judge_is_reported(fields, target, says):
-    with pytest.raises(TraceError, match=says):
+    with pytest.raises((TraceError, ArgumentError), match=says):
         complete_losses(Trace.from_arrays(PAIR, [[0.5, 0.5]], **fields), target)
-
-
-def test_unknown_target():
-    with pytest.raises(ArgumentError, match="'first'"):
-        complete_losses(pair(), "first")
 
 
 @pytest.mark.parametrize(
@@ -198,12 +183,9 @@ def test_split_is_the_permutation_it_returns():
     assert trace.split(0.3, seed=7)[0].digest == fit.digest
 
 
-def test_a_split_needs_a_seed_that_numpy_takes():
+def test_a_split_leaves_both_parts_something():
     with pytest.raises(ArgumentError, match="seed is -1; it must be a whole number"):
         pair().split(0.5, -1)
-
-
-def test_a_split_leaves_both_parts_something():
     for fraction in (0.001, 0.999):
         fit, test = pair().split(fraction, seed=0)
         assert len(fit) >= 1
@@ -213,12 +195,6 @@ def test_a_split_leaves_both_parts_something():
             pair().split(fraction, seed=0)
     with pytest.raises(TraceError, match="1 row, and a split needs at least 2"):
         pair().take([0]).split(0.5, seed=0)
-
-
-def test_require_rows():
-    require_rows(pair(), 3, "a fit")
-    with pytest.raises(TraceError, match="has 3 rows, and a fit needs at least 4"):
-        require_rows(pair(), 4, "a fit")
 
 
 def test_concat_is_the_inverse_of_taking_apart():
@@ -249,8 +225,13 @@ def test_concat_refuses_what_does_not_belong_together():
         Trace.concat([])
     with pytest.raises(TraceError, match="trace 1 has the nodes c, and trace 0 has a, b"):
         Trace.concat([pair(), Trace(CascadeSpec.of({"c": 1.0}), [[0.5]])])
-    with pytest.raises(TraceError, match="differ in their columns: label, prediction"):
+    with pytest.raises(TraceError, match="trace 1 has the columns confidence, and trace 0 has c"):
         Trace.concat([pair(), Trace(PAIR, [[0.5, 0.5]])])
+    exits = [CascadeSpec.of({"a": 2, "b": 3}, kind="exits", reach={"a": cost}) for cost in (1, 1.5)]
+    with pytest.raises(
+        TraceError, match=r"trace 1 has the costs of passing \(reach\) 1.5, 0.0, and"
+    ):
+        Trace.concat([Trace(spec, [[0.5, 0.5]]) for spec in exits])
 
 
 def test_the_digest_is_of_the_content():
@@ -358,5 +339,7 @@ def test_rows_of_one_group_are_never_split():
         assert len(fit) + len(test) == 70
         assert 20 <= len(fit) <= 50
         assert not set(fit.group[fit.group >= 0]) & set(test.group[test.group >= 0])
+    assert "; 8 groups" in trace.coverage  # a row without one is one by itself
+    assert "; 9 groups" in Trace.concat([trace, trace.take([69])]).coverage
     with pytest.raises(TraceError, match="all rows are of one group"):
         Trace.from_arrays({"a": 1.0}, np.ones((9, 1)), group=["u"] * 9).split(0.5, 0)

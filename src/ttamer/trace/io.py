@@ -56,7 +56,7 @@ from ttamer.trace.schema import (
     located,
     plan,
 )
-from ttamer.trace.trace import Cascade, FrameLibrary, OnBad, Trace, graded
+from ttamer.trace.trace import Cascade, OnBad, Trace, graded
 
 # The suffixes of trace files.
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".jsonl", ".npz")
@@ -916,14 +916,7 @@ def _write_npz(trace: Trace, path: Path) -> None:
                 npy.write_array(file, values, allow_pickle=False)
 
 
-def frame_of(trace: Trace, library: FrameLibrary) -> Any:
+def frame_of(trace: Trace) -> Any:
     """Return a trace as a data frame; see :meth:`ttamer.Trace.to_frame`."""
-    if library not in ("pandas", "polars", "arrow"):
-        raise ArgumentError(
-            f'library is {library!r}; it must be "pandas", "polars" or "arrow"', param="library"
-        )
-    table = _table(trace)
-    if library == "arrow":
-        return table
-    module = require(library, "frames")
-    return table.to_pandas() if library == "pandas" else module.from_arrow(table)
+    require("pandas", "frames")
+    return _table(trace).to_pandas()

@@ -54,7 +54,6 @@ from ttamer.trace.schema import (
 
 OnBad = Literal["refuse", "skip"]
 Measure = Literal["error", "mean loss"]
-FrameLibrary = Literal["pandas", "polars", "arrow"]
 Cascade = CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None
 
 
@@ -440,17 +439,14 @@ class Trace(Columns):
 
         return read_all(source_of_frame(frame), cascade, on_bad)
 
-    def to_frame(self, library: FrameLibrary = "pandas") -> Any:
-        """Return the rows as a data frame, with the columns of a trace file.
-
-        Args:
-            library: ``"pandas"``, ``"polars"`` or ``"arrow"``.
+    def to_frame(self) -> Any:
+        """Return the rows as a pandas frame, with the columns of a trace file.
 
         Returns:
-            A frame of that library, one row for each input.
+            A frame, one row for each input.
 
         Raises:
-            MissingExtra: If the library is not installed.
+            MissingExtra: If pandas is not installed.
 
         >>> trace = Trace(CascadeSpec.of({"only": 1.0}), [[0.5], [0.6]])
         >>> trace.to_frame()["only.confidence"].tolist()
@@ -458,7 +454,7 @@ class Trace(Columns):
         """
         from ttamer.trace.io import frame_of
 
-        return frame_of(self, library)
+        return frame_of(self)
 
     @classmethod
     def read(
@@ -726,22 +722,21 @@ def _rows_of(column: Column, array: NDArray[Any], index: slice | NDArray[np.intp
 
 def _check_alike(first: Trace, trace: Trace, position: int) -> None:
     """Refuse traces that cannot stand one after another."""
-    if trace.names != first.names:
-        raise TraceError(
-            f"concat: trace {position} has the nodes {', '.join(trace.names)}, and trace 0 has "
-            f"{', '.join(first.names)}; they must be the same, in the same order"
-        )
-    if _reach_of(trace.spec) != _reach_of(first.spec):
-        raise TraceError(
-            f"concat: trace {position} passes its nodes at other costs than trace 0, and reach "
-            "has one cost for all rows; read them with one cascade.toml"
-        )
-    present = [{c.name for c, _ in t.columns() if c is not COST} for t in (first, trace)]
-    if odd := ", ".join(sorted(present[0] ^ present[1])):
-        raise TraceError(
-            f"concat: trace 0 and trace {position} differ in their columns: {odd}; "
-            "all of them must have these, or none"
-        )
+
+    def facts(trace: Trace) -> dict[str, list[Any]]:
+        return {
+            "nodes": list(trace.names),
+            "costs of passing (reach)": _reach_of(trace.spec) or [],  # one cost for all rows
+            "columns": sorted(c.name for c, _ in trace.columns() if c is not COST),
+        }
+
+    for (what, one), other in zip(facts(first).items(), facts(trace).values(), strict=True):
+        if one != other:
+            texts = [", ".join(map(str, values)) or "none" for values in (other, one)]
+            raise TraceError(
+                f"concat: trace {position} has the {what} {texts[0]}, and trace 0 has {texts[1]}; "
+                "they must be the same, in the same order"
+            )
 
 
 def _joined(traces: Sequence[Trace]) -> Trace:
