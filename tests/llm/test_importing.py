@@ -329,25 +329,15 @@ def test_batches_of_openai_are_put_together_by_their_id(written):
         import_answers(log, CascadeSpec.from_toml(CASCADE))
 
 
-def test_what_was_imported_can_be_judged_and_each_verdict_is_paid_for_once(served, tmp_path):
-    rows = [
-        {"prompt": f"{k}?", "label": "A", "small.answer": "A", "large.answer": "AB"[k % 2]}
-        for k in range(6)
-    ]
-    log, answers = tmp_path / "log.jsonl", tmp_path / "answers.jsonl"
-    log.write_text("\n".join(map(json.dumps, rows)))
-    trace = import_answers(log, served.cascade, answers=answers)
+def test_what_was_imported_can_be_judged(written, served, tmp_path):
+    answers = [{"small.answer": "A", "large.answer": "AB"[k % 2]} for k in range(6)]
+    log = written(*({"prompt": f"{k}?", "label": "A", **line} for k, line in enumerate(answers)))
+    path = tmp_path / "answers.jsonl"
+    trace = import_answers(log, served.cascade, answers=path)
     served.upstreams["large"].yes = lambda prompt: 0.9 if "A" in prompt.split("answer")[-1] else 0.1
-    for _ in range(2):
-        judged = judge_answers(
-            trace,
-            read_answers(answers, trace.names),
-            served.cascade,
-            Judge("large"),
-            tmp_path / "verdicts",
-            upstream=served.upstream,
-        )
+    rows, paid = read_answers(path, trace.names), tmp_path / "verdicts"
+    options = {"upstream": served.upstream}
+    judged = judge_answers(trace, rows, served.cascade, Judge("large"), paid, **options)
     assert served.counts[1] == 9  # one for each different answer
-    assert judged.label is None
     assert not np.isnan(judged.loss).any()
     assert "judged by 'large' in 9 calls that cost 112.5" in judged.notes[-1]
