@@ -222,6 +222,11 @@ def test_certificates_are_of_the_models_that_are_deployed(digits):
                 assert 1 - cascade.score(held, labels) <= at_most
     cascade.fit(x, y, certify_on=(held, labels, np.arange(len(held)) // 3))
     assert len(np.unique(cascade.ladder_.held.group)) == -(-len(held) // 3)
+    for held in (x, (x,), 5):
+        with pytest.raises(
+            ArgumentError, match=r"certify_on is a .*must be \(X, y\) or \(X, y, gr"
+        ):
+            cascade.fit(x, y, certify_on=held)
     with pytest.raises(ArgumentError, match=r"hold_out keeps rows .* certify_on=\(X, y\)"):
         cascade.set_params(fit_options={"hold_out": 0.3}).fit(x, y)
 
@@ -390,6 +395,9 @@ def test_parameters_of_the_models_are_reached_by_name():
         ({"budget": 1.0, "mistake_cost": 1.0}, "give one of them"),
         ({"budget": 1.0, "scoring": "f1_macro"}, "scoring chooses the policy, and so does"),
         ({"cv": 1}, "cv is 1; it must be a whole number from 2 on"),
+        ({"mistakes": {"7": {"*": 2.0}}}, "mistakes has '7', which is no class of y: these are 0,"),
+        ({"mistakes": {7: 2.0}}, "mistakes must be a mapping of mappings"),
+        ({"mistakes": {7: {12: 2.0}}}, "mistakes has 12, which is no class of y"),
     ],
 )
 def test_parameters_that_cannot_be_used_are_refused(digits, change, message):

@@ -109,6 +109,12 @@ def test_an_unknown_loss_is_refused(numbers):
         CascadeRegressor([("line", LinearRegression())], loss="cubic").fit(*numbers)
 
 
+def test_a_certificate_of_errors_without_a_bound_is_refused(numbers):
+    cascade = CascadeRegressor([("line", LinearRegression())], costs={"line": 1.0})
+    with pytest.raises(tt.ArgumentError, match="certify_on needs a largest loss"):
+        cascade.fit(*numbers, certify_on=numbers)
+
+
 def test_without_scikit_learn_the_extra_is_named():
     blocked = "import sys; sys.modules |= dict.fromkeys(('scipy', 'sklearn'))"
     code = f"{blocked}; from ttamer.sklearn import CascadeRegressor"

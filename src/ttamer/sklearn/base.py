@@ -192,6 +192,8 @@ class CascadeEstimator(BaseEstimator):
         """
         rows, target = self._checked(X, reset=True), self._target(y)
         self._check_parameters()
+        if certify_on is not None:
+            self._check_held(certify_on)
         if len(target) < 2:
             raise ValueError("there is 1 sample; cross-fitting needs at least 2 samples")
         groups = None if groups is None else np.asarray(groups)
@@ -347,6 +349,14 @@ class CascadeEstimator(BaseEstimator):
             raise ArgumentError(
                 'belief="markov" decides one row at a time; use "answers" or "threshold" here',
                 param="fit_options",
+            )
+
+    def _check_held(self, certify_on: Any) -> None:
+        """Refuse what are no further rows."""
+        if not isinstance(certify_on, tuple) or len(certify_on) not in (2, 3):
+            raise ArgumentError(
+                f"certify_on is a {type(certify_on).__name__}; it must be (X, y) or (X, y, groups)",
+                param="certify_on",
             )
 
     def _cross_fitted(

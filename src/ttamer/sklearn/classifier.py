@@ -15,7 +15,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
-from ttamer._checks import percent
+from ttamer._checks import percent, shown
 from ttamer.errors import ArgumentError
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.sklearn.base import CascadeEstimator, Learning, Replies, Table
@@ -93,6 +93,13 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
+        table = self.mistakes or {}
+        rows = table.values() if isinstance(table, Mapping) else [None]
+        if not all(isinstance(row, Mapping) for row in rows):
+            raise ArgumentError(
+                'mistakes must be a mapping of mappings, such as {"fraud": {"*": 30.0}}',
+                param="mistakes",
+            )
         if self.mistakes is not None and self.class_weight is not None:
             raise ArgumentError("mistakes and class_weight are both given; give one of them")
         if self.scoring is not None and {self.mistake_cost, self.budget} != {None}:
@@ -117,6 +124,16 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         if len(self.classes_) < 2:
             raise ValueError("y has 1 class; a classifier needs at least 2 classes")
         self._class_costs: Mapping[Any, Mapping[Any, float]] = self.mistakes or {}
+        named = {
+            *self._class_costs,
+            *(name for costs in self._class_costs.values() for name in costs),
+        }
+        if unknown := named - {*self.classes_.tolist(), "*"}:
+            raise ArgumentError(
+                f"mistakes has {unknown.pop()!r}, which is no class of y: these are "
+                f"{shown(self.classes_.tolist())}",
+                param="mistakes",
+            )
         if self.class_weight is None:
             return learning
         target, classes = learning.target, self.classes_

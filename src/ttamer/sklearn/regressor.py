@@ -84,6 +84,13 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
             )
         super()._check_parameters()
 
+    def _check_held(self, certify_on: Any) -> None:  # noqa: ARG002 - whatever it is
+        raise ArgumentError(
+            "certify_on needs a largest loss, which errors of numbers have not: certify the ladder "
+            "that ttamer.fit returns for a trace whose cascade has max_loss",
+            param="certify_on",
+        )
+
     def _target(self, y: Any) -> NDArray[np.float64]:
         target: NDArray[np.float64] = column_or_1d(y, warn=True, dtype=np.float64)
         assert_all_finite(target, input_name="y")
