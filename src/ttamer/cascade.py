@@ -80,7 +80,7 @@ class CascadeNode:
     without ramp and decision. ``None``: as much as asking it."""
     verify_cost: float | None = None
     """What its confidence costs on top of its answer, where the answer may be returned without:
-    a verifier's call, or further samples. ``None`` where the confidence comes with the answer."""
+    a report of its own, or further samples. ``None`` where the confidence comes with the answer."""
     cost_per_call: float | None = None
     """What a call costs beside ``cost``, however many inputs are in it: of models that answer in
     batches. Their planners share it among the rows of a batch."""
@@ -566,14 +566,11 @@ def answer_rules(spec: CascadeSpec) -> dict[str, str]:
     if isinstance(compare, dict):
         is_name = set(compare) == {"kind"}
         compare = compare["kind"] if is_name else json.dumps(compare, sort_keys=True)
-    # Options of a node that its confidence depends on, with their defaults.
-    defaults = {"tokens": "all", "samples": 1, "verifier": None, "field": None}
     confidence = []
     for node in spec.nodes:
-        stated = {key: node.options.get(key, default) for key, default in defaults.items()}
-        words = [f"{key} {stated[key]}" for key in defaults if stated[key] != defaults[key]]
-        kind = node.options.get("confidence", "logprobs")
-        confidence.append(f"{node.name}: {' '.join([str(kind), *words])}")
+        words = f"{node.name}: {node.options.get('confidence', 'logprobs')}"
+        samples = node.options.get("samples", 5)  # the default of the serving layer
+        confidence.append(words + (f" samples {samples}" if samples != 5 else ""))
     return {"compare": str(compare), "confidence": ", ".join(confidence), **rules}
 
 
