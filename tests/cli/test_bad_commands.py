@@ -151,8 +151,6 @@ collect asked.toml                               | --prompts FILE is needed
 collect asked.toml --prompts none.txt            | none.txt: cannot be read
 collect asked.toml --prompts prompts.jsonl --label truth | no prompt of prompts.jsonl has that field
 collect asked.toml --prompts prompts.jsonl --only a | --only NODE and --prompts-from TRACE go
-collect asked.toml --prompts prompts.jsonl --graded | --graded is for a judge: give --judge
-collect asked.toml --prompts prompts.jsonl --judge c --dry-run | there is no such node
 collect asked.toml --prompts prompts.jsonl --budget -1 | -1.0 is not in the range x>=0
 collect asked.toml --prompts prompts.jsonl --max-tokens 0 | 0 is not in the range x>=1
 collect asked.toml --prompts prompts.jsonl -o t.bin | the suffix must be one of

@@ -60,112 +60,111 @@ def advice_for(families: dict[str, list[range | list[int]]], **options):
     return recommend(made(trace, families))
 
 
-def test_it_names_our_family_when_that_is_cheapest():
+AT = "At the accuracy of large alone, "
+OTHERS = "No other rule that can be served costs less than large alone."
+CHAIN = f"The rule chain {SUMMARIES['chain']}."
+# The rows on which each family asks the large model; then outcome, sentence and notes.
+SAID = {
+    "ours is cheapest": (
+        {"ttamer": [range(300)], "chain": [range(600)]},
+        "wins",
+        f"{AT}ttamer costs 60% less: use ttamer's policy at 4 per input (error 10.0%).",
+        ["The next rule that can be served is chain: 30% less."],
+    ),
+    "a rival that saves nothing is not named": (
+        {"ttamer": [range(300)], "always-last": [range(1000)]},
+        "wins",
+        f"{AT}ttamer costs 60% less: use ttamer's policy at 4 per input (error 10.0%).",
+        [OTHERS],
+    ),
+    "the oracle is no rival": (
+        {"ttamer": [range(300)], "oracle": [range(100, 300)]},
+        "wins",
+        f"{AT}ttamer costs 60% less: use ttamer's policy at 4 per input (error 10.0%).",
+        [OTHERS],
+    ),
+    "ours loses": (
+        {"ttamer": [range(600)], "chain": [range(300)]},
+        "loses",
+        f"{AT}chain costs 60% less and ttamer 30% less: use chain.",
+        [CHAIN],
+    ),
+    "the rows cannot tell them apart": (
+        {"ttamer": [[*range(410)]], "chain": [[*range(300), *range(410, 515)]]},
+        "ties",
+        f"{AT}ttamer costs 49% less, level with chain (50% less): use ttamer's policy at 5.1 per "
+        "input (error 10.0%).",
+        [],
+    ),
+    "next to nothing is level even where it is sure": (
+        {"ttamer": [range(309)], "chain": [range(300)]},
+        "ties",
+        f"{AT}ttamer costs 59% less, level with chain (60% less): use ttamer's policy at 4.09 per "
+        "input (error 10.0%).",
+        [],
+    ),
+    "ahead, and not surely": (
+        {"ttamer": [[*range(405)]], "chain": [[*range(300), *range(410, 520)]]},
+        "wins",
+        f"{AT}ttamer costs 50% less: use ttamer's policy at 5.05 per input (error 10.0%).",
+        [
+            "The next rule that can be served is chain: 49% less; these rows cannot tell the two "
+            "apart."
+        ],
+    ),
+    "ours does not reach the reference": (
+        {"ttamer": [range(200)], "chain": [range(300)]},
+        "loses",
+        f"{AT}chain costs 60% less and ttamer does not reach that accuracy: use chain.",
+        [CHAIN, "The best ttamer reaches is 10 points more error."],
+    ),
+    "nothing is cheaper": (
+        {"ttamer": [range(1000)], "chain": [range(1000)]},
+        "nothing",
+        f"{AT}nothing that can be served costs less: use large alone.",
+        [],
+    ),
+    "nothing is cheaper, and ours does not reach it": (
+        {"ttamer": [range(100)]},
+        "nothing",
+        f"{AT}nothing that can be served costs less: use large alone.",
+        ["The best ttamer reaches is 20 points more error."],
+    ),
+    "two points more error are not worth 12% of the cost": (
+        {"ttamer": [[*range(280), *range(400, 900)]]},
+        "nothing",
+        f"{AT}nothing that can be served costs less: use large alone.",
+        ["The best ttamer reaches is 2 points more error."],
+    ),
+    "half a point is worth 60%": (
+        {"ttamer": [range(296)], "chain": [range(990)]},
+        "wins",
+        "Within 0.5 points of the accuracy of large alone, ttamer costs 60% less: use ttamer's "
+        "policy at 3.96 per input (error 10.4%).",
+        ["At its full accuracy nothing that can be served costs less.", OTHERS],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_the_sentence_says_who_wins_and_by_how_much(case):
+    families, outcome, sentence, notes = SAID[case]
+    advice = advice_for(families)
+    assert (advice.outcome, advice.sentence, list(advice.notes)) == (outcome, sentence, notes)
+
+
+def test_the_numbers_are_those_of_the_family_recommended():
     advice = advice_for({"ttamer": [range(300)], "chain": [range(600)]})
-    assert advice.outcome == "wins"
-    assert advice.sentence == (
-        "At the accuracy of large alone, ttamer costs 60% less: use ttamer's policy at 4 per input "
-        "(error 10.0%)."
-    )
-    assert advice.notes == ("The next rule that can be served is chain: 30% less.",)
     assert advice.saving == pytest.approx(0.6)
     low, high = advice.saving_interval
     assert 0.5 < low < 0.6 < high < 0.7
     assert advice.asked == pytest.approx({"small": 1.0, "large": 0.3})
-
-
-def test_a_rival_that_saves_nothing_is_not_named():
-    advice = advice_for({"ttamer": [range(300)], "always-last": [range(1000)]})
-    assert advice.notes == ("No other rule that can be served costs less than large alone.",)
-
-
-def test_it_names_the_other_family_when_ours_loses():
     advice = advice_for({"ttamer": [range(600)], "chain": [range(300)]})
-    assert advice.outcome == "loses"
-    assert advice.sentence == (
-        "At the accuracy of large alone, chain costs 60% less and ttamer 30% less: use chain."
-    )
-    assert advice.family == "chain"
-    assert advice.saving == pytest.approx(0.6)
-
-
-def test_the_oracle_is_no_rival():
-    advice = advice_for({"ttamer": [range(300)], "oracle": [range(100, 300)]})
-    assert advice.outcome == "wins"
-    assert advice.notes == ("No other rule that can be served costs less than large alone.",)
-
-
-def test_families_that_the_rows_cannot_tell_apart_are_level():
-    mine, theirs = [*range(300), *range(300, 410)], [*range(300), *range(410, 515)]
-    advice = advice_for({"ttamer": [mine], "chain": [theirs]})
-    assert advice.outcome == "ties"
-    assert advice.sentence == (
-        "At the accuracy of large alone, ttamer costs 49% less, level with chain (50% less): use "
-        "ttamer's policy at 5.1 per input (error 10.0%)."
-    )
-
-
-def test_a_rival_ahead_by_next_to_nothing_is_level_even_if_surely_ahead():
-    advice = advice_for({"ttamer": [range(309)], "chain": [range(300)]})
-    assert advice.outcome == "ties"
-
-
-def test_a_nearly_sure_winner_is_reported_so():
-    mine, theirs = [*range(300), *range(300, 405)], [*range(300), *range(410, 520)]
-    advice = advice_for({"ttamer": [mine], "chain": [theirs]})
-    assert advice.outcome == "wins"
-    assert advice.notes == (
-        "The next rule that can be served is chain: 49% less; these rows cannot tell the two "
-        "apart.",
-    )
-
-
-def test_a_rule_that_is_recommended_is_explained():
-    expensive = [*range(300), *range(400, 700)]
-    advice = advice_for({"ttamer": [range(260), expensive], "chain": [range(500)]})
-    assert advice.outcome == "loses"
-    advice = advice_for({"ttamer": [expensive], "chain": [range(500)]})
-    assert (advice.outcome, advice.notes) == ("loses", (f"The rule chain {SUMMARIES['chain']}.",))
-
-
-def test_it_reports_when_ours_does_not_reach_the_reference():
-    advice = advice_for({"ttamer": [range(200)], "chain": [range(300)]})
-    assert advice.outcome == "loses"
-    assert advice.sentence == (
-        "At the accuracy of large alone, chain costs 60% less and ttamer does not reach that "
-        "accuracy: use chain."
-    )
-    assert advice.notes == (
-        f"The rule chain {SUMMARIES['chain']}.",
-        "The best ttamer reaches is 10 points more error.",
-    )
-
-
-def test_it_reports_when_nothing_is_cheaper():
-    advice = advice_for({"ttamer": [range(1000)], "chain": [range(1000)]})
-    assert advice.outcome == "nothing"
-    assert advice.sentence == (
-        "At the accuracy of large alone, nothing that can be served costs less: use large alone."
-    )
-    assert advice.saving == pytest.approx(-0.1)
-
-
-def test_it_reports_when_nothing_is_cheaper_and_ours_does_not_even_reach_it():
+    assert (advice.family, advice.saving) == ("chain", pytest.approx(0.6))
     advice = advice_for({"ttamer": [range(100)]})
-    assert (advice.outcome, advice.saving) == ("nothing", None)
-    assert advice.notes == ("The best ttamer reaches is 20 points more error.",)
+    assert (advice.saving, advice.falls_short) == (None, 1.0)
     assert advice.saving_interval == (-np.inf, -np.inf)
-    assert advice.falls_short == 1.0
-
-
-def test_where_nothing_is_cheaper_at_equal_accuracy_it_looks_further():
-    advice = advice_for({"ttamer": [range(296)], "chain": [range(990)]})
-    assert advice.more_error == 0.005
-    assert advice.sentence == (
-        "Within 0.5 points of the accuracy of large alone, ttamer costs 60% less: use ttamer's "
-        "policy at 3.96 per input (error 10.4%)."
-    )
-    assert advice.notes[0] == "At its full accuracy nothing that can be served costs less."
+    assert advice_for({"ttamer": [range(296)], "chain": [range(990)]}).more_error == 0.005
 
 
 def test_exits_are_compared_with_the_full_network():
@@ -203,8 +202,10 @@ def test_one_node_has_nothing_to_choose():
     assert (advice.outcome, advice.saving, advice.notes) == ("nothing", 0.0, ())
 
 
-def test_where_all_is_free_there_is_nothing_to_save():
-    advice = advice_for({"ttamer": [range(300)], "chain": [range(300)]}, costs=(0.0, 0.0))
+@pytest.mark.parametrize("small", [0.0, 1.0])
+def test_where_the_reference_is_free_there_is_nothing_to_save(small):
+    families = {"ttamer": [range(300)], "chain": [range(300)]}
+    advice = advice_for(families, costs=(small, 0.0))
     assert advice.sentence == "Asking large costs nothing: there is nothing to save."
     assert (advice.outcome, advice.saving, advice.notes) == ("nothing", None, ())
 
@@ -223,11 +224,6 @@ def test_a_cheaper_rule_that_cannot_be_served_is_a_note():
     )
 
 
-def test_a_free_model_beside_models_that_cost_has_nothing_to_save():
-    advice = advice_for({"ttamer": [range(300)]}, costs=(1.0, 0.0))
-    assert advice.sentence == "Asking large costs nothing: there is nothing to save."
-
-
 def test_a_frontier_without_our_policies_is_refused():
     with pytest.raises(ArgumentError, match="has none: it has chain; add the family 'ttamer'"):
         recommend(made(two_models(), {"chain": [range(300)]}))
@@ -238,13 +234,6 @@ def test_plain_values_are_plain():
     assert (facts["against"], facts["family"], facts["budget"]) == ("large alone", "ttamer", None)
     assert facts["settings"][0]["knob"] == {"tradeoff": 0.5}
     assert facts["settings"][0]["share"] == 1.0
-
-
-def test_errors_are_worth_it_only_for_a_large_saving():
-    # Two points more error for 12% less cost, where nothing is cheaper at the same error.
-    advice = advice_for({"ttamer": [[*range(280), *range(400, 900)]]})
-    assert advice.outcome == "nothing"
-    assert advice.sentence.endswith("use large alone.")
 
 
 def test_a_policy_that_asks_one_node_is_named_as_that_node():

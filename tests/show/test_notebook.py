@@ -58,7 +58,7 @@ def shown(trace, ladder):
         "explanation": turn.explain(),
         "outcome": outcome,
         "batch outcome": tt.Cascade(policy, many).run_batch(["<b>"] * 3),
-        "frontier": tt.frontier(trace, trace, families=families, ladder=None, resamples=0),
+        "frontier": tt.frontier(trace, trace, families=families, resamples=0),
         "result": tt.evaluate(policy, trace, resamples=10),
         "solved policy": tt.solve(solved, 0.5),
         "solved ladder": tt.solve_ladder(solved, [0, 0.5, 1]),

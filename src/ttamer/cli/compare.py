@@ -56,7 +56,7 @@ class Split:
         fits = {"paper": " --belief markov", "router": " --max-nodes 1", "ttamer": ""}
         if advice.outcome == "nothing":
             return ""
-        if advice.family not in fits:
+        if advice.family not in fits:  # no option of ttamer fit makes it
             rows = self.trace or f"--fit {self.fit} --test {self.test}"
             return f"\n\nNext: ttamer frontier {rows}{self.reading.words} -o policy.ttamer"
         words = f"{self.trace or self.fit}{self.reading.words}{fits[advice.family]}"
@@ -99,7 +99,7 @@ def frontier_command(rows: Split, output: str | None, families: Any, resamples: 
     how = {"families": families, "resamples": resamples, "progress": cli.progress_line()}
     result = frontier(*rows.read(), **how)
     written = ""
-    if output:
+    if output:  # fitted to one half: what is written is what was measured
         save(recommend(result).policy, output)
         written = f"\n\n  written to {output}, fitted to {counted(result.fit_rows, 'row', ',')}"
     cli.show(result.to_dict(), f"{result}{_advice(result, rows)}{written}")
@@ -133,13 +133,13 @@ def report_command(
     if against is not None:
         if rows.trace is None:
             raise ArgumentError("--against takes one LOG, in place of --fit and --test")
-        spec = rows.reading.spec
+        spec = rows.reading.spec  # a decision log has its own cascade, unless one is stated
         spec = CascadeSpec.from_file(spec) if isinstance(spec, str) else spec
         log = read_decisions(rows.trace, spec)
         saved = savings(log.trace, against, spent=float(log.audit_cost.sum()), **how)
         cli.show(asdict(saved), saved)
         return
-    require_page(output)
+    require_page(output)  # and its libraries, before the work
     if families is not None:
         families = family_names(["ttamer", *families])  # the page is about its policies
     fit_trace, test_trace = rows.read()

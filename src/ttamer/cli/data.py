@@ -68,6 +68,7 @@ def collect_command(
             "--prompts FILE is needed: the prompts to collect answers for; or --prompts-from "
             "TRACE with --only NODE"
         )
+    # At temperature 0 an answer that is in the cache is the answer that would come again.
     spec, request = CascadeSpec.from_file(cascade), {"temperature": 0, "max_tokens": max_tokens}
     log = None
     if prompts is None:
@@ -263,7 +264,7 @@ def _by_hand(
         # On stderr: what is printed after it may be JSON.
         print(f"open {url}\n(Ctrl-C or the page's Finish ends it)", file=sys.stderr, flush=True)
 
-    labels = Path(f"{source}.labels")
+    labels = Path(f"{source}.labels")  # kept beside the log: the same command continues there
     with Labelling(log, rows, labels, **how) as labelling:
         if not no_page:
             with suppress(KeyboardInterrupt):

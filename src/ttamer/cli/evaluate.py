@@ -38,6 +38,7 @@ def evaluate_command(
     stated = cli.at_most_one(**point)
     loaded, chosen = _chosen(policy, stated)
     rows = cli.read_for_policy(trace, loaded.spec, skip_bad=skip_bad)
+    # Thresholds were set before any row was seen: no rows are too good for them.
     if not loaded.fitted.thresholds and were_fitted_to(loaded.record, rows):
         count = loaded.record.rows
         which = "these rows" if count == len(rows) else f"{count} of these rows"
@@ -161,6 +162,7 @@ def certify_command(
     stated = {name: value for name, value in options.items() if value is not None}
     kinds = cli.at_most_one(**{name: options[name] for name in ("error", "drop", "budget")})
     kind = next(iter(kinds), None)
+    # An option that does nothing would look as if it had been promised.
     _refuse_idle(kind, [*stated, *["output"] * bool(output)])
     ladder = load(policy)
     if not isinstance(ladder, FittedLadder):
@@ -169,7 +171,7 @@ def certify_command(
     if kind is None:
         promises = _checked(ladder, rows, policy)
     else:
-        cli.progress_line()("testing the policies")
+        cli.progress_line()("testing the policies")  # against every node it takes seconds
         choose: dict[str, Any] = {
             "error": ladder.for_error,
             "drop": ladder.for_drop,

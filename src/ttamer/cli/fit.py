@@ -49,11 +49,11 @@ def fit_command(
     options |= {"rename": dict(pairs), "progress": cli.progress_line()}
     if not stream:
         ladder = fit(reading.read(trace), **options)
-    elif reading.prices:
+    elif reading.prices:  # batches are read by the cascade, which has one cost per node
         raise ArgumentError("--prices is not for --stream: leave one of them out")
     else:
         ladder = fit_file(trace, reading.spec_for(trace), on_bad=reading.on_bad, **options)
-    save(ladder, output)
+    save(ladder, output)  # before anything is printed: a reader of a pipe may leave
     held = None if ladder.held is None or ladder.fitted.thresholds else ladder.held.rows
     chosen = ladder.default()
     facts = {
@@ -138,6 +138,7 @@ def inspect_command(file: str) -> None:
         facts["fit"] = {key: value for key, value in record.items() if value}
         rows = f"Expected on new rows:\n\n{policy.table()}"
         policy = policy.default()
+    # A mixture may have one policy twice.
     parts = [policy.cheap, policy.expensive] if isinstance(policy, Mixture) else [policy]
     for part in dict.fromkeys(parts):
         if isinstance(part, FittedPolicy) and part.indices:

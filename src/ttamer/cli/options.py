@@ -33,6 +33,7 @@ def option(name: str, metavar: str, text: str, **more: Any) -> Decorator:
 
 
 number = functools.partial(option, type=float)
+# A type is stated where there is no default that click could take it from.
 flag = functools.partial(click.option, is_flag=True)
 skip_option = flag("--skip-bad", help="Skip rows that cannot be used, and count them.")
 
@@ -105,6 +106,7 @@ class Command(click.Command):
 
     def __init__(self, *names: Any, **settings: Any) -> None:
         super().__init__(*names, **settings)
+        # It is not a parameter of the command's function: show() and progress_line() read it.
         how: Any = {"is_flag": True, "expose_value": False, "callback": _set_json}
         self.params.append(click.Option(["--json"], help="Print JSON.", **how))
 
@@ -120,7 +122,7 @@ class Command(click.Command):
         written = {"policy", *(param.name for param in outputs)}
         reads = [value for name, value in ctx.params.items() if name not in written]
         with self._naming_flags(ctx):
-            for param in outputs:
+            for param in outputs:  # before the work: a fit that cannot be written is lost
                 path = ctx.params[param.name or ""]
                 if path and isinstance(param.type, Output):
                     param.type.check(param.opts[0], path, reads)
@@ -163,6 +165,7 @@ def progress_line() -> Callable[[str], None]:
 def show(facts: Any, text: object, *, indent: int | None = 1) -> None:
     """Print a result, in the place of the progress: its facts as JSON, or its text."""
     print(cleared(), end="", file=sys.stderr)
+    # Flushed, as a server goes on after it, and a reader of a pipe waits for the line.
     is_json = click.get_current_context().meta["json"]
     print(to_json(facts, indent=indent) if is_json else text, flush=True)
 
@@ -254,6 +257,7 @@ class Reading:
 
 def _require_costs(path: str) -> None:
     """Refuse a file that keeps no cascade and not all costs, or whose cascade lies beside it."""
+    # A cascade beside it may have other costs than the columns: the user says which count.
     source = open_source(path)
     if source.cascade is not None:
         return
@@ -278,7 +282,7 @@ def _warn_of_prices(trace: Trace) -> None:
         return
     means = trace.costs.mean(axis=0).tolist()
     for name, stated, logged in zip(trace.names, trace.spec.costs.tolist(), means, strict=True):
-        if max(stated, logged) > 1.25 * min(stated, logged):
+        if max(stated, logged) > 1.25 * min(stated, logged):  # means of rows differ a little
             warn(
                 f"the cascade says that {name} costs {stated:g}, and the log {logged:.4g} in the "
                 "mean: the log is used; --prices uses the cascade"
@@ -289,6 +293,7 @@ def read_for_policy(path: str, spec: CascadeSpec, *, skip_bad: bool) -> Trace:
     """Read a log of a policy's cascade; nodes that the policy lacks are left out."""
     joined, others = join_verified(spec), []
     columns = open_source(path).columns
+    # Exits are steps of one network: without one of them it is another network.
     if (
         spec.kind == "models"
         and not is_long(columns)

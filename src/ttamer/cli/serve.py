@@ -31,7 +31,7 @@ def serve_command(
     It has OpenAI's chat completions. SIGTERM lets requests in progress finish; SIGHUP, or a changed
     file, reloads the policy. In shadow mode there is no POLICY.
     """
-    if asks_once and not check:
+    if asks_once and not check:  # it costs calls: not at each start of a server
         raise ArgumentError("--probe belongs to --check; add --check")
     if cascade.endswith(".ttamer"):
         raise ArgumentError(
@@ -45,6 +45,7 @@ def serve_command(
         raise ArgumentError(
             "a policy is needed: ttamer serve CASCADE POLICY; make one with ttamer fit"
         )
+    # Facts are one line of JSON each, for what starts servers and reads their output.
     facts: dict[str, Any] = {"nodes": list(settings.spec.names)}
     probes = asyncio.run(probe(settings)) if asks_once else []
     if probes:

@@ -348,7 +348,7 @@ class Frontier:
             Plain values by name.
         """
         families = {}
-        for family in self.families:
+        for family in self.families:  # shares are of the full model's cost, not the reference's
             at = {name: self.cost_at(family, more) for name, more in self.margins.items()}
             shares = {name: None if c is None else c / self.full_cost for name, c in at.items()}
             families[family] = {
@@ -381,7 +381,6 @@ def frontier(
     test_trace: Trace | None = None,
     *,
     families: Iterable[str] | None = None,
-    ladder: FittedLadder | None = None,
     resamples: int = 1000,
     seed: int = 0,
     progress: ProgressOption = None,
@@ -394,8 +393,6 @@ def frontier(
         test_trace: The rows to measure on. On the same rows errors are too low, and
             ``same_rows`` is set.
         families: The names of the families; by default the fits of this package and all baselines.
-        ladder: A default fit of ``fit_trace``, to be measured as the family ``ttamer`` so that it
-            is not fitted twice.
         resamples: Bootstrap resamples for the intervals of each point.
         seed: The seed of the resamples.
         progress: Called with a line of text as the work proceeds; ``True`` shows the progress.
@@ -425,12 +422,11 @@ def frontier(
         )
     if len(test_trace) == 0:
         raise ArgumentError("the test trace has no rows")
-    if ladder is not None and ladder.record.trace_digest != fit_trace.digest:
-        raise ArgumentError("the ladder was fitted to other rows than the trace to fit on has")
     names = None if families is None else family_names(families)
     with shown(progress) as hook:
-        if ladder is None and (names is None or "ttamer" in names):
-            ladder = fit(fit_trace, progress=hook)
+        # The ladder is fitted here, since the frontier keeps it: it chooses by budgets.
+        is_ours = names is None or "ttamer" in names
+        ladder = fit(fit_trace, progress=hook) if is_ours else None
         choices_of = {**OURS, **FAMILIES, "ttamer": FitFamily("ttamer", ladder)}
         settings, left_out = fit_families(fit_trace, names, families=choices_of, progress=hook)
         points, played = [], {}
@@ -439,7 +435,7 @@ def frontier(
                 hook(f"measuring {name} ({count} of {len(settings)})")
             try:
                 played[name] = _play(choices, test_trace)
-            except Unsuitable as reason:
+            except Unsuitable as reason:  # a column that only the rows fitted to have
                 left_out[name] = f"on the test rows: {reason}"
                 continue
             for choice, done in zip(choices, played[name], strict=True):
@@ -496,16 +492,6 @@ class LearningCurve:
     against: str
     """What families are compared with: "the full network", or "large alone"."""
 
-    @property
-    def further(self) -> float | None:
-        """What as many rows again would save, as a share of the reference's cost.
-
-        Costs fall about as ``a + b / rows``, so that doubling the rows saves half of what the last
-        doubling saved.
-        """
-        half, full = self.shares[-2:]
-        return None if half is None or full is None else max((half - full) / 2, 0.0)
-
     def __str__(self) -> str:
         *rows, last_rows = (f"{count:,}" for count in self.rows)
         *shares, last = (
@@ -515,11 +501,13 @@ class LearningCurve:
             f"Fitted to {', '.join(rows)} and {last_rows} rows, ttamer costs {', '.join(shares)} "
             f"and {last} of what {self.against} costs"
         )
-        if self.further is None:
+        half, full = self.shares[-2:]
+        if half is None or full is None:
             return f"{curve}."
-        more = counted(self.rows[-1], "row", ",")
-        saved = "nothing more" if self.further < 0.005 else f"about {percent(self.further)} more"
-        return f"{curve}; {more} more would save {saved}."
+        # Costs fall about as a + b / rows: doubling them saves half of what the last doubling did.
+        further = max((half - full) / 2, 0.0)
+        saved = "nothing more" if further < 0.005 else f"about {percent(further)} more"
+        return f"{curve}; {counted(self.rows[-1], 'row', ',')} more would save {saved}."
 
 
 def learning_curve(
