@@ -54,7 +54,7 @@ def autocast(
     would outlive.
     """
     check_precision(precision)
-    if precision == "fp32":
+    if precision == "fp32":  # not autocast switched off, which would undo a caller's own
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=cached)
 

@@ -118,7 +118,7 @@ class EarlyExit(nn.Module):
         """
         value = self._value(inputs)
         compiled = any(segment._compiled_call_impl for segment in self.segments)
-        if self.direct is not None and not compiled:
+        if self.direct is not None and not compiled:  # the compiled way is the faster one
             return self.direct(value)
         return cast("Tensor", run_in_order(self.backbone(), value))
 
@@ -204,7 +204,7 @@ def pooled(hidden: Tensor, mask: Tensor | None, pool: Pool) -> Tensor:
         return hidden[:, 0]
     if mask is None:
         return hidden.mean(dim=1) if pool == "mean" else hidden[:, -1]
-    counts = mask.bool()
+    counts = mask.bool()  # tokenisers return whole numbers
     if pool == "mean":
         counts = counts.unsqueeze(-1)
         return (hidden * counts).sum(dim=1) / counts.sum(dim=1).clamp_min(1)

@@ -109,7 +109,7 @@ def load_pretrained(folder: str | os.PathLike[str], network: EarlyExit) -> Pretr
         with safe.safe_open(path / WEIGHTS, "pt") as stored:
             facts = stored.metadata() or {}
         names, classes = (json.loads(facts[key]) for key in ("exits", "classes"))
-        if names == list(network.names):
+        if names == list(network.names):  # else nothing is loaded, and the exits are named below
             safe.load_model(network, str(path / WEIGHTS))
     except Exception as error:  # whatever a damaged file, or one of another network, leads to
         raise ArgumentError(
@@ -124,6 +124,7 @@ def load_pretrained(folder: str | os.PathLike[str], network: EarlyExit) -> Pretr
             param="network",
         )
     network.eval()
+    # A folder that someone else filled may have a policy of other exits beside these weights.
     policy = _checked(load(path / POLICY), network) if (path / POLICY).exists() else None
     return Pretrained(policy, None if classes is None else tuple(classes))
 

@@ -266,6 +266,7 @@ def profile(
             "CUDA graphs need a network on a GPU: move it there, or use graphs=False",
             param="graphs",
         )
+    # Groups of survivors: down to a sixteenth of the largest batch a size changes the time.
     smallest = min(sizes[0], max(1, sizes[-1] // 16))
     groups = tuple(sorted({*sizes, *group_sizes(sizes[-1], smallest=smallest)}))
     reach: dict[int, tuple[float, ...]] = {}

@@ -225,10 +225,10 @@ class Runner:
             )
         self._tables, self._decider = tables, decider_for(tables, self._device)
         self._reached = tables.reached
+        # By the rows of a batch: both take longer to make than a decision takes.
         self._sized: dict[int, tuple[list[int], Tensor]] = {}
-        self._pays = cache(self.regrouping.pays)
-        self.waits = 0
-        """The number of times the host has waited for the device."""
+        self._pays = cache(self.regrouping.pays)  # asked after every exit, with few arguments
+        self.waits = 0  # how often the host has waited for the device
 
     @property
     def reached(self) -> tuple[str, ...]:
@@ -274,13 +274,13 @@ class Runner:
         carry: Any = None
         for k, segment in enumerate(self.network.segments):
             value = segment(value)
-            if k < due:
+            if k < due:  # no row asks this exit
                 continue
             logits, first = self.network.exits[k](value), carry is None
             if first:
                 carry = self._started(count, logits)
             self._decider.observe(carry, k, rows, logits, awaited=k < last, first=first)
-            if k == last:
+            if k == last:  # all rows stop: there is nothing to wait for
                 break
             self.waits += 1
             alive, due = self._decider.going(carry, rows)

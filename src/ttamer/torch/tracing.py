@@ -77,7 +77,7 @@ def trace_of(
             scores = [_scores(logits) for logits in network(value)]
         # (4, rows, exits), moved off the device together
         batches.append([torch.stack(column, dim=1).cpu() for column in zip(*scores, strict=True)])
-        labels.append(label.cpu())
+        labels.append(label.cpu())  # on a GPU a long loader would fill its memory
         rows += rows_of(value)
         if progress is not None:
             progress(rows)

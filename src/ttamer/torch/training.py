@@ -157,6 +157,7 @@ def train(
         optimiser = _optimiser(recipe, learning)
         for epoch in range(recipe.epochs):
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                # A prime apart, so that no seed begins where another one's epochs go on.
                 torch.manual_seed(recipe.seed * 100_003 + epoch)
                 total, batches = torch.zeros((), device=device), 0
                 for number, batch in enumerate(loader):
@@ -174,7 +175,7 @@ def train(
                     if recipe.clip is not None:
                         nn.utils.clip_grad_norm_(learning, recipe.clip)
                     optimiser.step()
-                    total += loss.detach()
+                    total += loss.detach()  # on the device: reading it here would wait each step
             if not batches:
                 raise ArgumentError("no batch of the loader has rows; give at least one that has")
             losses.append(float(total) / batches)
@@ -186,7 +187,7 @@ def train(
             if progress is not None:
                 line = f"epoch {epoch + 1} of {recipe.epochs}, loss {losses[-1]:.4f}"
                 progress(f"{recipe.part}: {line}")
-    finally:
+    finally:  # an error, or Ctrl-C, must not leave the backbone frozen
         network.requires_grad_(True).eval()
         for parameter in frozen:
             parameter.requires_grad_(False)

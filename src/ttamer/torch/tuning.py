@@ -191,6 +191,7 @@ def recommend(
     timings = [Timing.of(times, batch) for times in seconds]
     usual, tried = Timing.of(alone, batch), tuple(candidates)
     best = min(range(len(timings)), key=lambda k: timings[k].mean, default=None)
+    # The best of several times is the luckiest, too: it must be clearly below the network's.
     if best is None or not clearly_faster(seconds[best], alone):
         return Tuning(full, None, None, full_error, full_error, usual, usual, tried)
     runner, policy, error = runners[best], candidates[best].policy, candidates[best].error
@@ -233,7 +234,7 @@ def search(
     for _ in range(min(MAX_RAMPS, len(exits))):
         grown = [tuple(sorted((*chosen, ramp))) for ramp in exits if ramp not in chosen]
         times = {ramps: fast.seconds for ramps in grown if (fast := fastest(ramps)) is not None}
-        if not times:
+        if not times:  # no set of so many ramps keeps to the allowance
             break
         chosen = min(times, key=lambda ramps: times[ramps])
     # A policy asks those that pay: of many ramps, some spread evenly are enough.
@@ -269,6 +270,7 @@ def fitted_for(
     for policy, played in zip(ladder, ladder.play_all(fewer), strict=True):
         lost = wrong[rows, played.answer]
         error = float("inf") if policy.error is None else policy.error
+        # The estimate is of the target fitted to; the trace's own differs by what its rows say.
         error += float(lost.mean() - fitted[rows, played.answer].mean())
         asked = np.zeros((len(fewer), len(spec)), bool)
         asked[:, numbers] = played.asked

@@ -107,6 +107,7 @@ class GraphRunner(Runner):
         example = by_position(example, network.input_names)
         batch = rows_of(example)
         on_gpu = self._device.type == "cuda"
+        # One pool: the branches never run at the same time, and may overwrite each other's memory.
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
         self._sizes = group_sizes(batch) if sizes is None else sorted({*sizes, batch})
         with torch.inference_mode(), autocast(self._device, precision, cached=False):
@@ -146,7 +147,7 @@ class GraphRunner(Runner):
             with autocast(self._device, self.precision, cached=False):
                 self._graphs[size] = self._built(size)
         fill(self._inputs[size], value)
-        if self._counts[size] != count:
+        if self._counts[size] != count:  # batches of one size in turn change no numbers
             rows = self._rows[size]
             torch.arange(size, out=rows)
             rows[count:] = -1
