@@ -7,9 +7,7 @@ from torch import nn
 from ttamer.errors import ArgumentError
 from ttamer.torch import EarlyExit
 from ttamer.torch.devices import (
-    autocast,
     check_current,
-    device_of,
     inputs_and_labels,
     take,
     to_device,
@@ -86,19 +84,6 @@ def test_labels_are_one_class_number_for_each_input(labels):
         read((torch.zeros(2, 4), labels))
     table = torch.full((2, 5), 0.2)  # probabilities of classes
     assert read((torch.zeros(2, 4), table))[1] is table
-
-
-def test_a_network_is_where_its_weights_are():
-    assert device_of(nn.Linear(2, 2, device="meta")).type == "meta"
-    assert device_of(nn.Identity()).type == "cpu"
-
-
-def test_mixed_precision_computes_in_half_and_plain_does_not():
-    layer = nn.Linear(2, 2)
-    with autocast(torch.device("cpu"), "bf16"):
-        assert layer(torch.zeros(1, 2)).dtype == torch.bfloat16
-    with autocast(torch.device("cpu"), "fp32"):
-        assert layer(torch.zeros(1, 2)).dtype == torch.float32
 
 
 def test_a_gpu_that_is_not_the_current_one_is_refused(monkeypatch):

@@ -51,15 +51,6 @@ def test_the_whole_network_runs_no_ramp():
     assert network.full(torch.zeros(1, 4)).shape == (1, 2)
 
 
-def test_backbone_and_ramps_are_all_of_it_and_share_nothing():
-    network = EarlyExit(layers(3), layers(2), nn.Linear(4, 2))
-    backbone = {id(p) for part in network.backbone() for p in part.parameters()}
-    ramps = {id(p) for part in network.ramps() for p in part.parameters()}
-    assert backbone | ramps == {id(p) for p in network.parameters()}
-    assert not backbone & ramps
-    assert len(ramps) == 4
-
-
 def test_a_network_of_one_block_has_one_exit():
     network = EarlyExit(layers(1), [], nn.Linear(4, 2))
     assert network.names == ("full",)

@@ -12,8 +12,7 @@ import torch
 from support.exit_networks import adding_network, evidence
 from ttamer.errors import ArgumentError
 from ttamer.torch import cuda, profiling
-from ttamer.torch.deciding import threshold_tables
-from ttamer.torch.profiling import Profile, full_run, profile, runner_for, timed_in_turns
+from ttamer.torch.profiling import Profile, profile, timed_in_turns
 
 NAMES = ("a", "b", "full")
 MADE = Profile(
@@ -191,15 +190,6 @@ def test_bad_sizes_and_graphs_without_a_gpu_are_refused():
             profile(adding_network(), inputs, sizes=(2, size))
     with pytest.raises(ArgumentError, match="CUDA graphs need a network on a GPU"):
         profile(adding_network(), inputs, sizes=(2,), graphs=True)
-
-
-def test_the_full_run_is_the_network_without_ramps():
-    network, (inputs, _) = adding_network().eval(), evidence(6, seed=1)
-    logits = full_run(network, inputs)(inputs)
-    assert torch.equal(logits, network.full(inputs))
-    assert logits.is_inference()
-    runner = runner_for(network, threshold_tables([0.9] * 4), inputs)
-    assert len(runner(inputs)) == 6
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(1e-6, 200), (1e-3, 25), (0.1, 5), (1.0, 2)])

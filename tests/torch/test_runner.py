@@ -246,15 +246,6 @@ def group_sizes_run(answers, *, min_saved):
     return sizes
 
 
-def test_without_regrouping_segments_run_on_the_whole_batch():
-    inputs, _ = evidence(200, seed=8)
-    network = adding_network()
-    calls = Calls.of(network)
-    answers = Runner(network, fitted().at(0.9), regrouping=NEVER)(inputs)
-    assert not answers.asked[:, 1:].all(dim=0).any()
-    assert calls.segments == calls.ramps == {k: [200] for k in range(EXITS)}
-
-
 def test_a_measured_rule_is_asked():
     inputs, _ = evidence(300, seed=8)
     network = adding_network()

@@ -191,11 +191,8 @@ def test_the_network_itself_is_recommended_where_nothing_clearly_beats_it(
     [
         (3, {}, "inputs has 3 rows to time on"),
         (4, {"batch": 0}, "batch is 0; it must be a whole number"),
-        (4, {"batch": 2.0}, "batch is 2.0; it must be a whole number"),
         (4, {"more_error": float("nan")}, "more_error is nan; it must be a finite number"),
-        (4, {"more_error": -0.01}, "more_error is -0.01; it must be a finite number"),
         (4, {"caution": float("inf")}, "caution is inf; it must be a finite number"),
-        (4, {"caution": "0.01"}, "caution is '0.01'; it must be a finite number"),
     ],
 )
 def test_what_cannot_be_recommended_for_is_refused(trace, rows, options, text):

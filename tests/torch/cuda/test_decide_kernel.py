@@ -94,10 +94,8 @@ def assert_same(tables, logits, *, padding=0):
     ("belief", "size"),
     [
         ("answers", 1),
-        ("answers", 3),
         ("answers", BLOCK),
         ("answers", BLOCK + 9),
-        ("markov", BLOCK),
         ("markov", BLOCK + 9),
         ("threshold", BLOCK + 9),
     ],
@@ -110,25 +108,18 @@ def test_kernels_decide_as_operations_do(belief, size):
     assert size == 1 or len(asked) > 1
 
 
-def test_without_predictions():
+def test_other_tables_and_half_precision():
     for policy in policies("answers", predictions=False):
         assert_same(tables_of(policy, NAMES, CLASSES), some_logits(20, 6)[0])
-
-
-def test_thresholds():
-    tables = threshold_tables(np.array([0.6, np.nan, 0.7, 0.0]))
-    assert_same(tables, some_logits(40, 7)[0])
+    assert_same(threshold_tables(np.array([0.6, np.nan, 0.7, 0.0])), some_logits(40, 7)[0])
+    tables = tables_of(fitted("answers").at(0.95), NAMES, CLASSES)
+    assert_same(tables, some_logits(20, 9)[0].bfloat16())
 
 
 def test_rows_that_fill_a_batch_up_count_for_nothing():
     tables = tables_of(fitted("answers").at(0.95), NAMES, CLASSES)
     assert_same(tables, some_logits(21, 8)[0], padding=11)
     assert_same(tables, some_logits(BLOCK + 1, 8)[0], padding=11)
-
-
-def test_half_precision():
-    tables = tables_of(fitted("answers").at(0.95), NAMES, CLASSES)
-    assert_same(tables, some_logits(20, 9)[0].bfloat16())
 
 
 def test_a_group_too_large_for_one_program_is_refused():
