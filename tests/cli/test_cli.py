@@ -125,11 +125,15 @@ def test_new_prices_replace_those_in_the_log_and_other_prices_are_named(tmp_path
     assert all(mine["cost"] == pytest.approx(2 * new["cost"]) for mine, new in both)
 
 
-def test_evaluate_against_another_policy_says_what_changes(fitted):
+def test_evaluate_against_another_policy_says_what_changes(fitted, tmp_path):
     command = ("evaluate", fitted.policy, fitted.folder / "test.npz", "--against", fitted.policy)
     facts = json.loads(succeed(*command, "--json"))
     assert (facts["error"], facts["answers_differ"], facts["rows"]) == (0.0, 0.0, 300)
     assert "another node's answer on 0% of them" in succeed(*command)
+    tt.save(fitted.ladder[0], tmp_path / "one.ttamer")  # in which there is nothing to choose
+    other = ("--against", tmp_path / "one.ttamer", "--tradeoff", "1", "--json")
+    facts = json.loads(succeed(*command[:3], *other))
+    assert facts["cost"] > 0
 
 
 def test_version_is_the_package_version():

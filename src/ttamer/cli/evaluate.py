@@ -48,7 +48,7 @@ def evaluate_command(
         )
     rows = cli.measurable(rows, skip_bad=skip_bad)
     if against is not None:
-        difference = compare(chosen, _chosen(against, stated)[1], rows)
+        difference = compare(chosen, _chosen(against, stated, is_other=True)[1], rows)
         cli.show(difference.to_dict(), difference)
         return
     result = evaluate(chosen, rows)
@@ -113,11 +113,13 @@ def _nodes_table(result: Result, alone: list[tuple[str, float, float]]) -> str:
     return table(head, rows)
 
 
-def _chosen(path: str, stated: dict[str, float]) -> tuple[FittedLadder | Choice, Choice]:
+def _chosen(
+    path: str, stated: dict[str, float], *, is_other: bool = False
+) -> tuple[FittedLadder | Choice, Choice]:
     """Return what a file holds, and the policy of it that the options choose, or its default."""
     loaded = load(path)
     if isinstance(loaded, Choice):
-        if stated:
+        if stated and not is_other:  # of two files, the options choose where there is a choice
             raise ArgumentError(
                 f"{path} holds one policy, so that there is nothing to choose: remove --tradeoff, "
                 "--budget, --mistake-cost and --p95"
