@@ -25,7 +25,6 @@ from support.fake_models import truth, uniform
 # Seconds after which a test gives up. It is long because a busy machine is no fault: only a test
 # that would fail anyway waits for all of it.
 LONGEST_WAIT = 600.0
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class FaultyUpstream:
@@ -80,11 +79,10 @@ class FaultyUpstream:
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)  # whoever comes now waits
         self.port = listener.getsockname()[1]
         models = {"object": "list", "data": [{"id": self.name, "object": "model"}]}
-        paths = ("/v1/chat/completions", "/v1/embeddings")
         app = Starlette(
             routes=[
                 Route("/v1/models", lambda _: JSONResponse(models)),
-                *(Route(path, self._post, methods=["POST"]) for path in paths),
+                Route("/v1/chat/completions", self._post, methods=["POST"]),
             ]
         )
         config = uvicorn.Config(
@@ -110,16 +108,14 @@ class FaultyUpstream:
             return _reset(request)
         if mode == "slow":
             await asyncio.to_thread(self._released.wait, LONGEST_WAIT)
-        return self._response(request.url.path, body, mode)
+        return self._response(body, mode)
 
-    def _response(self, path: str, body: dict[str, Any], mode: str) -> Response:
+    def _response(self, body: dict[str, Any], mode: str) -> Response:
         if mode == "error":
             said = {"error": {"message": "out of order, sk-secret", "type": "server_error"}}
             return JSONResponse(said, self.status)
         if mode == "garbage" or self.raw is not None:
             return Response(self.raw or b'{"choices": [', media_type="application/json")
-        if path.endswith("/embeddings"):
-            return JSONResponse(_embeddings(body))
         answer = self._completion(body)
         if not self.states_usage:
             del answer["usage"]
@@ -184,16 +180,6 @@ class FaultyUpstream:
             yield b"data: [DONE]\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream")
-
-
-def _embeddings(body: dict[str, Any]) -> dict[str, Any]:
-    """Vectors that count words, by their first letters: texts of the same words are near."""
-    given = body["input"]
-    texts = [given] if isinstance(given, str) else given
-    counts = [[sum(w[:1] == c for w in t.lower().split()) for c in LETTERS] for t in texts]
-    data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(counts)]
-    usage = {"prompt_tokens": len(texts), "total_tokens": len(texts)}
-    return {"object": "list", "data": data, "model": body.get("model"), "usage": usage}
 
 
 def _token(text: str, probability: float, others: dict[str, float]) -> dict[str, Any]:
