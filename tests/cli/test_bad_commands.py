@@ -162,7 +162,6 @@ serve asked.toml                                 | a policy is needed: ttamer se
 serve asked.toml fit.npz                         | fit.npz is a trace
 serve ladder.ttamer asked.toml                   | the cascade comes first
 serve asked.toml ladder.ttamer --check           | was fitted for small, middle, large
-serve asked.toml --probe                         | --probe belongs to --check
 torch profile nope                               | name a function of yours as MODULE:FUNCTION
 """
 TABLE = [line.split(" | ", 1) for line in BAD.strip().splitlines()]

@@ -1,6 +1,5 @@
 """``ttamer serve``: a policy server with OpenAI's API in front of a cascade."""
 
-import asyncio
 from typing import Any
 
 import click
@@ -9,7 +8,7 @@ import ttamer.cli.options as cli
 from ttamer.cli import warn
 from ttamer.errors import ArgumentError
 from ttamer.serve.app import make_app
-from ttamer.serve.server import probe, serve
+from ttamer.serve.server import serve
 from ttamer.serve.settings import read_settings
 
 
@@ -21,18 +20,13 @@ from ttamer.serve.settings import read_settings
 @cli.option("--lame-duck", "SECONDS", "After SIGTERM: how long /ready is 503.", default=5.0)
 @cli.option("--drain", "SECONDS", "How long requests may take after that.", default=30.0)
 @cli.flag("--check", help="Check both files and exit.")
-@cli.flag("--probe", "asks_once", help="With --check: ask every node once.")
 @cli.flag("--force", help="Serve a policy that was fitted for another cascade.")
-def serve_command(
-    cascade: str, policy: str, check: bool, asks_once: bool, force: bool, **listening: Any
-) -> None:
+def serve_command(cascade: str, policy: str, check: bool, force: bool, **listening: Any) -> None:
     """Serve CASCADE, a cascade.toml with an upstream for each node, by POLICY, of ttamer fit.
 
     It has OpenAI's chat completions. SIGTERM lets requests in progress finish; SIGHUP, or a changed
     file, reloads the policy. In shadow mode there is no POLICY.
     """
-    if asks_once and not check:  # it costs calls: not at each start of a server
-        raise ArgumentError("--probe belongs to --check; add --check")
     if cascade.endswith(".ttamer"):
         raise ArgumentError(
             f"{cascade} is a policy, and the cascade comes first: ttamer serve CASCADE POLICY"
@@ -41,27 +35,20 @@ def serve_command(
     is_shadow = settings.serve.mode == "shadow"
     if is_shadow and policy:
         raise ArgumentError("in shadow mode the incumbent answers; leave out the policy")
-    if not (is_shadow or policy or asks_once):
+    if not (is_shadow or policy):
         raise ArgumentError(
             "a policy is needed: ttamer serve CASCADE POLICY; make one with ttamer fit"
         )
+    app = make_app(settings, policy, force=force)
+    active = app.state.service.policies.active
     # Facts are one line of JSON each, for what starts servers and reads their output.
     facts: dict[str, Any] = {"nodes": list(settings.spec.names)}
-    probes = asyncio.run(probe(settings)) if asks_once else []
-    if probes:
-        facts["probe"] = [{**result._asdict(), "ok": not result.problem} for result in probes]
-    lines = [str(result) for result in probes]
-    if policy or is_shadow:
-        app = make_app(settings, policy, force=force)
-        active = app.state.service.policies.active
-        facts |= {"policy": active.version, "warnings": active.warnings()}
-        for warning in facts["warnings"]:
-            warn(warning)
-        lines.append(f"{cascade} and {policy or 'shadow mode'} can be served")
+    facts |= {"policy": active.version, "warnings": active.warnings()}
+    for warning in facts["warnings"]:
+        warn(warning)
     if check:
-        cli.show(facts, "\n".join(lines), indent=None)
-        if any(result.problem for result in probes):
-            raise ArgumentError("a node failed, or lacks what its settings need; see above")
+        text = f"{cascade} and {policy or 'shadow mode'} can be served"
+        cli.show(facts, text, indent=None)
         return
 
     def started(url: str) -> None:

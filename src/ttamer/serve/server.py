@@ -1,4 +1,4 @@
-"""Starting uvicorn with h11, whose connections are bounded here; asking every node once before."""
+"""Starting uvicorn with h11, whose connections are bounded here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import h11
 import uvicorn
@@ -17,10 +17,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ttamer.errors import ArgumentError
-from ttamer.llm.client import Client, Deadline, UpstreamFailed, open_session
-from ttamer.llm.node import Usage, Work, open_nodes
 from ttamer.serve.app import address_of
-from ttamer.serve.settings import Settings
 
 
 def check_exposure(host: str, *, has_token: bool) -> None:
@@ -180,54 +177,3 @@ def serve(
     address, number = listener.getsockname()[:2]
     started(f"http://[{address}]:{number}" if ":" in address else f"http://{address}:{number}")
     server.run(sockets=[listener])
-
-
-class Probe(NamedTuple):
-    """What a node answered.
-
-    >>> print(Probe("small", 0.25, 0.9, 1.0))
-    small: answered in 0.25 s, with confidence 0.9 and cost 1
-    """
-
-    node: str
-    seconds: float = 0.0
-    confidence: float = 0.0
-    cost: float = 0.0
-    problem: str = ""  # why the node cannot be served as it is configured
-
-    def __str__(self) -> str:
-        said = f"answered in {self.seconds:.2f} s, with confidence {self.confidence:.4g} and cost"
-        return self.problem or f"{self.node}: {said} {self.cost:.4g}"
-
-
-async def probe(settings: Settings) -> list[Probe]:
-    """Ask every node one question.
-
-    Args:
-        settings: The cascade and its settings.
-
-    Returns:
-        One result for each node, in their order.
-    """
-    probes, question = [], "Reply with the letter A and nothing else."
-    async with open_session() as session:
-        nodes = open_nodes(
-            settings.source,
-            settings.nodes,
-            lambda node: Client(node, session, read_errors=True),
-            settings.compare,
-        )
-        body = {"messages": [{"role": "user", "content": question}], "max_tokens": 8}
-        work = Work({**body, "temperature": 0}, Deadline.after(settings.serve.timeout))
-        for name, node in nodes.items():
-            start = time.monotonic()
-            work.usage, work.is_measured = Usage(), True
-            try:
-                reply = await node.ask(work)
-            except UpstreamFailed as error:
-                probes.append(Probe(name, problem=str(error)))
-                continue
-            seconds, cost = time.monotonic() - start, reply.cost or 0.0
-            problem = "" if work.is_measured else f"{name}: states no usage, for cost_per_token"
-            probes.append(Probe(name, seconds, reply.confidence, cost, problem))
-    return probes
