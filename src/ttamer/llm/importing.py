@@ -107,8 +107,18 @@ def import_answers(
         raise TraceError(f"{path}: holds no rows")
     columns = dict.fromkeys(name for _, row in rows for name in row)
     prices = {node.name: _price(node, [*columns], path) for node in spec.nodes}
-    rows = [(where, {**columns, **row}) for where, row in rows]  # all have all columns
-    used, left_out = _read(rows, spec, prices, rule, on_bad)
+    used, left_out = [], Counter[str]()
+    for where, row in rows:
+        try:
+            cells = {**columns, **row}  # a row may lack some
+            used.append((row, _answered(cells, spec, prices, rule)))
+        except TraceError as error:
+            if on_bad == "refuse":
+                raise TraceError(
+                    f"{where}: {error}; correct it, or skip such rows with on_bad='skip' (they are "
+                    "counted)"
+                ) from None
+            left_out[str(error)] += 1
     if not used:
         raise TraceError(f"{path}: all of its rows were left out")
     quiet = [name for name in spec.names if f"{name}.confidence" not in columns]
@@ -171,35 +181,20 @@ def _column(cells: Sequence[Any]) -> NDArray[Any]:
     return np.array(cells, object)
 
 
-def _read(
-    rows: Sequence[tuple[str, Row]],
-    spec: CascadeSpec,
-    prices: Mapping[str, TokenCost | None],
-    rule: Comparison,
-    on_bad: OnBad,
-) -> tuple[list[tuple[Row, AnsweredPrompt]], Counter[str]]:
-    """Read the rows, and count those that cannot be used where they may be left out."""
-    used, left_out = [], Counter[str]()
-    for where, row in rows:
-        try:
-            label = label_of(row.get("label"))
-            check_label(label, rule)
-            answers = {n.name: _answer(row, n, prices[n.name], rule) for n in spec.nodes}
-            if not any(answers.values()):
-                raise TraceError(  # noqa: TRY301 - reported with its place below
-                    "has no answer of any node, as after failed calls; an answer without content "
-                    'is "" in JSON lines'
-                )
-            prompt = question_text(row) if row.get("messages") or row.get("prompt") else ""
-            used.append((row, AnsweredPrompt(prompt, label, answers)))
-        except TraceError as error:
-            if on_bad == "refuse":
-                raise TraceError(
-                    f"{where}: {error}; correct it, or skip such rows with on_bad='skip' (they are "
-                    "counted)"
-                ) from None
-            left_out[str(error)] += 1
-    return used, left_out
+def _answered(
+    row: Row, spec: CascadeSpec, prices: Mapping[str, TokenCost | None], rule: Comparison
+) -> AnsweredPrompt:
+    """Read a row."""
+    label = label_of(row.get("label"))
+    check_label(label, rule)
+    answers = {node.name: _answer(row, node, prices[node.name], rule) for node in spec.nodes}
+    if not any(answers.values()):
+        raise TraceError(
+            'has no answer of any node, as after failed calls; an answer without content is "" in '
+            "JSON lines"
+        )
+    prompt = question_text(row) if row.get("messages") or row.get("prompt") else ""
+    return AnsweredPrompt(prompt, label, answers)
 
 
 def _answer(

@@ -149,12 +149,12 @@ def read_nodes(spec: CascadeSpec) -> dict[str, NodeSettings]:
         CascadeError: If a key or value is not allowed, or a node lacks its upstream.
     """
     return {
-        node.name: _node(node, spec, f"[[node]] {number} ({node.name!r})")
+        node.name: _node(node, f"[[node]] {number} ({node.name!r})")
         for number, node in enumerate(spec.nodes, start=1)
     }
 
 
-def _node(node: CascadeNode, spec: CascadeSpec, where: str) -> NodeSettings:
+def _node(node: CascadeNode, where: str) -> NodeSettings:
     of_ray = ("replicas", "cpus", "gpus")  # only ttamer.ray reads them
     table = {key: value for key, value in node.options.items() if key not in of_ray}
     if "upstream" not in table:
@@ -169,32 +169,23 @@ def _node(node: CascadeNode, spec: CascadeSpec, where: str) -> NodeSettings:
         )
     table = {"model": node.name, **table, "name": node.name, "cost": node.cost}
     settings = checked(NodeSettings, table, where)
-    settings = msgspec.structs.replace(settings, upstream=settings.upstream.rstrip("/"))
-    _check_confidence(settings, table, spec, where)
-    return settings
-
-
-def _check_confidence(
-    node: NodeSettings, table: Mapping[str, Any], spec: CascadeSpec, where: str
-) -> None:
-    """Refuse a source of confidence that lacks its option, and an option without its source."""
-    source = node.confidence
+    source = settings.confidence
     if "samples" in table and source != "agreement":
         raise CascadeError(
             f'{where}: has samples, which applies to confidence = "agreement" only, not '
             f'"{source}"; change one of them'
         )
-    if node.needs_logprobs and node.params.get("logprobs") is False:
+    if settings.needs_logprobs and settings.params.get("logprobs") is False:
         raise CascadeError(
             f'{where}: params remove logprobs, and confidence = "{source}" needs '
             'them; set it to "agreement", "self-report" or "none"'
         )
-    verify_cost = spec.nodes[spec.index_of(node.name)].verify_cost
-    if verify_cost is not None and source != "self-report":
+    if node.verify_cost is not None and source != "self-report":
         raise CascadeError(
             f'{where}: has verify_cost, and its confidence = "{source}" comes with the '
             'answer; use "self-report", or remove verify_cost'
         )
+    return msgspec.structs.replace(settings, upstream=settings.upstream.rstrip("/"))
 
 
 def comparison_of(spec: CascadeSpec) -> Comparison:
