@@ -308,23 +308,13 @@ def _problem(record: SolvedRecord, stored: Stored) -> Problem:
     sizes, cost_sizes = list(map(prod, shapes)), list(map(prod, cost_shapes))
     stored.sizes |= {"losses": sum(states), "costs": sum(cost_sizes), "probabilities": sum(sizes)}
     losses, costs, chances = stored.read("solved", "losses", "costs", "probabilities").values()
-    parts = zip(
-        sources,
-        targets,
-        map(np.reshape, cut(costs, cost_sizes), cost_shapes),
-        map(np.reshape, cut(chances, sizes), shapes),
-        strict=True,
-    )
+    starts = [None if source == START else names[source] for source in sources]
+    ends = [names[target] for target in targets]
+    costs_by_edge = map(np.reshape, cut(costs, cost_sizes), cost_shapes)
+    chances_by_edge = map(np.reshape, cut(chances, sizes), shapes)
+    parts = zip(starts, ends, costs_by_edge, chances_by_edge, strict=True)
     try:
-        edges = [
-            Edge(
-                None if source == START else names[source],
-                names[target],
-                cost=cost,
-                probabilities=probabilities,
-            )
-            for source, target, cost, probabilities in parts
-        ]
+        edges = [Edge(start, end, cost=c, probabilities=p) for start, end, c, p in parts]
         nodes = tuple(map(Node, names, cut(losses, states)))
         return Problem(record.moves, nodes, tuple(edges))
     except ProblemError as error:
