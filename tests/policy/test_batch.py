@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -10,9 +11,10 @@ from hypothesis import given, strategies as st
 
 import ttamer as tt
 from support.examples import examples
-from support.strategies import TOPOLOGIES, problems, tradeoffs
+from support.strategies import TOPOLOGIES, joint_problems, problems, tradeoffs
 from ttamer import Edge, Node, Problem
 from ttamer.errors import ArgumentError, ObservationError, ProblemError
+from ttamer.policy import JointPolicy
 
 LINE = Problem.line(
     losses=[[0.05, 0.5], [0.1, 0.3, 0.6]],
@@ -41,7 +43,8 @@ def assert_plays_like_sessions(policy, states):
     while True:
         assert batch.next.tolist() == [number[turn.next] for turn in turns]
         assert batch.answer.tolist() == [number[turn.answer] for turn in turns]
-        assert batch.cost.tolist() == [turn.cost for turn in turns]
+        assert batch.cost.tolist() == pytest.approx([turn.cost for turn in turns], rel=1e-12)
+        assert not any(turn.capped for turn in turns)  # a cap is planned for: nothing is cut
         assert batch.steps.tolist() == [len(turn.asked) for turn in turns]
         assert batch.running == any(turn.next is not None for turn in turns)
         if not batch.running:
@@ -59,22 +62,41 @@ def any_states(problem, inputs, seed):
     return np.random.default_rng(seed).integers(0, counts, (inputs, len(counts)))
 
 
-def solvable(problem, tradeoff, recall):
+@st.composite
+def policies(draw):
+    """A policy of any kind, with recall or without, with a cap or without."""
+    problem = draw(st.one_of(problems(varied=True), joint_problems()))
+    may_forget = problem.moves == "walk" or problem.is_line
+    recall, cap = draw(st.booleans()) or not may_forget, draw(st.sampled_from([None, 0.5, 1.2]))
     try:
-        return tt.solve(
-            problem, tradeoff, recall=recall or not (problem.moves == "walk" or problem.is_line)
-        )
+        return tt.solve(problem, draw(tradeoffs), recall=recall, max_cost=cap)
     except ProblemError:
         return None
 
 
-policies = st.builds(solvable, problems(), tradeoffs, st.booleans()).filter(bool)
-
-
-@examples(200)
-@given(policies, st.integers(0, 40), st.integers(0, 2**32))
-def test_a_batch_decides_as_sessions_do(policy, inputs, seed):
+@examples(300)
+@given(policies().filter(bool), st.integers(0, 40), st.integers(0, 2**32))
+def test_a_batch_decides_and_pays_as_sessions_do(policy, inputs, seed):
     assert_plays_like_sessions(policy, any_states(policy.problem, inputs, seed))
+
+
+@examples(100)
+@given(policies().filter(bool), st.integers(0, 2**32))
+def test_a_policy_from_a_file_decides_and_pays_the_same(tmp_path_factory, policy, seed):
+    problem = policy.problem
+    text = json.dumps(problem.to_dict(), allow_nan=False)
+    assert Problem.from_dict(json.loads(text)).to_dict() == problem.to_dict()
+    if isinstance(policy, JointPolicy):
+        return  # in no file
+    path = tmp_path_factory.mktemp("files") / "policy.ttamer"
+    tt.save(policy, path)
+    loaded, states = tt.load(path), any_states(problem, 20, seed)
+    assert loaded.problem.to_dict() == problem.to_dict()
+    batches = [one.batch(20) for one in (policy, loaded)]
+    while batches[0].running:
+        for batch in batches:
+            batch.observe(states[np.arange(20), batch.next])
+        assert snapshot(batches[0]) == snapshot(batches[1])
 
 
 def large(topology, *, nodes=7, states=5):

@@ -10,7 +10,15 @@ from hypothesis import given, strategies as st
 
 import ttamer as tt
 from support.examples import examples
-from support.oracles import available, cost_of, outcomes, path_cost, stop_loss, weighed
+from support.oracles import (
+    assert_play_is_as_stated,
+    available,
+    cost_of,
+    outcomes,
+    path_cost,
+    stop_loss,
+    weighed,
+)
 from support.strategies import joint_problems, problems
 from ttamer import ArgumentError, ProblemError
 from ttamer.solvers import joint
@@ -51,14 +59,8 @@ def test_the_value_under_a_cap_is_that_of_enumeration(topology, varied):
         policy = tt.solve(problem, tradeoff, max_cost=cap)
         assert policy.value == pytest.approx(least, abs=1e-12)
         assert policy.ratio == 1.0
-        played = 0.0
-        for chance, history, answer in outcomes(policy):
-            cost = path_cost(problem, history)
-            assert cost <= cap * SLACK
-            losses = [problem.nodes[node].losses[state] for node, state in history]
-            assert answer is not None
-            played += chance * (tradeoff * min(losses) + (1 - tradeoff) * cost)
-        assert played == pytest.approx(policy.value, abs=1e-12)
+        assert_play_is_as_stated(policy)
+        assert all(path_cost(problem, way) <= cap * SLACK for _, way, _ in outcomes(policy))
 
     check()
 
@@ -104,29 +106,6 @@ def test_no_course_of_answers_and_failures_costs_more_than_the_cap(data, problem
             most += max((table[r, state] for r in used), default=0.0)
     if len(problem.nodes) < 3 or problem.moves == "walk" or problem.has_fixed_costs:
         assert most <= cap * SLACK
-
-
-@examples(30)
-@given(problems(varied=True), st.floats(0.1, 0.9), st.integers(0, 99))
-def test_a_batch_decides_as_sessions_do_under_a_cap(problem, tradeoff, seed):
-    try:
-        policy = tt.solve(problem, tradeoff, max_cost=0.6)
-    except ProblemError:
-        return
-    generator = np.random.default_rng(seed)
-    turns = [policy.session() for _ in range(6)]
-    batch = policy.batch(6)
-    while batch.running:
-        names = [None if node < 0 else problem.names[node] for node in batch.next]
-        assert names == [turn.next for turn in turns]
-        states = np.zeros(6, np.intp)
-        for row, turn in enumerate(turns):
-            if turn.next is not None:
-                states[row] = generator.choice(np.flatnonzero(turn._chances()))
-                turn.observe(int(states[row]))
-        batch.observe(states)
-    np.testing.assert_allclose(batch.cost, [turn.cost for turn in turns], atol=1e-12)
-    assert not any(turn.capped for turn in turns)  # the policy planned for it: nothing was cut
 
 
 def test_too_many_sums_are_rounded_up_and_the_bound_says_what_that_may_cost(monkeypatch):

@@ -10,9 +10,8 @@ from hypothesis import given
 
 import ttamer as tt
 from support.examples import examples
-from support.oracles import available
+from support.oracles import available, solved
 from support.strategies import TOPOLOGIES, problems, tradeoffs
-from ttamer import ProblemError
 
 
 def with_infinite_states(problem, generator):
@@ -25,13 +24,6 @@ def with_infinite_states(problem, generator):
             losses[generator.random(len(losses)) < 0.4] = math.inf
         nodes.append(tt.Node(node.name, losses))
     return tt.Problem(problem.moves, tuple(nodes), problem.edges)
-
-
-def solved(problem, tradeoff, **options):
-    try:
-        return tt.solve(problem, tradeoff, **options)
-    except ProblemError:
-        return None
 
 
 def can_answer(problem, history):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -11,8 +10,8 @@ from hypothesis import given
 
 import ttamer as tt
 from support.examples import examples
-from support.oracles import best_value, outcomes, path_cost, stop_loss
-from support.strategies import joint_problems, tradeoffs
+from support.oracles import best_value
+from support.strategies import joint_problems
 from ttamer import ArgumentError, ObservationError, ProblemError
 from ttamer.cli import main
 
@@ -37,64 +36,6 @@ def judged(cost=0.05):
             ],
         }
     )
-
-
-@examples(150)
-@given(joint_problems(), tradeoffs)
-def test_value_and_play_equal_enumeration(problem, tradeoff):
-    best = best_value(problem, tradeoff)
-    if best == math.inf:
-        with pytest.raises(ProblemError, match="no policy is sure of an answer"):
-            tt.solve(problem, tradeoff)
-        return
-    policy = tt.solve(problem, tradeoff)
-    assert policy.value == pytest.approx(best, abs=CLOSE)
-    loss = cost = 0.0
-    asked, law = dict.fromkeys(problem.names, 0.0), {}
-    for chance, history, answer in outcomes(policy):
-        mine, paid = stop_loss(problem, history, recall=True), path_cost(problem, history)
-        node, state = next((n, s) for n, s in history if problem.names[n] == answer)
-        assert problem.nodes[node].losses[state] == mine
-        loss += chance * mine
-        cost += chance * paid
-        law[mine, round(paid, 9)] = law.get((mine, round(paid, 9)), 0.0) + chance
-        for number, _ in history:
-            asked[problem.names[number]] += chance
-    assert policy.expected_loss == pytest.approx(loss, abs=CLOSE)
-    assert policy.expected_cost == pytest.approx(cost, abs=CLOSE)
-    assert policy.asked == pytest.approx(asked, abs=CLOSE)
-    future = policy.future()
-    assert future.mean_cost == pytest.approx(cost, abs=CLOSE)
-    assert future.mean_loss(math.inf) == pytest.approx(loss, abs=CLOSE)
-    found: dict[tuple[float, float], float] = {}
-    for lost, paid, chance in zip(
-        future.losses.tolist(), future.costs.tolist(), future.probabilities.tolist(), strict=True
-    ):
-        found[lost, round(paid, 9)] = found.get((lost, round(paid, 9)), 0.0) + chance
-    assert found == pytest.approx(law, abs=CLOSE)
-
-
-@examples(60)
-@given(joint_problems(), tradeoffs)
-def test_a_batch_decides_and_pays_as_sessions_do(problem, tradeoff):
-    try:
-        policy = tt.solve(problem, tradeoff)
-    except ProblemError:
-        return
-    counts = [len(node.losses) for node in problem.nodes]
-    states = np.random.default_rng(0).integers(0, counts, (20, len(counts)))
-    batch, turns = policy.batch(20), [policy.session() for _ in range(20)]
-    while batch.running:
-        asked = batch.next.copy()
-        seen = states[np.arange(20), asked]
-        batch.observe(seen)
-        for row, turn in enumerate(turns):
-            if asked[row] >= 0:
-                assert turn.number == asked[row]
-                turn.observe(int(seen[row]))
-    assert batch.cost == pytest.approx([turn.cost for turn in turns])
-    assert [policy.problem.names[node] for node in batch.answer] == [t.answer for t in turns]
-    assert batch.steps.tolist() == [len(turn.asked) for turn in turns]
 
 
 @examples(40)

@@ -2,121 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 
 import ttamer as tt
 from support.examples import examples
-from support.oracles import (
-    best_value,
-    outcomes,
-    path_cost,
-    realisations,
-    stop_loss,
-    weighed,
-)
-from support.strategies import TOPOLOGIES, problems, tradeoffs
+from support.oracles import law_of, realisations, weighed
+from support.strategies import problems, tradeoffs
 from ttamer import ProblemError
 
 CLOSE = 1e-12
-
-
-def solved(problem, tradeoff, *, recall=True):
-    try:
-        return tt.solve(problem, tradeoff, recall=recall)
-    except ProblemError:
-        assert best_value(problem, tradeoff, recall=recall) == math.inf
-        return None
-
-
-def law_of(future):
-    """Round the costs of a future, and return chances by (loss, cost)."""
-    law = {}
-    for loss, cost, chance in zip(
-        future.losses.tolist(), future.costs.tolist(), future.probabilities, strict=True
-    ):
-        law[loss, round(cost, 9)] = law.get((loss, round(cost, 9)), 0.0) + float(chance)
-    return law
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_value_and_play_equal_enumeration(topology):
-    @examples(100)
-    @given(problems(topology, varied=True), tradeoffs)
-    def check(problem, tradeoff):
-        policy = solved(problem, tradeoff)
-        if policy is None:
-            return
-        assert policy.value == pytest.approx(best_value(problem, tradeoff), abs=CLOSE)
-        loss = cost = 0.0
-        law = {}
-        for chance, history, _ in outcomes(policy):
-            mine, paid = stop_loss(problem, history, recall=True), path_cost(problem, history)
-            loss += chance * mine
-            cost += chance * paid
-            key = (mine, round(paid, 9))
-            law[key] = law.get(key, 0.0) + chance
-        assert policy.expected_loss == pytest.approx(loss, abs=CLOSE)
-        assert policy.expected_cost == pytest.approx(cost, abs=CLOSE)
-        assert law_of(policy.future()) == pytest.approx(law, abs=1e-11)
-
-    check()
-
-
-@examples(100)
-@given(problems("dag", varied=True), tradeoffs)
-def test_without_recall_value_and_play_equal_enumeration(problem, tradeoff):
-    policy = solved(problem, tradeoff, recall=False)
-    if policy is None:
-        return
-    assert policy.value == pytest.approx(best_value(problem, tradeoff, recall=False), abs=CLOSE)
-    cost = sum(chance * path_cost(problem, history) for chance, history, _ in outcomes(policy))
-    assert policy.expected_cost == pytest.approx(cost, abs=CLOSE)
 
 
 @examples(80)
 @given(problems("tree", varied=True, informers=False), tradeoffs)
 def test_the_one_node_that_stands_for_a_tree_is_the_future_of_the_tree(problem, tradeoff):
     policy = tt.solve(problem, tradeoff)
-    alone = law_of(policy.equivalent_node("n0"))
-    assert alone == pytest.approx(law_of(policy.future()), abs=1e-12)
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_sessions_batches_and_files_pay_the_same(topology, tmp_path):
-    @examples(40)
-    @given(problems(topology, varied=True), tradeoffs)
-    def check(problem, tradeoff):
-        policy = solved(problem, tradeoff)
-        if policy is None:
-            return
-        text = json.dumps(problem.to_dict(), allow_nan=False)
-        again = tt.Problem.from_dict(json.loads(text))
-        tt.save(policy, tmp_path / "policy.ttamer")
-        loaded = tt.load(tmp_path / "policy.ttamer")
-        for other in (again, loaded.problem):
-            for mine, theirs in zip(problem.edges, other.edges, strict=True):
-                np.testing.assert_array_equal(mine.cost, theirs.cost)
-        rng = np.random.default_rng(0)
-        counts = [len(node.losses) for node in problem.nodes]
-        states = rng.integers(0, counts, (20, len(counts)))
-        batch, turns = loaded.batch(20), [policy.session() for _ in range(20)]
-        while batch.running:
-            asked = batch.next.copy()
-            seen = states[np.arange(20), asked]
-            batch.observe(seen)
-            for row, turn in enumerate(turns):
-                if asked[row] >= 0:
-                    assert turn.number == asked[row]
-                    assert turn.price >= 0
-                    turn.observe(int(seen[row]))
-        assert batch.cost == pytest.approx([turn.cost for turn in turns])
-
-    check()
+    alone, whole = policy.equivalent_node("n0"), policy.future()
+    law = law_of(*vars(alone).values())
+    assert law == pytest.approx(law_of(*vars(whole).values()), abs=CLOSE)
 
 
 @examples(100)

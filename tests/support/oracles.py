@@ -10,6 +10,11 @@ import math
 from itertools import product
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pytest
+
+import ttamer as tt
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -44,6 +49,16 @@ def states_before(problem: Problem, edge: int, history: History) -> tuple[int, .
 def cost_of(problem: Problem, edge: int, history: History, state: int) -> float:
     """What an edge costs, once its target is seen in a state."""
     return float(problem.edges[edge].cost_table[(*states_before(problem, edge, history), state)])
+
+
+def solved(problem: Problem, tradeoff: float, **options):
+    """The policy, or ``None`` where none is sure of an answer, as enumeration must find too."""
+    try:
+        return tt.solve(problem, tradeoff, **options)
+    except tt.ProblemError as error:
+        assert "no policy is sure of an answer" in str(error)
+        assert best_value(problem, tradeoff, **options) == math.inf
+        return None
 
 
 def weighed(loss: float, tradeoff: float) -> float:
@@ -109,6 +124,36 @@ def outcomes(policy, states_seen: tuple[int, ...] = ()) -> Iterator[tuple[float,
         return
     for state in range(len(problem.nodes[problem.number[turn.next]].losses)):
         yield from outcomes(policy, (*states_seen, state))
+
+
+def law_of(losses, costs, chances) -> dict[tuple[float, float], float]:
+    """Chances by (loss, cost), costs rounded."""
+    law: dict[tuple[float, float], float] = {}
+    for loss, cost, chance in zip(*map(np.ndarray.tolist, (losses, costs, chances)), strict=True):
+        law[loss, round(cost, 9)] = law.get((loss, round(cost, 9)), 0.0) + chance
+    return law
+
+
+def assert_play_is_as_stated(policy, tolerance: float = 1e-12) -> None:
+    """Hold a policy's value, means and law of the future to what its sessions do."""
+    problem, tradeoff, atoms = policy.problem, policy.tradeoff, []
+    asked = dict.fromkeys(problem.names, 0.0)
+    for chance, history, answer in outcomes(policy):
+        loss = stop_loss(problem, history, recall=policy.recall)
+        own = {problem.names[node]: problem.nodes[node].losses[state] for node, state in history}
+        assert own[answer] == loss
+        atoms.append((loss, path_cost(problem, history), chance))
+        for node, _ in history:
+            asked[problem.names[node]] += chance
+    losses, costs, chances = np.array(atoms).T
+    assert chances.sum() == pytest.approx(1, abs=tolerance)
+    assert policy.expected_loss == pytest.approx(chances @ losses, abs=tolerance)
+    assert policy.expected_cost == pytest.approx(chances @ costs, abs=tolerance)
+    assert policy.asked == pytest.approx(asked, abs=tolerance)
+    value = chances @ (tradeoff * losses + (1 - tradeoff) * costs)
+    assert policy.value == pytest.approx(value, abs=10 * tolerance)
+    law = law_of(*vars(policy.future()).values())
+    assert law == pytest.approx(law_of(losses, costs, chances), abs=10 * tolerance)
 
 
 def path_cost(problem: Problem, history: History) -> float:
