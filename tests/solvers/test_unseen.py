@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, strategies as st
 
 import ttamer as tt
 from support.examples import examples
-from support.oracles import available, cost_of, outcomes, path_cost, stop_loss, weighed
+from support.oracles import assert_play_is_as_stated, available, cost_of, stop_loss, weighed
 from support.strategies import costs, problems, rows, supports, tradeoffs
 from ttamer import Edge, Node, ObservationError, Problem, ProblemError
 from ttamer.cli import main
@@ -25,16 +26,8 @@ CLOSE = 1e-12
 def with_looks(draw, topology=None, informers=True, varied=False):
     """A problem in which looking at some answers costs something."""
     problem = draw(problems(topology, most=3, informers=informers, varied=varied))
-    edges = [
-        Edge(
-            edge.source,
-            edge.target,
-            cost=edge.cost,
-            probabilities=edge.probabilities,
-            verify_cost=draw(st.one_of(st.none(), costs)),
-        )
-        for edge in problem.edges
-    ]
+    looks = st.one_of(st.none(), costs)
+    edges = [replace(edge, verify_cost=draw(looks)) for edge in problem.edges]
     return Problem(problem.moves, problem.nodes, tuple(edges))
 
 
@@ -42,18 +35,11 @@ def with_looks(draw, topology=None, informers=True, varied=False):
 def boxes(draw):
     """Independent nodes without children, each of which may be returned unseen."""
     support = draw(supports(draw(st.integers(1, 3)), informers=False))
-    edges = [
-        Edge(
-            None,
-            f"n{k}",
-            cost=draw(costs),
-            probabilities=draw(rows(1, len(own))),
-            verify_cost=draw(costs),
-        )
-        for k, own in enumerate(support)
-    ]
-    nodes = tuple(Node(f"n{k}", own) for k, own in enumerate(support))
-    return Problem("precedence", nodes, tuple(edges))
+    tables = [draw(rows(1, len(own))) for own in support]
+    names, prices = [f"n{k}" for k in range(len(support))], [draw(costs) for _ in support]
+    roots = Problem.forest(support, prices, tables, [None] * len(support), names=names)
+    edges = [replace(edge, verify_cost=draw(costs)) for edge in roots.edges]
+    return Problem("precedence", roots.nodes, tuple(edges))
 
 
 def best_unseen(problem, tradeoff, history=()):
@@ -77,25 +63,10 @@ def best_unseen(problem, tradeoff, history=()):
 def looked_at(problem):
     """The same problem without the right to return an answer unseen."""
     edges = [
-        Edge(
-            e.source, e.target, cost=e.cost + (e.verify_cost or 0.0), probabilities=e.probabilities
-        )
-        for e in problem.edges
+        replace(edge, cost=edge.cost + (edge.verify_cost or 0.0), verify_cost=None)
+        for edge in problem.edges
     ]
     return Problem(problem.moves, problem.nodes, tuple(edges))
-
-
-def value_of_play(policy):
-    """What sessions lose and pay, over every course of events."""
-    problem, weight = policy.problem, policy.tradeoff
-    return sum(
-        chance
-        * (
-            weighed(stop_loss(problem, history, recall=True), weight)
-            + (1 - weight) * path_cost(problem, history)
-        )
-        for chance, history, _ in outcomes(policy)
-    )
 
 
 @examples(120)
@@ -109,7 +80,7 @@ def test_lines_and_walks_are_exact(data, topology, tradeoff):
         return
     policy = tt.solve(problem, tradeoff)
     assert policy.value == pytest.approx(best, abs=CLOSE)
-    assert value_of_play(policy) == pytest.approx(best, abs=CLOSE)
+    assert_play_is_as_stated(policy)
     if problem.is_line:
         as_index = tt.solve(problem.with_moves("precedence"), tradeoff)
         assert as_index.value == pytest.approx(best, abs=CLOSE)
@@ -123,7 +94,7 @@ def test_independent_nodes_are_within_four_thirds(problem, tradeoff):
     assert best - CLOSE <= policy.value <= 4 / 3 * best + CLOSE
     assert problem.is_line or policy.bound <= best + CLOSE
     assert policy.value <= tt.solve(looked_at(problem), tradeoff).value + CLOSE
-    assert value_of_play(policy) == pytest.approx(policy.value, abs=CLOSE)
+    assert_play_is_as_stated(policy)
 
 
 @examples(60)
@@ -137,7 +108,7 @@ def test_forests_are_never_worse_than_always_looking(data, topology, tradeoff):
         assert policy.bound <= best + CLOSE
         assert policy.value <= policy.ratio * best * (1 + 1e-9) + CLOSE
     assert policy.value <= tt.solve(looked_at(problem), tradeoff).value + CLOSE
-    assert value_of_play(policy) == pytest.approx(policy.value, abs=CLOSE)
+    assert_play_is_as_stated(policy)
 
 
 def two_boxes():
@@ -151,20 +122,10 @@ def two_boxes():
 
 
 def test_one_state_without_an_answer_does_not_rule_out_the_others():
-    line = tt.Problem(
-        "walk",
-        [Node("small", [0.5, 0.5]), Node("large", [0.0, 0.2, math.inf])],
-        [
-            Edge(None, "small", cost=0.0, probabilities=[[0.5, 0.5]]),
-            Edge(
-                "small",
-                "large",
-                cost=0.01,
-                verify_cost=0.2,
-                probabilities=[[0.5, 0.5, 0.0], [0.4, 0.4, 0.2]],
-            ),
-        ],
-    )
+    supports, table = [[0.5, 0.5], [0.0, 0.2, math.inf]], [[0.5, 0.5, 0.0], [0.4, 0.4, 0.2]]
+    line = Problem.line(supports, [0.0, 0.01], [[0.5, 0.5], table])
+    first, second = line.edges
+    line = Problem("walk", line.nodes, (first, replace(second, verify_cost=0.2)))
     for moves in ("walk", "precedence"):
         assert tt.solve(line.with_moves(moves), 0.5).value == pytest.approx(0.125)
     assert best_unseen(line, 0.5) == pytest.approx(0.125)
@@ -251,14 +212,11 @@ def test_a_file_keeps_what_looking_costs(tmp_path):
     assert [e.verify_cost for e in Problem.multi_line([line, line]).edges] == [0.05, 0.05]
 
 
-@pytest.mark.parametrize(("value", "says"), [(-1.0, "it must be finite"), (math.inf, "finite")])
-def test_a_price_that_cannot_be_is_refused(value, says):
-    with pytest.raises(ProblemError, match=says):
-        Problem(
-            "walk",
-            (Node("a", [0.1]),),
-            (Edge(None, "a", cost=0.1, probabilities=[1.0], verify_cost=value),),
-        )
+@pytest.mark.parametrize("value", [-1.0, math.inf])
+def test_a_price_that_cannot_be_is_refused(value):
+    edge = Edge(None, "a", cost=0.1, probabilities=[1.0], verify_cost=value)
+    with pytest.raises(ProblemError, match="it must be finite"):
+        Problem("walk", (Node("a", [0.1]),), (edge,))
 
 
 def test_what_is_not_solved_is_refused():
