@@ -584,10 +584,9 @@ def draw_policy(policy: Policy) -> Drawing:
     for node in problem.order:
         sources = [source for edge in problem.incoming[node] for source in problem.sources[edge]]
         columns[node] = 1 + max(columns[source] for source in sources)
-    first = f"first ask {policy.session().next}"
-    title = f"start: value {policy.value:.4g}"
-    following: dict[int, set[str | None]] = {START: {policy.session().next}}
-    boxes = [Box((title, f"tradeoff {policy.tradeoff:g}", first), 0)]
+    first, value = policy.session().next, f"start: value {policy.value:.4g}"
+    following: dict[int, set[str | None]] = {START: {first}}
+    boxes = [Box((value, f"tradeoff {policy.tradeoff:g}", f"first ask {first}"), 0)]
     for node, name in enumerate(problem.names):
         rules = policy.rules(name)
         following[node] = {target for rule in rules for target in rule.ask if asked[name] > 0}

@@ -267,12 +267,9 @@ class Search:
     @classmethod
     def of_losses(cls, levels: Levels, never: int) -> Search:
         """Return the search for a node's own loss, known given its state."""
-        points = np.unique(levels[levels < never])
-        later, equal = (
-            np.asarray(compare(levels[:, np.newaxis], points), float)
-            for compare in (np.greater, np.equal)
-        )
-        return cls(points, np.zeros(1), later[..., np.newaxis], equal)
+        points, own = np.unique(levels[levels < never]), levels[:, np.newaxis]
+        later = (own > points).astype(float)
+        return cls(points, np.zeros(1), later[..., np.newaxis], (own == points).astype(float))
 
     def at(self, points: Levels) -> Floats:
         """Return ``open`` at other levels; below the first, nothing has been asked yet."""
@@ -391,18 +388,17 @@ def forest_outcome(
         reached = around.at(indices[node], np.concatenate([losses[node], onward]))
         # From here on, per state of the node itself.
         costs, reached = _moved(edge, around.costs, reached, by_cost=by_cost, forward=True)
-        paid, own = costs, np.arange(len(losses[node]))
-        chances = reached[own, own]
-        if ahead is not None:
-            late = ahead.at(losses[node])[own, own]
-            paid, chances = _convolved(costs, chances, ahead.costs, late)
-        answers.append((problem.nodes[node].losses[:, np.newaxis], paid, chances))
+        own = np.arange(len(losses[node]))
+        ended = reached[own, own]
         if ahead is not None:
             # Its children are open to the search while its own answer is not good enough.
             going = losses[node][:, np.newaxis] > onward
-            chances = reached[:, len(losses[node]) :] * going[..., np.newaxis]
-            shares = _shared(layers.pop(node), Outside(onward, costs, chances))
+            around = Outside(onward, costs, reached[:, len(own) :] * going[..., np.newaxis])
+            shares = _shared(layers.pop(node), around)
             outside.update(zip(problem.targets(node)[::-1], shares, strict=True))
+            late = ahead.at(losses[node])[own, own]
+            costs, ended = _convolved(costs, ended, ahead.costs, late)
+        answers.append((problem.nodes[node].losses[:, np.newaxis], costs, ended))
     return answers, mean_cost, asked
 
 

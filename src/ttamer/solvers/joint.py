@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from ttamer.errors import ProblemError
 from ttamer.policy.base import cost_keys
 from ttamer.policy.joint import Cap, JointPolicy, Step
-from ttamer.problem.problem import Edge, Node, Problem
+from ttamer.problem.problem import START, Edge, Node, Problem
 from ttamer.solvers.walk import solve_walk
 
 # The most states that the walk over all steps may have in all.
@@ -107,15 +107,14 @@ class _Steps:
         self._numbers: dict[tuple[frozenset[int], Step, bool], int] = {}
         self._names: set[str] = set()
         self._states = 0
+        # The set asked, its step, the number of the step, whether it may be beyond the cap.
+        self._waiting = [(frozenset[int](), Step(START, (), (1,)), START, False)]
 
     def walk(self) -> tuple[tuple[Step, ...], Problem]:
         """Return the steps, and the walk over them."""
-        start = Step(-1, (), (1,))
-        # (the set before, its step, the number of the step, whether it may be beyond the cap)
-        waiting: list[tuple[frozenset[int], Step, int, bool]] = [(frozenset(), start, -1, False)]
-        for asked, step, number, barred in waiting:  # grows as we go
+        for asked, step, number, barred in self._waiting:  # grows as it goes
             for edge in self._onward(asked, step.node):
-                waiting += self._ask(asked, step, number, barred, edge)
+                self._ask(asked, step, number, barred, edge)
         if not self._nodes:
             raise ProblemError(
                 f"no node can be asked first for max_cost = {self._cap.limit:g}: give more"  # type: ignore[union-attr]
@@ -127,11 +126,10 @@ class _Steps:
         problem = self._problem
         if problem.moves == "walk":
             return [*problem.outgoing[last]]
-        edges = [into[0] for into in problem.incoming]
         return [
             edge
-            for node, edge in enumerate(edges)
-            if node not in asked and asked.issuperset(set(problem.sources[edge]) - {-1})
+            for node, [edge] in enumerate(problem.incoming)
+            if node not in asked and asked | {START} >= set(problem.sources[edge])
         ]
 
     def _relevant(self, asked: frozenset[int], last: int) -> tuple[int, ...]:
@@ -139,18 +137,14 @@ class _Steps:
         problem = self._problem
         if problem.moves == "walk":
             return (last,)
-        needed = {
-            source
-            for node in range(len(self._sizes))
-            if node not in asked
-            for source in problem.sources[problem.incoming[node][0]]
-        }
+        waiting = [edge for node, [edge] in enumerate(problem.incoming) if node not in asked]
+        needed = {source for edge in waiting for source in problem.sources[edge]}
         return tuple(sorted((needed & asked) | {last}))
 
     def _ask(
         self, asked: frozenset[int], before: Step, number: int, barred: bool, edge_number: int
-    ) -> list[tuple[frozenset[int], Step, int, bool]]:
-        """Add the edge by which a step asks a node; return the step it leads to, if it is new."""
+    ) -> None:
+        """Add the edge by which a step asks a node, and the step it leads to."""
         problem, edge = self._problem, self._problem.edges[edge_number]
         node = problem.ends[edge_number][1]
         after = asked | {node}
@@ -170,7 +164,7 @@ class _Steps:
             # A cost is known only once it is paid, so a node is asked if its largest one fits.
             fits = np.repeat(fits.reshape(-1, shape[-1]).all(axis=1), shape[-1])
             if not fits.any():
-                return []
+                return
             total = cost_keys(total)
             sums = tuple(np.unique(total[fits & possible]).tolist())
         step = Step(node, relevant, (*(self._sizes[v] for v in relevant), len(sums)), sums)
@@ -187,19 +181,18 @@ class _Steps:
         if barred:  # one more state, without an answer, to which all beyond the cap leads
             table[np.unique(row[~fits]), size] = 1.0
             table[columns:, size] = 1.0
-        target, new = self._number(after, step, barred)
+        target = self._number(after, step, barred)
         source = None if number < 0 else self._nodes[number].name
         price = edge.cost if edge.is_cost_fixed and not barred else cost
         self._edges.append(Edge(source, self._nodes[target].name, cost=price, probabilities=table))
-        return [(after, step, target, barred)] if new else []
 
-    def _number(self, asked: frozenset[int], step: Step, barred: bool) -> tuple[int, bool]:
-        """Return the number of a step, and whether it is new."""
+    def _number(self, asked: frozenset[int], step: Step, barred: bool) -> int:
+        """Return the number of a step, which is added where it is new."""
         problem = self._problem
         # On a walk what was asked before the last node no longer matters.
         key = (asked if problem.moves == "precedence" else frozenset(), step, barred)
         if key in self._numbers:
-            return self._numbers[key], False
+            return self._numbers[key]
         self._states += math.prod(step.sizes)
         if self._states > MAX_STATES:
             what = "of nodes asked so far" if problem.moves == "precedence" else "of costs"
@@ -207,8 +200,9 @@ class _Steps:
                 f"this is solved over the sets {what}, and these have more than {MAX_STATES} "
                 'states in all: give fewer nodes or states, or an order ("moves": "walk")'
             )
-        self._numbers[key] = len(self._steps)
+        self._numbers[key] = number = len(self._steps)
         self._steps.append(step)
+        self._waiting.append((asked, step, number, barred))
         before = ", ".join(problem.names[node] for node in sorted(asked - {step.node}))
         name = problem.names[step.node]
         if problem.moves == "precedence" and before:
@@ -222,4 +216,4 @@ class _Steps:
         losses = problem.nodes[step.node].losses[observed]
         losses = np.pad(losses, (0, int(barred)), constant_values=np.inf)
         self._nodes.append(Node(name, losses))
-        return self._numbers[key], True
+        return number
