@@ -70,7 +70,9 @@ def test_costs_are_printed_with_the_cascades_unit(ladder):
 
 def test_results_are_frames(ladder):
     trace = answering_trace(200, seed=1)
-    assert evaluate(ladder[0], trace).to_frame()["rows"].tolist() == [200]
+    frame = evaluate(ladder[0], trace).to_frame()
+    assert frame["rows"].tolist() == [200]
+    assert {"error_interval.low", "error_interval.high", "asked.small"} <= {*frame.columns}
     assert compare(ladder[0], ladder[-1], trace).to_frame()["error_se"][0] > 0
     front = frontier(trace, families=["threshold"], resamples=0)
     assert len(front.to_frame()) == len(front.points)

@@ -240,7 +240,7 @@ class Frontier:
         Returns:
             The mean error, from 0 to 1.
         """
-        low, error = self._cheapest
+        low, error = self._cheapest  # which anyone may mix in without any rule
         high = max(self.full_cost, low * (1 + 1e-9) + 1e-300)  # where all nodes cost the same
         costs, errors = self.curve(family)
         return area_under([*costs, low], [*errors, error], low, high) / (high - low)
@@ -444,6 +444,7 @@ def frontier(
     if not points:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise ArgumentError(f"no family suits this trace ({reasons})")
+    # The paper's guarantees rest on the Markov property: the reader is told whether it holds.
     learnt = settings["paper"][0].rule if "paper" in settings else None
     return Frontier(
         points=tuple(points),
@@ -470,6 +471,7 @@ def _play(choices: list[Setting], trace: Trace) -> list[Played]:
 def _reference(fit_trace: Trace, test_trace: Trace) -> Reference:
     """The last exit of a network, or the single model that was best on the fit rows."""
     name = "always-last" if test_trace.spec.kind == "exits" else "always-best"
+    # Chosen on the rows fitted to, as every family is: the best on the test rows has luck.
     [setting] = FAMILIES[name].fit(fit_trace)
     played = setting.rule.play(test_trace)
     result = measure(played, test_trace, resamples=0)
@@ -535,6 +537,7 @@ def learning_curve(
         with warnings.catch_warnings():  # of few rows, which are meant
             warnings.simplefilter("ignore", TraceWarning)
             measured = frontier(part, full.test_trace, families=["ttamer"], resamples=0)
+        # All are compared with what the whole frontier is compared with.
         fronts.append(replace(measured, reference=full.reference))
     costs = [front.cost_at("ttamer", more_error) for front in (*fronts, full)]
     price = full.reference.cost

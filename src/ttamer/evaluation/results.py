@@ -32,14 +32,15 @@ def check_resampling(resamples: int, seed: int) -> None:
     require_whole(seed, "seed")
 
 
-def interval(draws: Any, *, method: Any = "linear", axis: int | None = None) -> Any:
+def interval(draws: Any, *, method: Any = "linear") -> Interval:
     """Return the ends of the 95% percentile interval of resampled values."""
-    return np.quantile(draws, [0.025, 0.975], method=method, axis=axis)
+    low, high = np.quantile(draws, [0.025, 0.975], method=method).tolist()
+    return low, high
 
 
 def units_of(trace: Trace) -> NDArray[np.intp]:
     """Return, shape (T,), which rows are drawn together: those of one group; -1 is a row alone."""
-    rows = np.arange(len(trace))
+    rows = np.arange(len(trace))  # a row without a group is a unit by itself
     if trace.group is None:
         return rows
     alone = trace.group < 0
@@ -80,8 +81,7 @@ class RowBootstrap:
 
     def interval(self, values: NDArray[Any]) -> Interval:
         """Return the 95% interval of the mean of values, shape (T,)."""
-        low, high = interval(self.means(values))
-        return float(low), float(high)
+        return interval(self.means(values))
 
     def _sums(self, values: NDArray[Any]) -> NDArray[np.float64]:
         total: NDArray[Any] = np.bincount(self.block, values, self.share.shape[1])
@@ -95,6 +95,7 @@ def _drawn(unit: bytes, resamples: int, seed: int) -> RowBootstrap:
 
 def standard_error(values: NDArray[Any], unit: NDArray[np.intp]) -> float:
     """Return the standard error of a mean over rows; rows of one unit belong together."""
+    # Errors of rows of one unit add up; those of different units average out.
     sums = np.bincount(unit, values - values.mean())
     return float(np.sqrt((sums**2).sum()) / len(values))
 
@@ -124,24 +125,12 @@ class Numbers:
 
 def frame_of(rows: Iterable[dict[str, Any]]) -> Any:
     """Return rows of nested values as a pandas frame whose columns have names with dots."""
-    return require("pandas", "frames").DataFrame([flat(row) for row in rows])
-
-
-def flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Return nested values under names with dots.
-
-    >>> flat({"error_interval": (0.1, 0.2), "asked": {"small": 1.0}})
-    {'error_interval.low': 0.1, 'error_interval.high': 0.2, 'asked.small': 1.0}
-    """
-    columns: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, tuple | list):
-            value = dict(zip(("low", "high"), value, strict=True))
-        if isinstance(value, dict):
-            columns |= {f"{name}.{key}": item for key, item in value.items()}
-        else:
-            columns[name] = value
-    return columns
+    ends = ("low", "high")
+    named = [
+        {k: dict(zip(ends, v, strict=True)) if isinstance(v, tuple) else v for k, v in row.items()}
+        for row in rows
+    ]
+    return require("pandas", "frames").json_normalize(named)
 
 
 @dataclass(frozen=True)
@@ -243,7 +232,7 @@ def evaluate(rule: Rule, trace: Trace, *, resamples: int = 1000, seed: int = 0) 
     14694
     """
     _require_rule(rule, trace)
-    trace = trace.with_verification()
+    trace = trace.with_verification()  # a verified answer is a node of its own, with its cost
     return measure(rule.play(trace), trace, resamples=resamples, seed=seed)
 
 

@@ -93,6 +93,7 @@ class Chart:
 
     def mark(self, artist: Any, tip: str) -> None:
         """Give a mark of the figure what it says when it is pointed at."""
+        # Several figures are on one page: their marks must not have one name.
         name = f"mark-{id(self.tips)}-{len(self.tips)}"
         artist.set_gid(name)
         self.tips[name] = tip
@@ -102,6 +103,7 @@ class Chart:
         labels = self.axes.get_legend_handles_labels()[1]
         if labels:
             style: Any = {"frameon": False, "fontsize": 10, "labelcolor": THEME["ink"]}
+            # Long names in three columns would be wider than the figure, which would shrink.
             columns = 3 if max(map(len, labels)) < 14 else 2
             self.figure.legend(loc="outside lower center", ncols=columns, **style)
         return self
@@ -117,7 +119,7 @@ class Chart:
         with style():
             self.figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
         svg = text.getvalue()
-        svg = svg[svg.index("<svg") :]
+        svg = svg[svg.index("<svg") :]  # a page has no place for an XML declaration
         for name, colour in THEME.items():
             svg = svg.replace(colour, f"var(--{name})")
         for mark, tip in self.tips.items():
@@ -157,7 +159,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
 def frontier_chart(frontier: Frontier) -> Chart:
     """Draw the frontier: the best families in colour, others in grey."""
     best, measure, alone = frontier.reference, frontier.measure, frontier.alone
-    unit = best.cost or frontier.full_cost or 1.0
+    unit = best.cost or frontier.full_cost or 1.0  # where all is free, any unit will do
     chart = Chart.empty(4.6, measure, f"cost per input, of {printable(best.node)}'s")
     axes, colours = chart.axes, iter(PALETTE)
     strong = [*frontier.ranked[:5], "ttamer"]
@@ -232,6 +234,7 @@ def answered_chart(points: Sequence[Point], trace: Trace) -> Chart:
             answers = f"{name} answers {percent(share)} of inputs"
             chart.mark(bar, f"{answers}, and is asked on {asked}, at {cost} per input")
         below += shares
+    # Some six labels fit below the bars.
     labelled = bars[:: max(1, -(-len(points) // 6))]
     chart.axes.set_xticks(labelled, [number(points[k].result.cost) for k in labelled])
     chart.axes.yaxis.set_major_formatter(as_percent)
@@ -263,6 +266,7 @@ def stopping_chart(played: Played, trace: Trace) -> Chart:
 def _by_confidence(trace: Trace, values: NDArray[np.float64], what: str, x_label: str) -> Chart:
     """Draw the means of values, shape (T, n), in ten groups of rows by each node's confidence."""
     chart, is_share = Chart.empty(4.2, what, x_label), what != "mean loss"
+    # Confidences have no common scale: each node has groups of its own.
     last = len(trace.names) - 1  # of many nodes some are shown, the first and the last among them
     for node in sorted({round(k * last / (MAX_NODES - 1)) for k in range(MAX_NODES)}):
         name, confidence = trace.names[node], trace.confidence[:, node]

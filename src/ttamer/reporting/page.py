@@ -122,7 +122,7 @@ def write_report(
     notes = [*advice.notes]
     if advice.outcome == "loses":
         notes.append("ttamer frontier LOG -o policy.ttamer writes the recommended policy.")
-    if fit_trace is not None and frontier.reference.cost > 0:
+    if fit_trace is not None and frontier.reference.cost > 0:  # two more fits
         curve = learning_curve(frontier, fit_trace, more_error=advice.more_error, progress=progress)
         notes.append(str(curve))
     if progress is not None:
@@ -130,6 +130,7 @@ def write_report(
     with style():
         pictures = _pictures(advice)
     jinja2, markup = require("jinja2", "report"), require("markupsafe", "report").Markup
+    # Names come from logs: an undefined one is an error, and every one is escaped.
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template, script = (
         resources.files("ttamer.reporting").joinpath(name).read_text("utf-8")
@@ -154,7 +155,7 @@ def write_report(
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, "utf-8")
     paths = [target]
-    if png:
+    if png:  # for slides and papers, which cannot use the page
         folder = target.with_name(f"{target.stem}_figures")
         for name, (*_, chart) in pictures.items():
             paths += figures.save_figure(chart.figure, folder / name)
@@ -232,7 +233,7 @@ def _tiles(advice: Recommendation) -> list[Tile]:
         saved, what, more = "-", f"{against} costs nothing", "there is nothing to save"
     elif advice.saving is None:
         what, more = f"{family} does not reach the {advice.quality} of {against}", ""
-    elif low == -np.inf:
+    elif low == -np.inf:  # an interval without a lower end is no interval to print
         more = f"up to {percent(high)}; {percent(advice.falls_short)} of resamples fall short"
     error, theirs = (shown_error(e, measure, digits=1) for e in (advice.error, best.error))
     unasked = percent(1 - advice.asked[best.node])

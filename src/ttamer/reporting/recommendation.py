@@ -153,6 +153,7 @@ class Recommendation:
             return ladder.alone(self.frontier.reference.node)
         if self.budget is not None and ladder is not None:
             return ladder.for_budget(float(self.budget))
+        # Of two settings of a rule without budgets the more accurate one keeps the promise.
         point = min((part.point for part in self.settings), key=lambda point: point.result.error)
         assert isinstance(point.rule, FittedPolicy)  # noqa: S101 - what is recommended can be served
         return point.rule
@@ -201,6 +202,7 @@ class Recommendation:
         if rival is not None and self.outcome == "ties":
             level = f", level with {rival} ({less(savings[rival])})"
         saved = less(savings["ttamer"])
+        # A "policy" that asks one model is that model: it needs no policy file.
         asked = [name for name, share in self.asked.items() if share > 0]
         if len(asked) == 1:
             return f"{start}, {asked[0]} alone costs {saved}{level}: use {asked[0]} alone."
@@ -275,6 +277,7 @@ def recommend(frontier: Frontier, *, resamples: int = 400, seed: int = 0) -> Rec
             f"{', '.join(frontier.families)}; add the family 'ttamer'"
         )
     more, savings = _margin(frontier)
+    # What cannot be served cannot be recommended, however cheap.
     rivals = {n: s for n, s in savings.items() if n != "ttamer" and n in frontier.servable}
     rival = max(rivals, key=rivals.__getitem__, default=None)
     drawn = resampled_savings(
@@ -285,11 +288,10 @@ def recommend(frontier: Frontier, *, resamples: int = 400, seed: int = 0) -> Rec
         with np.errstate(invalid="ignore"):  # both fall short: no difference
             gap = np.nan_to_num(drawn["ttamer"] - drawn[rival], posinf=np.inf, neginf=-np.inf)
         low, high = interval(gap, method="inverted_cdf")
-        is_close = bool(low <= 0 <= high)
+        is_close = low <= 0 <= high
     ours, theirs = savings.get("ttamer"), None if rival is None else rivals[rival]
     outcome = _outcome(ours, theirs, is_close=is_close)
     family = rival if outcome == "loses" and rival is not None else "ttamer"
-    low, high = interval(drawn[family], method="inverted_cdf")
     return Recommendation(
         frontier=frontier,
         outcome=outcome,
@@ -297,7 +299,7 @@ def recommend(frontier: Frontier, *, resamples: int = 400, seed: int = 0) -> Rec
         more_error=more,
         settings=settings_at(frontier, family, more),
         savings=savings,
-        saving_interval=(float(low), float(high)),
+        saving_interval=interval(drawn[family], method="inverted_cdf"),
         falls_short=float(np.isneginf(drawn[family]).mean()),
         rival=rival,
         is_close=is_close,
@@ -307,6 +309,7 @@ def recommend(frontier: Frontier, *, resamples: int = 400, seed: int = 0) -> Rec
 def _margin(frontier: Frontier) -> tuple[float, dict[str, float]]:
     """Return the margin of error at which families are compared, and what each saves there."""
     price = frontier.reference.cost
+    # If no margin is worth its errors, families are compared at equal error.
     at_equal_error: dict[str, float] = {}
     for more in frontier.margins.values():
         costs = {name: frontier.cost_at(name, more) for name in frontier.ranked}
@@ -337,6 +340,7 @@ def resampled_savings(
     trace = frontier.test_trace
     rows = RowBootstrap.of(units_of(trace), resamples=resamples, seed=seed)
     losses, node = known_losses(trace), trace.names.index(frontier.reference.node)
+    # The reference is drawn with the families: its luck on the rows is theirs.
     limits = rows.means(losses[:, node]) + more_error
     prices = rows.means(paid(np.tile(trace.spec.required[node], (len(trace), 1)), trace))
     drawn = {}

@@ -121,7 +121,7 @@ def savings(
     """
     node, requests = trace.spec.index_of(against), len(trace)
     trace, is_judged = _known(trace, node)
-    if not is_judged:
+    if not is_judged:  # never to disagree would be to ask that model always
         allowed = max(allowed, 0.01)
     trace = trace.take(~np.isnan(trace.loss).any(axis=1))
     if len(trace) < 40:
@@ -145,23 +145,18 @@ def savings(
     drawn = means[:, :5].T / means[:, 5]
     error, cost, theirs, price, control = (columns @ weight / weight.sum()).tolist()
     saved, total = 1 - cost / price, requests * price
-
-    def ends(values: Any) -> Interval:
-        low, high = interval(values)
-        return float(low), float(high)
-
     return Savings(
         against=against,
         requests=requests,
         rows=len(trace),
         is_judged=is_judged,
         saved=saved,
-        saved_interval=ends(1 - drawn[1] / drawn[3]),
+        saved_interval=interval(1 - drawn[1] / drawn[3]),
         error=error,
         more_error=error - theirs,
-        more_error_interval=ends(drawn[0] - drawn[2]),
+        more_error_interval=interval(drawn[0] - drawn[2]),
         control_error=control,
-        control_interval=ends(drawn[4] - drawn[0]),
+        control_interval=interval(drawn[4] - drawn[0]),
         spent=spent,
         net_saved=saved - spent / total if total else 0.0,
         measure=trace.measure,
@@ -196,6 +191,7 @@ def _measured(
     ladder = fit(fitted, progress=progress)
     points = ladder.points
     limit = float(points.alone_error[node]) + allowed
+    # A policy that costs more than the model saves nothing, whatever its error.
     numbers = np.flatnonzero(points.costs <= points.costs[points.alone(node)])
     mix = cheapest(points.costs[numbers], points.errors[numbers], limit)
     assert mix is not None  # noqa: S101 - the node itself is among them
@@ -203,6 +199,7 @@ def _measured(
     policy = ladder.mixed(mix._replace(cheap=cheap, expensive=expensive))
     played, loss = policy.play(rows), np.asarray(rows.loss)
     returned = loss[np.arange(len(rows)), played.answer]
+    # The control: the same shares of answers, dealt to any request.
     shares = np.bincount(played.answer, minlength=loss.shape[1]) / len(rows)
     cost, price = paid(played.asked, rows), alone_paid(rows)[:, node]
     return np.stack([returned, cost, loss[:, node], price, loss @ shares])
