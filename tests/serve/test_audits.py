@@ -231,34 +231,22 @@ class TestShadow:
 class TestFeedback:
     def test_labels_and_thumbs_are_rows_of_the_log(self, logged):
         served = logged(serve={"log_texts": True})
-
-        async def scenario(client):
-            request = (await client.chat()).headers["x-request-id"]
-            for body in ({"label": "B"}, {"score": 0}, {}, {"label": 3}):
-                response = await client.post("/feedback", json={"request": request, **body})
-                statuses.append(response.status_code)
-            return request
-
-        statuses = []
-        request = served.run(scenario)
-        assert statuses == [200, 200, 400, 400]
+        request = {"request": served.chat().headers["x-request-id"]}
+        said = ({"label": "B"}, {"score": 0}, {}, {"label": 3})
+        responses = served.post("/feedback", *(request | body for body in said))
+        assert [response.status_code for response in responses] == [200, 200, 400, 400]
         _, label, score = rows_of(served.log)
-        assert (label["feedback"], score["score"]) == (request, 0)
+        assert (label["feedback"], score["score"]) == (request["request"], 0)
         assert set(label["scores"].values()) <= {0.0, 1.0}  # the answers were at hand
 
     def test_what_is_said_is_bounded(self, logged):
-        served = logged()
         odd = [
             {"request": "x" * 65, "score": 1},
             {"request": "a b", "score": 1},
             {"request": "a", "label": "x" * 70_000},
             {"request": "a", "score": 2},
         ]
-
-        async def scenario(client):
-            return [(await client.post("/feedback", json=body)).status_code for body in odd]
-
-        assert served.run(scenario) == [400] * 4
+        assert {response.status_code for response in logged().post("/feedback", *odd)} == {400}
 
     @pytest.mark.parametrize(
         ("compare", "label", "row"),
@@ -269,8 +257,7 @@ class TestFeedback:
     ):
         """Such as one for a request of another replica, or of before the last start."""
         served = logged(serve={"compare": compare}, force=True)
-        body = {"request": "earlier", "label": label}
-        response = served.run(lambda client: client.post("/feedback", json=body))
+        (response,) = served.post("/feedback", {"request": "earlier", "label": label})
         assert response.status_code == (400 if row is None else 200)
         assert served.log.exists() == bool(row)
 

@@ -26,13 +26,8 @@ def test_it_decides_as_the_server_itself(serve):
 
 def test_it_says_what_the_next_node_costs_and_takes_failures(serve):
     served = serve()
-
-    async def scenario(client):
-        first = (await client.post("/decide", json={})).json()
-        failed = {"asked": [{"node": first["next"]}]}
-        return first, (await client.post("/decide", json=failed)).json()
-
-    first, second = served.run(scenario)
+    bodies = ({}, {"asked": [{"node": "small"}]})  # asked, and failed
+    first, second = (response.json() for response in served.post("/decide", *bodies))
     assert (first["next"], first["price"], first["answer"]) == ("small", 1.0, None)
     assert (second["next"], second["price"]) == ("large", 12.5)
     assert not served.models["small"].bodies
@@ -50,12 +45,12 @@ def test_it_says_what_the_next_node_costs_and_takes_failures(serve):
     ],
 )
 def test_what_is_not_a_way_through_the_policy_is_refused(serve, body, status):
-    served = serve()
-    assert served.run(lambda client: client.post("/decide", json=body)).status_code == status
+    (response,) = serve().post("/decide", body)
+    assert response.status_code == status
 
 
 def test_it_takes_an_operating_point_that_the_operator_allows(serve):
     served = serve(serve={"allow": ["tradeoff"]})
     body = {"ttamer": {"tradeoff": 0.0}, "asked": [{"node": "small", "confidence": 0.3}]}
-    step = served.run(lambda client: client.post("/decide", json=body)).json()
-    assert (step["next"], step["answer"]) == (None, "small")
+    (response,) = served.post("/decide", body)
+    assert (response.json()["next"], response.json()["answer"]) == (None, "small")

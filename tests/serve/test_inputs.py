@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import json
 
 import numpy as np
 import pytest
@@ -110,20 +109,15 @@ def test_an_embedder_that_fails_leaves_the_input_unknown(reading):
 def test_a_request_states_its_inputs(reading):
     served, embedder = reading(embeddings=UPSTREAM)
     stated = {"vector": HARD, "plan": "paid", "unread": 3}
-    easy, hard, decided = served.run(functools.partial(ask_both, stated=stated))
-    assert (first_of(easy), first_of(hard), decided["next"]) == ("small", "large", "large")
+    easy, hard = served.chat({"content": "easy"}, {"content": "hard", "ttamer": {"inputs": stated}})
+    (decided,) = served.post("/decide", {"ttamer": {"inputs": stated}})
+    assert (first_of(easy), first_of(hard)) == ("small", "large")
+    assert decided.json()["next"] == "large"
     assert len(embedder.texts) == 1  # the first request had none
     for odd in ({"vector": [1.0]}, {"plan": {}}, {"vector": "x"}):
         response = served.chat({"ttamer": {"inputs": odd}})
         assert response.status_code == 400
         assert response.json()["error"]["param"].startswith("ttamer.inputs")
-
-
-async def ask_both(client, stated):
-    easy = await client.chat("easy")
-    hard = await client.chat("hard", ttamer={"inputs": stated})
-    body = {"ttamer": {"inputs": stated}}
-    return easy, hard, json.loads((await client.post("/decide", json=body)).content)
 
 
 def test_without_an_embedder_and_inputs_it_serves_and_warns(reading):

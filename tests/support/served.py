@@ -103,6 +103,14 @@ class Served:
         }
         await self.app(scope, receive, send or drop)
 
+    def post(self, path: str, *bodies: dict[str, Any]) -> list[Any]:
+        """Return the responses to requests at a path, one after another."""
+
+        async def scenario(client: Client) -> Any:
+            return [await client.post(path, json=body) for body in bodies]
+
+        return self.run(scenario)
+
     async def settle(self) -> None:
         """Wait for audits."""
         while self.service.audits._tasks:
