@@ -43,6 +43,8 @@ def folder(tmp_path_factory):
         "words.csv": f"{HEAD}0.5,x,0.1\n",
         "empty.toml": "",
         "asked.toml": CASCADE.format("a", 1) + CASCADE.format("b", 2),
+        "answers.jsonl": '{"a.answer": "x", "b.answer": {"c": 1}, "label": "x"}\n',
+        "words.jsonl": "[1, 2]\n",
         "prompts.jsonl": '{"prompt": "2 + 2?"}\n',
         "file": "",
     }
@@ -120,6 +122,7 @@ report none.csv --families magic                 | there is no family 'magic'
 report fit.npz -o report.png                     | give a name that ends in .html
 report fit.npz -o file/r.html                    | there is no folder file
 report --against large                           | --against takes one LOG
+report words.jsonl --against large               | or give the decision log of a server
 report none.jsonl --against large                | none.jsonl: cannot be read
 demo --trace nothing                             | the traces are langid, llm-mmlu
 demo -o file                                     | it is a file, and a folder is written
@@ -146,6 +149,7 @@ label fit.npz --judge a                          | --judge NODE and --cascade FI
 label fit.npz -o fit.npz                         | the command reads it, and would replace it
 import answers fit.csv --cascade asked.toml -o t.bin | the suffix must be one of
 import answers file --cascade asked.toml -o t.npz | the suffix must be one of .jsonl
+import answers answers.jsonl --cascade asked.toml -o t.npz | skip such rows with --skip-bad
 collect short=models:short                       | collected in Python: ttamer.collect
 collect asked.toml                               | --prompts FILE is needed
 collect asked.toml --prompts none.txt            | none.txt: cannot be read

@@ -99,9 +99,8 @@ class Command(click.Command):
     # What the library says to do, and what to do on the command line.
     remedies: ClassVar = {
         'on_bad="skip"': "--skip-bad",
-        'on_error="skip"': "--skip-bad",
+        "on_bad='skip'": "--skip-bad",
         "an entry in costs": "a --cost",
-        "save policy.walk": "leave out -o",
     }
 
     def __init__(self, *names: Any, **settings: Any) -> None:

@@ -143,7 +143,10 @@ def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
                 line = decoder.decode(text)
                 msgspec.convert(line, LoggedLine)
             except msgspec.ValidationError as error:
-                raise TraceError(f"{file}: line {number}: {error}; correct the log") from None
+                raise TraceError(
+                    f"{file}: line {number}: {error}; correct the log, or give the decision log "
+                    "of a server"
+                ) from None
             except (msgspec.DecodeError, UnicodeDecodeError):
                 yield None
             else:
