@@ -180,7 +180,8 @@ def test_scores_of_a_judge_become_losses(judge):
     assert "number from 0 to 10" in requests[0]["messages"][0]["content"]
 
 
-def test_a_judge_is_a_node_of_the_cascade(judge, served):
+def test_a_judge_is_a_node_of_the_cascade_and_needs_its_server_alone(judge, served):
+    served.change(f'cost = 1.0\nupstream = "{served.upstreams["small"].url}"', "cost = 1.0")
     with pytest.raises(ArgumentError, match="there is no node 'third'; the nodes are small, large"):
         judge_answers(judge(lambda _: "yes")[0], judge.rows, served.cascade, Judge("third"), "x")
 

@@ -101,11 +101,16 @@ def test_a_new_model_joins_a_log_by_its_prompts(served, log, tmp_path):
     assert tt.fit(trace).record.complete == 40
     for wrong, text in (
         ({"only": ["other"]}, "other"),
-        ({"only": []}, "'large' is neither in the log"),
+        ({"only": []}, "name the nodes to ask"),
+        ({"only": ["small"]}, "'large' is neither in the log"),
         ({"log": dataclasses.replace(log, prompt=None)}, "no prompts"),
     ):
         with pytest.raises(tt.ArgumentError, match=text):
             joined(served, **{"log": log, "paid": paid} | wrong)
+    url = served.upstreams["small"].url
+    served.change(f'cost = 1.0\nupstream = "{url}"', "cost = 1.0")  # it has no server any more
+    again = joined(served, log, paid, budget=40 * 12.5)
+    np.testing.assert_array_equal(again.loss, trace.loss)
 
 
 def test_a_log_with_labels_on_some_rows_takes_a_new_model(served, log, tmp_path):

@@ -53,12 +53,14 @@ class Collection:
         is_dry: bool = False,
     ) -> None:
         self.spec, self.log, self.progress = spec_of(cascade), log, progress
-        self.nodes, self.rule = read_nodes(self.spec), comparison_of(self.spec)
-        self.prompts, self.paid = prompts, Store(paid, is_dry=is_dry)
+        if log is not None and not only:
+            raise ArgumentError("name the nodes to ask", param="only")
         for name in only:
             self.spec.index_of(name)
-        names = only or (self.spec.names if log is None else ())
-        self.asked = {name: Asked(self.nodes[name]) for name in names}
+        # A model that only the log has may have no server, and no key, any more.
+        self.nodes, self.rule = read_nodes(self.spec, only), comparison_of(self.spec)
+        self.prompts, self.paid = prompts, Store(paid, is_dry=is_dry)
+        self.asked = {name: Asked(node) for name, node in self.nodes.items()}
         self.upstreams: dict[str, Upstream] = {}
         if not is_dry:
             self._check()
@@ -76,8 +78,6 @@ class Collection:
                 raise ArgumentError(
                     f"{min(lacking)!r} is neither in the log nor among those to be asked"
                 )
-            if not self.asked:
-                raise ArgumentError("name the nodes to ask", param="only")
         for row, label in enumerate(labels):
             try:
                 check_label(label, self.rule)
@@ -93,7 +93,6 @@ class Collection:
         """Open the connections to the nodes."""
         async with open_session() as session:
             client = upstream or patient(session)
-            # Those alone: the key of a model that only the log has may be gone.
             self.upstreams = {name: client(self.nodes[name]) for name in self.asked}
             yield
 

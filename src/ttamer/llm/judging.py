@@ -177,7 +177,7 @@ def judge_answers(
         raise TraceError(f"there are {len(trace)} rows, and prompts for {len(rows)}")
     spec = spec_of(cascade)
     spec.index_of(judge.node)
-    asked, store = Asked(read_nodes(spec)[judge.node]), Store(paid)
+    asked, store = Asked(read_nodes(spec, [judge.node])[judge.node]), Store(paid)
     sees_labels = all(row.reference is not None for row in rows)
     requests = [_requests(judge, row, sees_labels=sees_labels) for row in rows]
 
@@ -210,7 +210,7 @@ def judge_answers(
             f"{counted(sum(failed.values()), 'verdict')} missing ({listed}); fix the cause and run "
             "the same command again, which asks only these"
         )
-    right, pairs, rule = np.full(trace.confidence.shape, math.nan), [], comparison_of(spec)
+    right, pairs, rule = np.full(trace.confidence.shape, math.nan), [], comparison_of(trace.spec)
     for number, (row, line) in enumerate(zip(rows, requests, strict=True)):
         for node, name in enumerate(trace.names):
             if (answer := row.answers.get(name)) is None:
@@ -240,5 +240,5 @@ def _requests(judge: Judge, row: AnsweredPrompt, *, sees_labels: bool) -> dict[s
     label = row.reference if sees_labels else None
     if isinstance(label, tuple):
         label = " or ".join(label[:6])  # it bounds the length of the prompt
-    texts = {answer.text.strip() for answer in row.answers.values() if answer} - {""}
-    return {text: judge.request(row.prompt, text, label) for text in texts}
+    texts = dict.fromkeys(answer.text.strip() for answer in row.answers.values() if answer)
+    return {text: judge.request(row.prompt, text, label) for text in texts if text}

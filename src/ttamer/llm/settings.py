@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -138,8 +138,8 @@ def spec_of(cascade: CascadeSource) -> CascadeSpec:
     return cascade if isinstance(cascade, CascadeSpec) else CascadeSpec.from_file(cascade)
 
 
-def read_nodes(spec: CascadeSpec) -> dict[str, NodeSettings]:
-    """Return the settings of each node by name, checked, in the cascade's order.
+def read_nodes(spec: CascadeSpec, only: Sequence[str] = ()) -> dict[str, NodeSettings]:
+    """Return the settings of nodes by name, checked, in the cascade's order; by default of all.
 
     >>> spec = CascadeSpec.from_toml("node = [{name = 'a', cost = 1, upstream = 'http://h/v1/'}]")
     >>> read_nodes(spec)["a"].upstream
@@ -151,6 +151,7 @@ def read_nodes(spec: CascadeSpec) -> dict[str, NodeSettings]:
     return {
         node.name: _node(node, f"[[node]] {number} ({node.name!r})")
         for number, node in enumerate(spec.nodes, start=1)
+        if not only or node.name in only
     }
 
 
