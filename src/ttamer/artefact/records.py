@@ -298,8 +298,8 @@ def _problem(record: SolvedRecord, stored: Stored) -> Problem:
     axes = record.cost_axes
     alike = len(states) == len(names) and len(sources) == len(targets) == len(axes)
     require(alike, "it needs as many states as names, and as many targets and axes as sources")
-    known = max([*sources, *targets], default=0) < len(names)
-    require(known, "an edge leads to a node that it lacks")
+    inside = max([*sources, *targets], default=0) < len(names)
+    require(inside, "an edge leads to a node that it lacks")
     shapes = [
         (1 if source == START else states[source], states[target])
         for source, target in zip(sources, targets, strict=True)

@@ -266,8 +266,8 @@ class Cascade:
         Raises:
             CascadeFailed: While iterating, if no node gave an answer.
         """
-        known = _known(inputs) if inputs else {}  # a policy of a user need not read inputs
-        turn = self.policy.session(max_cost=self.max_cost, key=key, **known)
+        read = _facts_of(inputs) if inputs else {}  # a policy of a user need not read inputs
+        turn = self.policy.session(max_cost=self.max_cost, key=key, **read)
         return _Input(self, turn, value, deadline).steps()
 
 
@@ -384,7 +384,7 @@ class _Input:
         return CascadeFailed(f"no node gave an answer: {detail}", tuple(self.asked), late=self.late)
 
 
-def _known(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _facts_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of inputs as policies take it: the prompt apart."""
     others = {name: column for name, column in inputs.items() if name != "prompt"}
     return {"prompt": inputs.get("prompt"), "inputs": others}
@@ -517,7 +517,7 @@ class _Rows:
         is_limited = cascade.max_cost is not None or cascade.deadline is not None
         batch = None
         if start is not None and not is_limited and not any(cascade.retries.values()):
-            batch = start(len(self.outcome), **_known(self.inputs))
+            batch = start(len(self.outcome), **_facts_of(self.inputs))
         if batch is None:
             self.decide_in_step()
         else:
@@ -557,7 +557,7 @@ class _Rows:
         batch, steps = self.outcome, self.cascade.steps
         facts = [{name: c[row] for name, c in self.inputs.items()} for row in range(len(batch))]
         together = InStep(
-            [steps(row_of(self.values, row), row, None, known) for row, known in enumerate(facts)]
+            [steps(row_of(self.values, row), row, None, inputs) for row, inputs in enumerate(facts)]
         )
         while calls := together.take():
             for name, requests in calls.items():

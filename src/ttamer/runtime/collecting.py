@@ -100,8 +100,8 @@ def collect(
                 call_rows(node, values[: _size_of(node)])
         for start in range(0, len(values), block):
             part = values[start : start + block]
-            columns = [_asked(name, plain[name], part, start, on_error) for name in plain]
-            rows += zip(*columns, strict=True)
+            answers = [_asked(name, plain[name], part, start, on_error) for name in plain]
+            rows += zip(*answers, strict=True)
             if report:
                 report(f"{len(rows)} of {len(values)} inputs")
     answered = np.array([[isinstance(cell, Answer) for cell in row] for row in rows])
@@ -109,15 +109,15 @@ def collect(
     left_out = Counter(str(rows[row][0]) for row in np.flatnonzero(~answered.any(axis=1)))
     if not used:
         raise TraceError(f"every input was left out ({len(rows)} in all): {dict(left_out)}")
-    known: dict[str, Any] = {
+    columns: dict[str, Any] = {
         name: [column[row] for row in used] for name, column in (facts or {}).items()
     }
     trace = replace(
         _trace_of(spec, [rows[row] for row in used], codes, is_measured=is_measured),
         label=None if labels is None else label[used],
         left_out=left_out,
-        prompt=known.pop("prompt", None),
-        inputs=known,
+        prompt=columns.pop("prompt", None),
+        inputs=columns,
     )
     check_classes(trace, "the replies")
     return trace

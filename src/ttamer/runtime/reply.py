@@ -65,19 +65,20 @@ def reply_of(returned: Any) -> Reply:
     """
     if type(returned) is Reply:  # of a node of this package, which checks what it reads
         return returned
+    fields: Mapping[str, Any]
     if isinstance(returned, tuple | list):
         if len(returned) not in (2, 3):
             raise Unusable(f"returned {len(returned)} values; (prediction, confidence) is needed")
         fields = dict(zip(Reply._fields, returned, strict=False))
     elif isinstance(returned, Mapping):
-        fields = dict(returned)
+        fields = returned
     else:
         fields = {
             name: getattr(returned, name) for name in Reply._fields if hasattr(returned, name)
         }
-    if not {"prediction", "confidence"} <= fields.keys():
+    if "prediction" not in fields or "confidence" not in fields:
         raise Unusable(f"returned {type(returned).__name__}; (prediction, confidence) is needed")
-    prediction, cost, latency = (fields.get(name) for name in ("prediction", "cost", "latency"))
+    prediction, cost, latency = fields["prediction"], fields.get("cost"), fields.get("latency")
     try:
         class_text(prediction)
     except TraceError as error:
