@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import numpy as np
 import pytest
@@ -201,6 +203,15 @@ def test_tradeoffs_are_prices_per_full_cost(ladders):
     assert worth is ladder.at(50 / (50 + ladder.fitted.full_cost))
 
 
+def test_where_the_last_node_is_right_by_definition_the_default_may_drop_a_point():
+    rows = TRACES["exits"](600)
+    last = fit(rows.with_spec(dataclasses.replace(rows.spec, target="last")))
+    assert (last.allowed_drop, fit(rows, belief="threshold").allowed_drop) == (0.01, 0.0)
+    assert last.points.alone_error[-1] == 0
+    assert last.default().error <= 0.01
+    assert last.default().cost < last.points.alone_cost[-1]
+
+
 def test_rows_fitted_to_certify_nothing():
     rows = simulated(400)
     ladder = fit(rows, hold_out=0.2, seed=3)
@@ -281,6 +292,17 @@ def test_bad_options_are_refused(options, message):
         fit(simulated(60), **options)
 
 
+@pytest.mark.parametrize("belief", ["answers", "markov"])
+def test_one_group_gives_no_estimates(belief):
+    rows, two = simulated(60, group=["g"] * 60), simulated(60, group=["g", "h"] * 30)
+    for log, hold_out in ((rows, 0.0), (two, 0.3)):
+        with pytest.raises(ArgumentError, match="too few groups"):
+            fit(log, belief=belief, hold_out=hold_out)
+    with pytest.raises(ArgumentError, match="held out whole"):
+        fit(rows, belief=belief, hold_out=0.3)
+    assert len(fit(rows, belief="threshold")) == 64
+
+
 def test_exits_are_not_limited_in_number():
     with pytest.raises(ArgumentError, match="max_nodes limits separate models"):
         fit(TRACES["exits"](60), max_nodes=2)
@@ -311,6 +333,8 @@ def test_latencies_are_bounded_and_weighed():
     assert ladder.for_latency(p95=60.0).error <= ladder.for_latency(p95=6.0).error
     with pytest.raises(ArgumentError, match="the fastest takes 1"):
         ladder.for_latency(p95=0.5)
+    with pytest.raises(ArgumentError, match="40 rows are too few"):
+        fit(log.take(slice(40)), belief="threshold").for_latency(p95=60.0)
     weighed = fit(log, latency_weight=1.0)
     assert weighed.record.latency_weight == 1.0
     assert (

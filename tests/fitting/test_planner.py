@@ -145,6 +145,18 @@ def test_estimates_are_within_noise_of_new_rows():
         assert abs(error - lost.mean()) < 4 * lost.std() / 1500**0.5
 
 
+@pytest.mark.parametrize(
+    ("better", "worse", "kind"), [(0, 0, 0), (3, 2, 0), (20, 2, 1), (2, 20, 0)]
+)
+def test_a_router_replaces_chains_only_where_it_is_better_beyond_noise(better, worse, kind):
+    losses = np.zeros((400, 2))
+    losses[:better, 0] = losses[better : better + worse, 1] = 1
+    fit = arm(Log(losses, np.ones((400, 2)), np.zeros((400, 2))), points=1)
+    asked = np.ones((2, 1, 400, 2), bool)
+    answer = np.repeat([0, 1], 400).reshape(2, 1, 400)  # of the two kinds of plan
+    assert fit._kinds(asked, answer).tolist() == [kind]
+
+
 def test_a_node_comes_after_its_parent_in_every_set():
     parents = (-1, 0, 1, -1)
     topology = Topology(np.array([1.0, 1, 1, 1]), parents, (0, 1, 2, 3), 4)

@@ -62,11 +62,7 @@ def fit_steps(
 ) -> StepFit:
     """Fit policies for all prices, and estimate what each does on new rows.
 
-    Args:
-        names: The nodes.
-        log: T rows; at least one complete.
-        belief: How beliefs are fitted.
-        options: How policies are planned.
+    The log has at least one complete row.
     """
     options = options or PlanOptions()
     log = log.with_common_classes(max(3, options.rows_of_class * len(log) ** 0.5))
@@ -100,11 +96,9 @@ def row_weights(log: Log) -> Floats:
     return weight
 
 
-class Candidates(NamedTuple):
-    """The best policy of each price, by kind of plan."""
-
-    value: Floats  # (kinds, P): the mean objective on the rows planned on
-    solutions: list[dict[int, tuple[Solution, int]]]  # by kind and price, with its column
+# The best policies by kind of plan: the mean objective on the rows planned on, shape (kinds, P); by
+# kind and price a solution, and the price's column in it.
+Candidates = tuple[Floats, list[dict[int, tuple[Solution, int]]]]
 
 
 class CrossFit:
@@ -232,13 +226,13 @@ class CrossFit:
                 mean, solution = planner.solve(topology.any_order(topology.pool, depth))
                 values.append(share @ mean)
                 solutions.append({price: (solution, price) for price in range(len(self.prices))})
-        return Candidates(np.array(values), solutions)
+        return np.array(values), solutions
 
     def score(self) -> float:
         """Return the objective on rows, of that of the best single node: its mean over prices."""
         error = np.nanmean(self.log.losses, axis=0)
         alone = (error + self.prices[:, None] * self.mean_cost).min(axis=1)
-        value, positive = self.planned(NONE)[1].value.min(axis=0), alone > 0
+        value, positive = self.planned(NONE)[1][0].min(axis=0), alone > 0
         return float((value[positive] / alone[positive]).mean()) if positive.any() else 1.0
 
     def fit(self) -> StepFit:
@@ -256,7 +250,7 @@ class CrossFit:
 
         Shapes (kinds, P, R, n) and (kinds, P, R).
         """
-        complete, (kinds, prices) = self.log.complete, self.planned(NONE)[1].value.shape
+        complete, (kinds, prices) = self.log.complete, self.planned(NONE)[1][0].shape
         asked = np.zeros((kinds, prices, len(complete), len(self.names)), bool)
         answer = np.zeros(asked.shape[:3], np.intp)
         for k in range(self.options.folds):
@@ -289,8 +283,8 @@ class CrossFit:
 
     def _tables(self, belief: Belief, out: Folds, kinds: Ints) -> StepTables:
         """Lay out the policies planned without some folds, of a kind for each price, as tables."""
-        planner, candidates = self.planned(out)
-        chosen = [candidates.solutions[kind][price] for price, kind in enumerate(kinds.tolist())]
+        planner, (_, solutions) = self.planned(out)
+        chosen = [solutions[kind][price] for price, kind in enumerate(kinds.tolist())]
         knots = {step: planner.knots(step) for solution, _ in chosen for step in solution.plan}
         pieces = 1 + max(len(knots[step]) for solution, _ in chosen for step, _ in solution.gains)
         ways = []

@@ -16,6 +16,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any, get_args
 
@@ -109,11 +110,17 @@ def fit(
     held: Trace | None = None
     if hold_out:
         trace, held = rows_split(trace, max(1, round(hold_out * len(trace))), seed)
+        if not len(trace):
+            raise ArgumentError(
+                "all rows are of one group, which is held out whole: bring rows of more groups, or "
+                "leave hold_out (--hold-out) out",
+                param="hold_out",
+            )
     log = trace
     if len(log) > MAX_ROWS:
         generator = np.random.default_rng([len(log), 2])
         trace = log.take(np.sort(generator.permutation(len(log))[:MAX_ROWS]))
-    rows, full = _complete_rows(trace), full_cost(trace.spec, trace)
+    rows, full = _complete_rows(trace, belief, seed), full_cost(trace.spec, trace)
     waiting = trace.spec.latency_weight if latency_weight is None else latency_weight
     _require_latency(trace, waiting)
     weighting: Weighting = "none"
@@ -217,10 +224,7 @@ def fit_file(
     """
     from ttamer.trace.io import read_batches  # it imports pyarrow for some formats
 
-    def batches() -> Iterable[Trace]:
-        return read_batches(path, cascade, on_bad=on_bad)
-
-    return fit_batches(batches, **options)
+    return fit_batches(partial(read_batches, path, cascade, on_bad=on_bad), **options)
 
 
 def fit_batches(
@@ -298,7 +302,7 @@ def _with_nodes(trace: Trace, without: Sequence[str], rename: Mapping[str, str])
     return trace.with_verification()
 
 
-def _complete_rows(trace: Trace) -> Trace:
+def _complete_rows(trace: Trace, belief: BeliefKind, seed: int) -> Trace:
     """Return the rows on which every node answered and every loss is known; refuse too few."""
     require_rows(trace, MIN_ROWS, "fitting")
     complete = np.flatnonzero(~np.isnan(trace.loss).any(axis=1))
@@ -307,6 +311,12 @@ def _complete_rows(trace: Trace) -> Trace:
             f"fitting needs at least {MIN_ROWS} rows on which every node answered and every loss "
             f"is known, and there are {len(complete)} ({trace.coverage}): ask all nodes on some "
             "of the inputs (ttamer collect), or leave nodes out (without=...; --without)"
+        )
+    folds = folds_of(groups_of(trace), PlanOptions.folds, seed)[complete]
+    if belief != "threshold" and (folds == folds[0]).all():
+        raise ArgumentError(
+            "the complete rows are of too few groups: estimates are of groups that were not fitted "
+            "to; bring rows of more groups, or leave the column group out"
         )
     return trace if len(complete) == len(trace) else trace.take(complete)
 

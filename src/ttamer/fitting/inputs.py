@@ -351,13 +351,7 @@ class CrossFittedPrior:
     ) -> None:
         """Prepare what all folds share.
 
-        Args:
-            features: Shape (T, D), on the grid of features.
-            losses: Shape (R, n), in [0, 1]: of complete rows.
-            cost: Shape (T, n).
-            complete: Shape (R,): the rows fitted to.
-            fold: Shape (T,).
-            spec: How inputs become features.
+        Features (T, D) are on their grid; losses, in [0, 1], are of the R complete rows.
         """
         self.features, self.complete, self.fold, self.spec = features, complete, fold, spec
         self.losses, self.mean_cost = on_grid(losses), cost.mean(axis=0)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import combinations, pairwise, starmap
 
 import msgspec
@@ -61,8 +61,6 @@ class StateTables:
     columns: tuple[int, ...]  # for each node of the problem, its number in the cascade
     # The solved policies, in increasing order of tradeoff: costs are shares of the full cost
     ladder: Ladder
-    # Policies under caps that sessions asked for, by number and cap
-    solved_caps: dict[tuple[int, float], Policy] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.ladder)
@@ -84,6 +82,14 @@ def states_of(confidence: Floats, edges: Sequence[Floats]) -> NDArray[np.intp]:
     pairs = zip(edges, confidence.T, strict=True)
     states = np.stack([np.searchsorted(cuts, c, side="right") for cuts, c in pairs], axis=1)
     return np.where(np.isnan(confidence), 0, states)
+
+
+@lru_cache(64)  # sessions ask for the same caps again
+def solved_within(policy: Policy, max_cost: float) -> Policy:
+    """Return the policy of the same problem of which no input costs more."""
+    from ttamer.solvers import solve  # only a cap that was not solved for needs a solver
+
+    return solve(policy.problem, policy.tradeoff, max_cost=max_cost)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,17 +115,12 @@ class StatePolicy:
         Raises:
             ProblemError: Under a cap the problem has too many states to be solved.
         """
-        from ttamer.solvers import solve  # only a cap that was not solved for needs a solver
-
-        if (self.number, max_cost) not in self.tables.solved_caps:
-            problem, tradeoff = self.solved.problem, self.solved.tradeoff
-            nodes = zip(self.tables.columns, problem.incoming, strict=True)
-            units = [(self.tables.costs[v], problem.edges[into[0]].cost) for v, into in nodes]
-            # The cost of the problem is a share of the full cost: the same for all nodes.
-            unit = next((cost / share for cost, share in units if share), 1.0)
-            policy = solve(problem, tradeoff, max_cost=max_cost / unit)
-            self.tables.solved_caps[self.number, max_cost] = policy
-        return self.tables.solved_caps[self.number, max_cost]
+        problem = self.solved.problem
+        nodes = zip(self.tables.columns, problem.incoming, strict=True)
+        units = [(self.tables.costs[v], problem.edges[into[0]].cost) for v, into in nodes]
+        # The cost of the problem is a share of the full cost: the same for all nodes.
+        unit = next((cost / share for cost, share in units if share), 1.0)
+        return solved_within(self.solved, max_cost / unit)
 
     def session(self, max_cost: float | None = None) -> StateTurn:
         """Start deciding for one input."""
@@ -252,14 +253,14 @@ def fit_states(
     states: int | None = None,
     tradeoffs: Floats | None = None,
 ) -> StateTables:
-    """Learn a problem from rows and solve it.
+    """Learn a problem from rows, confidences of shape (T, n) from 0 to 1, and solve it.
 
     Where a node has a parent the cascade is a forest, whose branches are independent given their
     parents. Other models are asked in order of cost, any of them left out; exits one after another.
 
     Args:
         spec: The cascade, no node of which comes after several.
-        confidence: Shape (T, n), from 0 to 1.
+        confidence: Of rows.
         cost: Shape (n,): the mean cost of each node.
         full_cost: The unit of cost of the problem.
         states: How many states a node has; by default by the number of rows.

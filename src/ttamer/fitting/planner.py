@@ -259,15 +259,8 @@ class Solution:
 class Planner:
     """Plans policies on rows.
 
-    Args:
-        views: Of each fold that has rows: a belief that did not see them, and their numbers.
-        losses: Shape (T, n), of all these rows in increasing order, as all that follows.
-        cost: Shape (T, n).
-        predicted: Shape (T, n): the cost that the input predicts.
-        prices: Shape (P,).
-        weight: Shape (T,).
-        inputs: Whether policies read inputs.
-        ridge: Of tents.
+    ``views`` are those of folds that have rows, by beliefs that did not see them, with the numbers
+    of the rows; all else is of these rows in increasing order.
     """
 
     def __init__(

@@ -13,7 +13,6 @@ and taken where its estimate is below ``-k SE``, has an expected excess of
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -27,6 +26,7 @@ from ttamer.fitting.replay import SLACK
 from ttamer.stats.bounds import quantile_upper
 from ttamer.stats.envelope import lower_envelope
 
+UNBOUNDED = float(np.finfo(float).max)  # in place of infinity, which a file does not have
 TOLERANCE = 5e-4  # expected losses per row that a choice may err by
 
 
@@ -247,6 +247,11 @@ class OperatingPoints:
             )
         bounds = self.latency[:, 2]
         fast = np.flatnonzero(bounds <= p95)
+        if not fast.size and bounds.min() == UNBOUNDED:
+            raise ArgumentError(
+                f"{self.rows} rows are too few to bound the time that 95% of inputs take: 59 "
+                "complete ones are needed"
+            )
         if not fast.size:
             raise ArgumentError(
                 f"no policy of this ladder answers 95% of inputs within {number(p95)}: the fastest "
@@ -257,7 +262,6 @@ class OperatingPoints:
 
 
 def _latency(wait: Floats) -> tuple[float, float, float]:
-    bound = quantile_upper(wait, 0.95, 0.05)
-    if math.isinf(bound):  # too few rows: the largest seen bounds nothing
-        bound = float(np.finfo(float).max)
+    # Of too few rows the largest seen bounds nothing.
+    bound = min(quantile_upper(wait, 0.95, 0.05), UNBOUNDED)
     return float(wait.mean()), float(np.quantile(wait, 0.95)), bound

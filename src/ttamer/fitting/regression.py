@@ -47,13 +47,9 @@ class Curve:
     def fit(
         cls, confidence: Floats, losses: Floats, *, base: Curve | None = None, size: float = size
     ) -> Curve:
-        """Fit a curve.
+        """Fit a curve to confidences, ``-inf`` for an answer without one, and losses in [0, 1].
 
-        Args:
-            confidence: Shape (T,): any numbers; ``-inf`` for an answer without one.
-            losses: Shape (T,), in [0, 1].
-            base: A curve that it is drawn to; the mean loss if ``None``.
-            size: How strongly it is drawn to it.
+        It is drawn to the curve ``base``, or to the mean loss, by a penalty of this size.
         """
         mean = log_odds((losses.sum() + 0.5) / (len(losses) + 1))
         edges = np.unique(
