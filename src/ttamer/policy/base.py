@@ -66,8 +66,8 @@ class Means:
 
     loss: float
     cost: float
+    # Shape (nodes,): the chance that each node is asked.
     asked: NDArray[np.float64]
-    """Shape (nodes,): the chance that each node is asked."""
 
     @classmethod
     def of(cls, answers: list[Answer], cost: float, asked: NDArray[np.float64]) -> Means:

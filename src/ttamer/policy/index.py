@@ -50,14 +50,14 @@ class IndexTables(NamedTuple):
     """
 
     queue: Queue
+    # The position in the order of asking; of equal indices the node given first.
     rank: NDArray[np.intp]
-    """The position in the order of asking; of equal indices the node given first."""
+    # Per node, where the queue of its children begins for each state; none for a leaf.
     opens: tuple[tuple[int, ...], ...]
-    """Per node, where the queue of its children begins for each state; none for a leaf."""
+    # Per node, the column of its children's queue in a batch.
     column: NDArray[np.intp]
-    """Per node, the column of its children's queue in a batch."""
+    # Per node, the weighed loss of each state; none at the end, which stands for "stopped".
     losses: tuple[tuple[float, ...], ...]
-    """Per node, the weighed loss of each state; none at the end, which stands for "stopped"."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -255,14 +255,14 @@ Levels = NDArray[np.intp]
 class Search:
     """The chances that the search of a subtree is still open, by level and by what it has cost."""
 
+    # Shape (points,): the levels at which they change, increasing.
     points: Levels
-    """Shape (points,): the levels at which they change, increasing."""
+    # Shape (costs,): the sums of costs, in the problem's units.
     costs: Floats
-    """Shape (costs,): the sums of costs, in the problem's units."""
+    # Shape (states, points, costs): open at the level, having cost that much.
     open: Floats
-    """Shape (states, points, costs): open at the level, having cost that much."""
+    # Shape (states, points): how often something is asked, or answers, at just this level.
     events: Floats
-    """Shape (states, points): how often something is asked, or answers, at just this level."""
 
     @classmethod
     def of_losses(cls, levels: Levels, never: int) -> Search:
@@ -318,11 +318,11 @@ class Search:
 class Outside:
     """The chances that a node's parent was asked and all outside the node's subtree is open."""
 
+    # Shape (points,): those of the node's own search.
     points: Levels
-    """Shape (points,): those of the node's own search."""
     costs: Floats
+    # Shape (parent's states, points, costs).
     chances: Floats
-    """Shape (parent's states, points, costs)."""
 
     def at(self, index: Levels, levels: Levels) -> Floats:
         """Return the chances at each level, or at the node's index where that is met later.

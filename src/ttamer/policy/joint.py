@@ -33,12 +33,12 @@ class Cap:
     [0.0, 0.2]
     """
 
+    # In the problem's units.
     limit: float
-    """In the problem's units."""
+    # Costs count as spent in multiples of this, rounded up; 0: exactly.
     grid: float = 0.0
-    """Costs count as spent in multiples of this, rounded up; 0: exactly."""
+    # Whether they are rounded up; rounded down, no policy under the cap is left out.
     up: bool = True
-    """Whether they are rounded up; rounded down, no policy under the cap is left out."""
 
     def counted(self, costs: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return what costs count as spent."""
@@ -57,14 +57,14 @@ class Cap:
 class Step:
     """A place of the walk: what was asked, and what may have been spent."""
 
+    # The number of the node asked last.
     node: int
-    """The number of the node asked last."""
+    # The nodes whose states matter, in increasing order; the node asked last is one of them.
     relevant: tuple[int, ...]
-    """The nodes whose states matter, in increasing order; the node asked last is one of them."""
+    # How many states each of them has; last, how many sums may have been spent.
     sizes: tuple[int, ...]
-    """How many states each of them has; last, how many sums may have been spent."""
+    # The keys of these sums (cost_keys), increasing.
     spent: tuple[float, ...] = (0.0,)
-    """The keys of these sums (:func:`~ttamer.policy.base.cost_keys`), increasing."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)

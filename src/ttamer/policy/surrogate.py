@@ -36,14 +36,14 @@ MANY_POINTS = 256
 class Surrogate:
     """The law of a random number for each of several states."""
 
+    # Shape (points,): the finite values it can take, increasing.
     points: NDArray[np.float64]
-    """Shape (points,): the finite values it can take, increasing."""
+    # Shape (states, points): the chance that it is at most each point.
     below: NDArray[np.float64]
-    """Shape (states, points): the chance that it is at most each point."""
+    # One minus below, carried along so that small chances of either kind stay exact.
     above: NDArray[np.float64]
-    """One minus ``below``, carried along so that small chances of either kind stay exact."""
+    # Shape (states,): whether it is finite for certain.
     sure: NDArray[np.bool_]
-    """Shape (states,): whether it is finite for certain."""
 
     @classmethod
     def of_losses(cls, losses: NDArray[np.float64]) -> Surrogate:

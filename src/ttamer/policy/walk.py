@@ -44,8 +44,8 @@ class WalkTables(NamedTuple):
 
     first: int
     columns: int
+    # Per node: the grid column of each state's loss; for each state a row of choices.
     tables: tuple[tuple[tuple[int, ...], tuple[array[int], ...]], ...]
-    """Per node: the grid column of each state's loss; for each state a row of choices."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)

@@ -211,22 +211,22 @@ class Graph:
     moves: Moves
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
+    # Node names, in order.
     names: tuple[str, ...] = field(init=False)
-    """Node names, in order."""
+    # The position of each node by its name.
     number: Mapping[str, int] = field(init=False)
-    """The position of each node by its name."""
+    # (source, target) node numbers of each edge; the start is -1; of several sources the first.
     ends: tuple[tuple[int, int], ...] = field(init=False)
-    """(source, target) node numbers of each edge; the start is -1; of several sources the first."""
+    # The numbers of all sources of each edge; the start is -1.
     sources: tuple[tuple[int, ...], ...] = field(init=False)
-    """The numbers of all sources of each edge; the start is -1."""
+    # Edge numbers leaving each node, in the order given; the last entry is the start's.
     outgoing: tuple[tuple[int, ...], ...] = field(init=False)
-    """Edge numbers leaving each node, in the order given; the last entry is the start's."""
+    # Edge numbers entering each node.
     incoming: tuple[tuple[int, ...], ...] = field(init=False)
-    """Edge numbers entering each node."""
+    # Node numbers, every source before its targets.
     order: tuple[int, ...] = field(init=False)
-    """Node numbers, every source before its targets."""
+    # Every value the best loss so far can take.
     grid: LossGrid = field(init=False)
-    """Every value the best loss so far can take."""
 
     def __post_init__(self) -> None:
         number = checks.check_nodes(self.moves, self.nodes)

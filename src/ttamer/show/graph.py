@@ -48,10 +48,10 @@ class Drawing(str):
 class Box:
     """A box of the drawing."""
 
+    # Its text; the first line is the title.
     lines: tuple[str, ...]
-    """Its text; the first line is the title."""
+    # From left to right.
     column: int
-    """From left to right."""
     colour: str = "used"
 
 
