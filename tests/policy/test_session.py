@@ -261,15 +261,6 @@ def test_nothing_more_can_be_observed_after_the_stop(policy, state):
     assert (turn.next, turn.answer, turn.asked) == (None, "small", ("small",))
 
 
-@EACH
-@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8, np.intp])
-def test_states_may_be_numpy_integers(policy, kind):
-    turn = policy.session()
-    turn.observe(kind(1))
-    turn.observe(kind(0))
-    assert (turn.next, turn.answer, turn.cost) == (None, "large", 0.1 + 0.2)
-
-
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("states", [40, 200])
 def test_small_numpy_integers_lead_where_plain_ones_lead(states):
@@ -296,13 +287,6 @@ def test_a_session_shows_where_it_stands(policy):
 # What a policy says of itself is what its sessions do.
 
 
-def test_under_precedence_the_loss_in_hand_is_compared_with_the_next_nodes_index():
-    turn = POLICIES["index"].session()
-    assert turn.explain().index == POLICIES["index"].index("small")[0]
-    turn.observe(1)
-    assert turn.explain().index == POLICIES["index"].index("large")[1]
-
-
 def test_a_walk_from_a_file_has_the_exact_index_of_a_line(tmp_path):
     tt.save(POLICIES["walk"], tmp_path / "line.ttamer")
     loaded = tt.load(tmp_path / "line.ttamer")
@@ -326,17 +310,6 @@ def test_without_recall_there_is_no_threshold_and_the_refusal_names_if_stop():
     with pytest.raises(ArgumentError, match="use if_stop, one column"):
         POLICIES["last"].threshold("small")
     assert POLICIES["last"].if_stop("small").tolist() == [[True], [False]]
-
-
-@examples(80)
-@given(problems("forest", informers=False), st.floats(0.1, 0.9))
-def test_the_one_node_that_stands_for_a_subtree_has_the_same_index(problem, tradeoff):
-    policy = tt.solve(problem, tradeoff)
-    for name in problem.names:
-        for state, index in enumerate((policy.index(name) / tradeoff).tolist()):
-            one = policy.equivalent_node(name, state, fallback=index)
-            gain = tradeoff * (index - one.mean_loss(fallback=index))
-            assert gain == pytest.approx((1 - tradeoff) * one.mean_cost, abs=1e-9)
 
 
 @pytest.mark.parametrize("moves", ["precedence", "walk"])
@@ -399,25 +372,16 @@ def test_a_future_from_a_loss_that_cannot_be_is_refused(best):
 
 @EACH
 def test_a_node_that_failed_does_not_answer_and_the_next_is_asked(policy):
-    turn = policy.session()
-    turn.fail()
-    assert turn.next == "large"
-    assert turn.answer is None
+    turn, failing = policy.session(), policy.session()
+    for each in (turn, failing):
+        each.fail()
+        assert (each.next, each.answer) == ("large", None)
     turn.observe(0)
-    assert turn.answer == "large"
-    assert turn.asked == ("small", "large")
+    assert (turn.answer, turn.asked) == ("large", ("small", "large"))
+    failing.fail()
+    assert (failing.next, failing.answer, failing.price) == (None, None, 0.0)
     with pytest.raises(ObservationError, match="stopped"):
-        turn.fail()
-
-
-@EACH
-def test_where_every_node_failed_there_is_no_answer(policy):
-    turn = policy.session()
-    turn.fail()
-    turn.fail()
-    assert turn.next is None
-    assert turn.answer is None
-    assert turn.price == 0.0
+        failing.fail()
 
 
 @EACH

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-from hypothesis import given
 
 import ttamer as tt
-from support.examples import examples
 from support.oracles import best_value
-from support.strategies import joint_problems
 from ttamer import ArgumentError, ObservationError, ProblemError
 from ttamer.cli import main
 
@@ -36,16 +31,6 @@ def judged(cost=0.05):
             ],
         }
     )
-
-
-@examples(40)
-@given(joint_problems())
-def test_a_problem_comes_back_exactly_through_json(problem):
-    again = tt.Problem.from_dict(json.loads(json.dumps(problem.to_dict(), allow_nan=False)))
-    assert again.sources == problem.sources
-    for mine, theirs in zip(problem.edges, again.edges, strict=True):
-        np.testing.assert_array_equal(mine.probabilities, theirs.probabilities)
-        np.testing.assert_array_equal(mine.cost, theirs.cost)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -238,13 +238,6 @@ def test_lemma_c_6_the_lower_index_is_asked_first_even_when_a_third_depends_on_b
     assert min(x, start("a")) <= min(x, start("b")) + CLOSE
 
 
-@examples(100)
-@given(problems("multi_line", informers=False), tradeoffs)
-def test_theorem_c_7_asking_the_least_index_is_optimal_on_many_lines(problem, tradeoff):
-    value = tt.solve(problem, tradeoff).value
-    assert value == pytest.approx(best_value(problem, tradeoff), abs=CLOSE)
-
-
 @examples(50)
 @given(forests, tradeoffs)
 def test_theorem_c_8_and_lemma_c_13_the_table_has_one_number_per_node_and_parent_state(
@@ -268,13 +261,6 @@ def test_theorem_c_14_the_index_policy_is_optimal_on_trees(problem, tradeoff):
         for chance, history, _ in outcomes(policy)
     )
     assert played == pytest.approx(best_value(problem, tradeoff), abs=CLOSE)
-
-
-@examples(100)
-@given(problems("skip", informers=False), tradeoffs)
-def test_theorem_c_16_enumerating_the_next_node_is_optimal_with_skips(problem, tradeoff):
-    value = tt.solve(problem, tradeoff).value
-    assert value == pytest.approx(best_value(problem, tradeoff), abs=CLOSE)
 
 
 @examples(60)
