@@ -428,8 +428,8 @@ class Client:
             self.breaker.record(failed=True)
             never_began = aiohttp.ClientConnectorError | aiohttp.ServerDisconnectedError
             kind: Kind = "connect" if isinstance(error, never_began) else "cut"
-            said = "could not be reached" if kind == "connect" else "broke off its answer"
-            raise self._failure(kind, f"{said} ({type(error).__name__})") from None
+            detail = "could not be reached" if kind == "connect" else "broke off its answer"
+            raise self._failure(kind, f"{detail} ({type(error).__name__})") from None
         else:
             self.breaker.record(failed=False)
         finally:

@@ -168,13 +168,13 @@ class Collection:
         """Return why prompts are left out, and notes on answers that others lack."""
         missing = [
             [
-                one._replace(why=f"{n} {one.why}")
+                gap._replace(why=f"{n} {gap.why}")
                 for n, asked in self.asked.items()
-                if (one := asked.missing.get(key))
+                if (gap := asked.missing.get(key))
             ]
             for key in self.keys
         ]
-        failed = [[one.why for one in gaps if one.is_failure] for gaps in missing]
+        failed = [[gap.why for gap in gaps if gap.is_failure] for gaps in missing]
         has_all = all(asked.answers for asked in self.asked.values())
         if any(failed) and (on_error == "refuse" or not has_all):
             reasons = Counter(why for gaps in failed for why in gaps)
@@ -187,7 +187,7 @@ class Collection:
         left_out, gaps = Counter[str](), Counter[str]()
         for key, lacking in zip(self.keys, missing, strict=True):
             if self.log is not None or any(key in asked.answers for asked in self.asked.values()):
-                gaps.update(one.why for one in lacking)
+                gaps.update(gap.why for gap in lacking)
             else:
                 left_out[lacking[0].why if lacking else "the budget was spent"] += 1
         return left_out, [f"{counted(n, 'prompt')} with a gap: {why}" for why, n in gaps.items()]
@@ -206,13 +206,14 @@ def _answers_of(log: Trace) -> list[dict[str, Answer | None]]:
     """Return the answers of a log by node, right as far as the log itself says so."""
     right = np.full(log.confidence.shape, math.nan)
     if log.raw_loss is not None or log.correct is not None:
-        right = 1 - log.loss
+        with suppress(TraceError):  # nothing is known
+            right = 1 - log.loss
     prediction = np.full(right.shape, -1) if log.prediction is None else log.prediction
     columns = (_texts(log, prediction), log.confidence, log.costs, right)
     return [
         {
-            name: Answer(text or "", sure, cost, right=said, is_form=True) if sure == sure else None
-            for name, text, sure, cost, said in zip(log.names, *cells, strict=True)
+            name: None if math.isnan(sure) else Answer(text or "", sure, cost, 0.0, share, True)
+            for name, text, sure, cost, share in zip(log.names, *cells, strict=True)
         }
         for cells in zip(*(column.tolist() for column in columns), strict=True)
     ]
@@ -390,12 +391,12 @@ class _Spending(NamedTuple):
         """Ask nodes about those of some prompts that a share of the budget pays for."""
         while True:
             keys = [key for key in keys if any(self.run.asked[name].is_open(key) for name in names)]
-            left = (share * self.budget - self.run.spent) * (1 + 1e-9)
+            unspent = (share * self.budget - self.run.spent) * (1 + 1e-9)
             price = sum(map(self.price, names)) or 1e-12
             # Costs differ from prompt to prompt: the last ones are asked at the highest price.
-            if (count := int(0.9 * left / price)) < 10:
+            if (count := int(0.9 * unspent / price)) < 10:
                 highest = sum(self.price(name, at_most=True) for name in names)
-                count = int(left / max(price, highest))
+                count = int(unspent / max(price, highest))
             if count < 1 or not keys:
                 return
             await self.run.ask(keys[:count], names)

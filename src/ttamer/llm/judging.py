@@ -120,7 +120,7 @@ def agreement_of(pairs: Sequence[tuple[bool, bool]]) -> str:
     """
     if not (count := len(pairs)):
         return "cannot be compared with labels: there are none"
-    agree, right = sum(said == is_right for said, is_right in pairs), sum(r for _, r in pairs)
+    agree, right = sum(verdict == is_right for verdict, is_right in pairs), sum(r for _, r in pairs)
     low, high = interval_of(agree, count)
     text = f"agrees with the labels on {agree} of {count} answers ({agree / count:.0%}, "
     text += f"95% interval {low:.0%} to {high:.0%})"
@@ -217,10 +217,10 @@ def judge_answers(
                 continue
             if not (text := answer.text.strip()):  # wrong, and no merit of the judge
                 right[number, node] = 0.0
-            elif said := asked.answers.get(key_of(line[text])):
-                right[number, node] = said.right
+            elif judged := asked.answers.get(key_of(line[text])):
+                right[number, node] = judged.right
                 if row.reference:
-                    pairs.append((said.right >= 0.5, rule.is_right(answer.text, row.reference)))
+                    pairs.append((judged.right >= 0.5, rule.is_right(answer.text, row.reference)))
     note = (
         f"judged by {judge.node!r} in {counted(len(asked.answers), 'call')} that cost "
         f"{asked.spent:g}; the judge {agreement_of(pairs)}"

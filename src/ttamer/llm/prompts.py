@@ -161,10 +161,10 @@ def _losses(
     if np.isnan(right).all():
         return {}
     for row, line in zip(right, predictions, strict=True):
-        said = {form: value for form, value in zip(line, row, strict=True) if not np.isnan(value)}
+        stated = {form: value for form, value in zip(line, row, strict=True) if not np.isnan(value)}
         for node, form in enumerate(line):
             if form is not None and np.isnan(row[node]):
-                row[node] = said.get(form, math.nan)
+                row[node] = stated.get(form, math.nan)
     if unit:
         return {"loss": (1 - right) * unit}
     is_graded = not np.isin(right[~np.isnan(right)], (0.0, 1.0)).all()
