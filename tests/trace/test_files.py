@@ -645,6 +645,13 @@ def test_cells_that_arrow_cannot_read_leave_the_types_of_inputs(tmp_path):
         Trace.read(path)
 
 
+def test_inputs_of_a_csv_that_are_numbers_at_first_are_text(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a.confidence,input.zip\n" + 200_000 * "0.5,10115\n" + '0.5,"[1]"\n')
+    values = Trace.read(path).inputs["zip"]
+    assert (values[0], values[-1]) == ("10115", "[1]")
+
+
 def test_csv_that_stops_being_text(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes(b"a.confidence,label\n0.5,x\n" * 1 + b"0.5,x\n" * 20_000 + b"0.5,\xff\n")

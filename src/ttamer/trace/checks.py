@@ -64,7 +64,8 @@ class ClassMatch:
 
     def add(self, trace: Columns) -> None:
         """Take more rows into account; columns that say what is right need no match."""
-        if trace.correct is None and trace.raw_loss is None:
+        is_met = bool(set.intersection(*self._seen.values()))
+        if trace.correct is None and trace.raw_loss is None and not is_met:
             columns = {"labels": trace.label, "predictions": trace.prediction}
             for name, codes in columns.items():
                 if codes is not None:

@@ -192,7 +192,8 @@ def read_all(source: Source, cascade: Cascade, on_bad: OnBad) -> Trace:
         return read_decisions(source.where, _spec_of(source, cascade, on_bad)).trace
     if is_long(source.columns):
         source = _by_input(source)
-    return Trace.concat(list(_traces(source, _layout_of(source, cascade, on_bad), None, on_bad)))
+    (trace,) = _traces(source, _layout_of(source, cascade, on_bad), None, on_bad)
+    return trace
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
@@ -259,15 +260,18 @@ def _inferred(source: Source) -> tuple[CascadeSpec, str]:
 
 
 def _traces(source: Source, layout: Layout, rows: int | None, on_bad: OnBad) -> Iterator[Trace]:
-    """Yield traces of at most ``rows`` rows; then check what they are together."""
+    """Yield traces of at most ``rows`` rows, or one of all; then check what they are together."""
     codes: Codes = defaultdict(ClassCodes)
     match, start, count = ClassMatch(), 0, 0
     columns = {name: column for name, (column, _) in layout.uses.items()}
-    for arrays in _arrays(source, columns, rows, codes):
+    batches = _arrays(source, columns, rows, codes)
+    # Read whole, columns are joined once at the end: no second copy of a long log.
+    for parts in ([batch] for batch in batches) if rows else filter(None, [list(batches)]):
+        length = sum(len(next(iter(part.values()))) for part in parts)
         with located(source.where):
-            trace = _trace_of(layout, arrays, start, codes, on_bad)
+            trace = _trace_of(layout, parts, range(start, start + length), codes, on_bad)
         match.add(trace)
-        start, count = start + len(next(iter(arrays.values()))), count + len(trace)
+        start, count = start + length, count + len(trace)
         yield trace
     with located(source.where):
         if not start:
@@ -288,30 +292,36 @@ def _arrays(
         for name, column in columns.items():
             with located(f"{source.where}: column {name!r}"):
                 arrays[name] = _values(batch[name], kinds[name], codes[column.texts], start)
-        yield arrays
         start += len(arrays[name])
+        yield arrays
 
 
 def _trace_of(
-    layout: Layout, values: Mapping[str, NDArray[Any]], start: int, codes: Codes, on_bad: OnBad
+    layout: Layout,
+    parts: Sequence[dict[str, NDArray[Any]]],
+    rows: range,
+    codes: Codes,
+    on_bad: OnBad,
 ) -> Trace:
-    """Return the trace of a file's columns; refuse bad rows, or leave them out and count them."""
+    """Return the trace of batches, which are emptied; refuse bad rows, or count them."""
     spec, arrays, left_out = layout.spec, dict[Column, NDArray[Any]](), Counter[str]()
     for name, (column, node) in layout.uses.items():
+        values = [part.pop(name) for part in parts]
         if node is None:
-            arrays[column] = values[name]
+            with located(f"column {name!r}"), damage("give it one type"):  # vectors of many lengths
+                arrays[column] = np.concatenate(values)
             continue
         if column not in arrays:
             dtype, missing = TYPES[column.kind]
             # Nodes contiguous: files come by column, and most work goes node by node.
-            arrays[column] = np.full((len(spec), len(values[name])), missing, dtype).T
+            arrays[column] = np.full((len(spec), len(rows)), missing, dtype).T
             if column is COST:
                 arrays[column][:] = spec.costs
-        arrays[column][:, node] = values[name]
+        np.concatenate(values, out=arrays[column][:, node])
     keep = np.ones(len(arrays[CONFIDENCE]), bool)
     for fault in faults(arrays, spec.names):
         if on_bad == "refuse" or not fault.is_gap:
-            raise fault.error(start)
+            raise fault.error(rows.start)
         # A row with several faults is counted with the first.
         left_out[f"{fault.column} is missing, NaN or infinite"] += int((fault.rows & keep).sum())
         keep &= ~fault.rows
@@ -543,9 +553,6 @@ class _Parquet(Source):
 class _Csv(Source):
     """A CSV file, plain or gzipped; only an empty cell without quotes is no value."""
 
-    number = r"(?i)^\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?\s*$|^[-+]?(nan|inf)$"
-    vector = r"^\[[-+0-9.eE, ]*\]$"
-
     def __init__(self, path: Path) -> None:
         self._path = path
         pa = arrow()
@@ -555,20 +562,26 @@ class _Csv(Source):
 
     def kinds(self, columns: Mapping[str, Column]) -> dict[str, str]:
         """Look at the cells of inputs, as CSV has no types."""
-        kinds, compute = super().kinds(columns), arrow("pyarrow.compute")
-        forms = {"number": self.number, "vector": self.vector}
+        kinds, pa, compute = super().kinds(columns), arrow(), arrow("pyarrow.compute")
+
+        def is_number(cells: Any) -> bool:
+            try:
+                cells.cast(pa.float64())
+            except pa.ArrowInvalid:
+                return False
+            return True
+
+        def is_vector(cells: Any) -> Any:
+            lists = compute.match_substring_regex(cells, r"^\[[-+0-9.eE, ]*\]$")
+            return compute.all(lists, min_count=0).as_py()
+
+        forms = {"number": is_number, "vector": is_vector}
         left = {name: [*forms] for name, kind in kinds.items() if kind == "input"}
         with damage(f"{self.where}: cannot be read"):
-            for batch in self._read(dict.fromkeys(left, arrow().string())) if left else ():
+            for batch in self._read(dict.fromkeys(left, pa.string())) if left else ():
                 for name, possible in left.items():
                     cells = batch.column(name).drop_null()
-                    possible[:] = [
-                        form
-                        for form in possible
-                        if compute.all(
-                            compute.match_substring_regex(cells, forms[form]), min_count=0
-                        ).as_py()
-                    ]
+                    possible[:] = [form for form in possible if forms[form](cells)]
         return kinds | {name: [*possible, "text"][0] for name, possible in left.items()}
 
     def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
@@ -823,16 +836,12 @@ def columns_of(trace: Trace) -> dict[str, NDArray[Any]]:
     >>> columns_of(trace)
     {'a.confidence': array([0.5]), 'input.length': array([3.])}
     """
-    columns: dict[str, Any] = {}
-    for node, name in enumerate(trace.names):
-        for column, values in trace.columns():
-            # A node may lack a column that others have. Confidences, predictions and costs are
-            # there for all nodes.
-            is_for_all = column.name in ("confidence", "prediction", "cost")
-            if column.by == "node" and (
-                is_for_all or is_filled(values[:, node]).any() or not is_filled(values).any()
-            ):
-                columns[f"{name}.{column.name}"] = values[:, node]
+    columns = {
+        f"{name}.{column.name}": values[:, node]
+        for node, name in enumerate(trace.names)
+        for column, values in trace.columns()
+        if column.by == "node"
+    }
     columns |= {column.name: values for column, values in trace.columns() if column.by == "row"}
     return {name: np.ascontiguousarray(values) for name, values in columns.items()}
 

@@ -8,7 +8,7 @@ answer of the last node takes the place of the label.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +32,10 @@ def losses_of(trace: Columns, target: str | None = None) -> Losses:
         # An answer that is better than the last one's loses nothing against it.
         if target == "last":
             losses = np.maximum(losses - losses[:, -1:], 0.0)
-    elif trace.spec.mistakes:
-        losses = _mistakes(trace, target)
+    elif trace.correct is not None and target == "label" and not trace.spec.mistakes:
+        losses = np.where(trace.correct < 0, np.nan, trace.correct == 0)
     else:
-        losses = _against_last(trace) if target == "last" else _against_label(trace)
+        losses = _compared(trace, target)
     return np.where(trace.answered, losses, np.nan)
 
 
@@ -57,62 +57,42 @@ def complete_losses(trace: Trace, target: str | None = None) -> Losses:
     )
 
 
-def _against_label(trace: Columns) -> NDArray[Any]:
-    if trace.correct is not None:
-        return np.where(trace.correct < 0, np.nan, trace.correct == 0)
-    if trace.prediction is None or trace.label is None:
-        lacks = " and ".join(n for n in ("prediction", "label") if getattr(trace, n) is None)
-        unused = [note for note in trace.notes if note.startswith("columns not used")]
-        raise TraceError(
-            f'target "label" needs to know which answers are right; the trace has no {lacks}: '
-            "add columns <node>.correct, or <node>.prediction and label"
-            + ("" if trace.prediction is None else ', or set target = "last"')
-            + "".join(f" ({note})" for note in unused)
-        )
-    label = trace.label[:, np.newaxis]
-    # A prediction of -1 is no label's code: an answer that says nothing is wrong.
-    return np.where(label < 0, np.nan, trace.prediction != label)
-
-
-def _against_last(trace: Columns) -> Losses:
-    codes = trace.prediction
-    if codes is None:
-        remedy = '; if correct already means agreement with the last node, set target = "label"'
-        raise TraceError(
-            'target "last" compares predictions with the last node\'s, and the trace has none: '
-            f"add columns <node>.prediction{'' if trace.correct is None else remedy}"
-        )
-    # No answer agrees with nothing, not even with no answer.
-    wrong = (codes != codes[:, -1:]) | (codes < 0)
-    # Where the last node has a gap nobody knows what is right.
-    losses = np.where(trace.answered[:, -1:], wrong, np.nan)
-    losses[:, -1] = 0.0
-    return losses
-
-
-def _mistakes(trace: Columns, target: str) -> Losses:
-    mistakes, right = trace.spec.mistakes, trace.label
-    if trace.prediction is None:
-        raise TraceError(
-            "[cascade] has a table of mistakes, which needs predictions: add columns "
-            "<node>.prediction"
-        )
-    if target == "last":
-        right = trace.prediction[:, -1]
-    if right is None:
-        raise TraceError(
-            "[cascade] has a table of mistakes, which needs labels: add a column label, or "
-            'set target = "last"'
-        )
-    losses = np.full(trace.prediction.shape, np.nan)
+def _compared(trace: Columns, target: str) -> Losses:
+    """Return what answers lose against the label, or against the last node's answer."""
+    mistakes, codes, right = trace.spec.mistakes, trace.prediction, trace.label
+    if codes is None or (right is None and target == "label"):
+        raise TraceError(_lacking(trace, target))
+    if right is None or target == "last":
+        right = codes[:, -1]
+    losses = np.full(codes.shape, np.nan)
     is_known = right >= 0
-    table = mistake_table(mistakes, trace.classes)
-    losses[is_known] = table[right[is_known, np.newaxis], trace.prediction[is_known]]
+    answers, right = codes[is_known], right[is_known, np.newaxis]
+    # An answer that says nothing is wrong: -1 is nobody's code.
+    losses[is_known] = (
+        mistake_table(mistakes, trace.classes)[right, answers] if mistakes else answers != right
+    )
     if target == "last":
-        # No answer equals no answer.
+        # No answer equals no answer. Where the last node has a gap nobody knows what is right.
         losses[trace.answered[:, -1] & ~is_known] = largest_mistake(mistakes)
         losses[:, -1] = 0.0
     return losses
+
+
+def _lacking(trace: Columns, target: str) -> str:
+    """Say which columns are missing to know what answers lose."""
+    needed = ["prediction", "label"] if target == "label" else ["prediction"]
+    lacks = " and ".join(name for name in needed if getattr(trace, name) is None)
+    remedy = "add columns <node>.prediction"
+    if target == "label":
+        either = "" if trace.spec.mistakes else "<node>.correct, or "
+        remedy = f"add columns {either}<node>.prediction and label"
+        if trace.prediction is not None:
+            remedy += ', or set target = "last"'
+    elif trace.correct is not None:
+        remedy += '; if correct already means agreement with the last node, set target = "label"'
+    what = "a table of mistakes" if trace.spec.mistakes else f'target "{target}"'
+    unused = [f" ({note})" for note in trace.notes if note.startswith("columns not used")]
+    return f"{what} needs answers to compare; the trace has no {lacks}: {remedy}{''.join(unused)}"
 
 
 def mistake_table(mistakes: Mistakes, classes: Sequence[str]) -> Losses:

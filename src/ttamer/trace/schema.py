@@ -103,12 +103,14 @@ class Column:
         return read_only(array.astype(dtype, copy=False).view())
 
     def _text(self, array: NDArray[Any]) -> NDArray[Any]:
-        for row, value in enumerate(array.tolist()):
-            if value is not None and not isinstance(value, str):
-                raise TraceError(
-                    f"{self.name}: row {row} (counting from 0) holds {value!r:.80}; text is "
-                    "needed, or None"
-                )
+        # Types first: texts are many, and a loop over them takes long.
+        if not set(map(type, array.tolist())) <= {str, type(None)}:
+            for row, value in enumerate(array.tolist()):
+                if value is not None and not isinstance(value, str):
+                    raise TraceError(
+                        f"{self.name}: row {row} (counting from 0) holds {value!r:.80}; text is "
+                        "needed, or None"
+                    )
         return read_only(array.view())
 
 

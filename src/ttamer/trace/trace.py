@@ -273,21 +273,19 @@ class Columns:
         require_whole(seed, "seed")
         checks.require_rows(self, 2, "a split")
         order = np.random.default_rng(seed).permutation(len(self))
+        # A row without a group is one by itself.
+        groups = np.full(len(self), -1) if self.group is None else self.group
+        codes = np.where(groups < 0, -1 - np.arange(len(self)), groups)[order]
+        # Groups in the order of their first row.
+        _, first, member = np.unique(codes, return_index=True, return_inverse=True)
+        rank = first[member]
+        ends = np.flatnonzero(np.diff(np.sort(rank)) > 0) + 1  # where a group ends
+        if not len(ends):
+            raise TraceError("all rows are of one group, which is never split: bring more groups")
         # A part without rows could be neither fitted to nor tested on.
-        count = min(max(round(fraction * len(self)), 1), len(self) - 1)
-        if self.group is not None:
-            # Groups in the order of their first row; a row without a group is one by itself.
-            codes = np.where(self.group < 0, -1 - np.arange(len(self)), self.group)[order]
-            _, first, member = np.unique(codes, return_index=True, return_inverse=True)
-            rank = first[member]
-            if (rank == rank[0]).all():
-                raise TraceError(
-                    "all rows are of one group, which is never split: bring more groups"
-                )
-            ends = np.flatnonzero(np.diff(np.sort(rank)) > 0) + 1  # where a group ends
-            count = int(ends[np.abs(ends - count).argmin()])
-            # Stable: rows of a group keep their random order.
-            order = order[np.argsort(rank, kind="stable")]
+        count = int(ends[np.abs(ends - round(fraction * len(self))).argmin()])
+        # Stable: rows of a group keep their random order.
+        order = order[np.argsort(rank, kind="stable")]
         return self.take(order[:count]), self.take(order[count:])
 
     @cached_property
@@ -742,16 +740,18 @@ def _check_alike(first: Trace, trace: Trace, position: int) -> None:
 def _joined(traces: Sequence[Trace]) -> Trace:
     """Return traces of the same columns as one."""
     first = traces[0]
-    # Codes of the first trace stay as they are; new classes come after them.
-    codes = {name: ClassCodes(getattr(first, name)) for name in ("classes", "groups")}
+    # Batches of a file have one list, as far as it had come: their codes stay as they are.
+    lists = {n: max((getattr(t, n) for t in traces), key=len) for n in ("classes", "groups")}
+    codes = {name: ClassCodes(texts) for name, texts in lists.items()}
     parts: dict[Column, list[NDArray[Any]]] = {column: [] for column, _ in first.columns()}
     # Equal costs stay those of the cascade, and need no array of rows.
     if any(t.cost.ndim == 2 or not np.array_equal(t.cost, first.cost) for t in traces):
         parts[COST] = []
     for trace in traces:
         for column, values in (dict(trace.columns()) | {COST: trace.costs}).items():
-            if column.texts:
-                values = codes[column.texts].recode(values, getattr(trace, column.texts))
+            texts = getattr(trace, column.texts) if column.texts else ()
+            if texts != lists.get(column.texts, ())[: len(texts)]:
+                values = codes[column.texts].recode(values, texts)
             if column in parts:
                 parts[column].append(values)
     arrays = {}
@@ -764,7 +764,7 @@ def _joined(traces: Sequence[Trace]) -> Trace:
         **fields_of(arrays),
         classes=codes["classes"].classes,
         groups=codes["groups"].classes,
-        largest_loss=max((t.largest_loss or 0.0 for t in traces), default=None),
+        largest_loss=max(trace.largest_loss or 0.0 for trace in traces) or None,
         left_out=sum((Counter(trace.left_out) for trace in traces), Counter[str]()),
         # Shards of one log have the same notes: each once, in order.
         notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
