@@ -130,16 +130,10 @@ class OperatingPoints:
         waited: Floats | None = None,
         group: Ints | None = None,
     ) -> OperatingPoints:
-        """Summarise what points do row by row.
+        """Summarise what points do on R rows.
 
-        Args:
-            lost: Shape (P, R): what the answers lose that each policy returns.
-            paid: Shape (P, R): what each policy pays.
-            alone_lost: Shape (R, n): what the answer of each node by itself loses.
-            alone_paid: Shape (R, n): what it costs: of exits, those before it too.
-            weight: Shape (R,): of rows; ones if ``None``.
-            waited: Shape (P + n, R): how long each point takes.
-            group: Shape (R,): rows of one group are not independent of each other.
+        Policies (P, R) in increasing order of tradeoff, nodes by themselves (R, n), waits of both
+        (P + n, R); weights of rows are 1 if ``None``, and rows of one group are not independent.
         """
         weight = np.ones(lost.shape[1]) if weight is None else weight
 

@@ -242,12 +242,8 @@ class StepPolicy:
     ) -> Ints:
         """Return the node that rows ask after a set of which some answered, -1 where they stop.
 
-        Args:
-            step: The nodes asked.
-            answered: Those that answered.
-            x: Shape (T,): the log-odds of the best answer; ``NOTHING`` where there is none.
-            inputs: What the input says of a node, the columns of u and v; 0 if ``None``.
-            costs: Shape (T, n): of nodes; the means if ``None``.
+        ``x`` is that of rows, ``NOTHING`` where there is no answer; ``inputs`` gives the columns of
+        u and v of a node, 0 if ``None``; ``costs`` (T, n) are the means if ``None``.
         """
         piece = np.searchsorted(self.knots(step), x, side="right")
         best = np.full(len(x), 0.0 if answered else -np.inf)

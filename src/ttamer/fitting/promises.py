@@ -342,16 +342,8 @@ def make_promise(
 ) -> Promise:
     """Return the cheapest mix that can be promised, or the safest, and whether it is certified.
 
-    Args:
-        held: The rows to test on.
-        points: The estimates that fix the order of the tests.
-        kind: What is promised.
-        at_most: The bound, in the unit of losses.
-        confidence: The chance with which it holds.
-        against: The node compared with, by number; nothing returned costs more than it.
-        budget: Of a promise on a budget.
-        thresholds: Whether policies are thresholds, whose order is fixed before any row is seen.
-        chosen: Whether ``against`` was chosen on these rows.
+    ``points`` fix the order of the tests, unless policies are ``thresholds``. Nothing returned
+    costs more than the node ``against``, which may have been ``chosen`` on these rows.
     """
     alpha = check_confidence(confidence)
     low = -1.0 if kind == "drop" else 0.0
@@ -401,11 +393,8 @@ def make_promise(
 def check_promise(promise: Promise, held: Held, *, passed: bool | None = None) -> Promise:
     """Return the same promise about the same mix, with what rows say of it.
 
-    Args:
-        promise: What is promised, and of which mix.
-        held: The rows.
-        passed: Whether these rows chose the mix, and it passed. By default the mix was chosen
-            before, so this is one test, and the rows may refute it.
+    ``passed`` says whether these rows chose the mix, and it passed. By default the mix was chosen
+    before, so this is one test, and the rows may refute it.
     """
     against, share, alpha = (
         held.names.index(promise.against),

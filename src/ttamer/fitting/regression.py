@@ -101,13 +101,8 @@ class BeliefOptions:
 class BeliefFit(View):
     """A belief fitted to rows, and their view: each row's offsets are those without the row.
 
-    Args:
-        answers: To T inputs, by n nodes; codes below 0 agree with nothing.
-        losses: Shape (T, n), in [0, 1]; NaN where it is not known.
-        sets: The sets of nodes that are planned for: each has regressions of its own.
-        classes: The texts of the first codes; larger codes count as one class.
-        weight: Shape (T,): of each row in the regressions of sets; ones if ``None``.
-        options: How.
+    Losses (T, n) are in [0, 1], NaN where not known. Each of the ``sets`` has regressions of its
+    own, in which rows have a ``weight``. ``classes`` are the texts of the first codes.
     """
 
     min_rows = 20  # with fewer rows a regression is what it is drawn to

@@ -28,11 +28,9 @@ def default_thresholds() -> Floats:
 
 
 def threshold_tables(trace: Trace, thresholds: Floats) -> StepTables:
-    """Return the policies of some thresholds.
+    """Return the policies of increasing thresholds, at the costs of a trace.
 
-    Args:
-        trace: The rows: only their nodes and costs count, and that confidences are from 0 to 1.
-        thresholds: Increasing, from 0 to 1. At 1 a policy never stops early.
+    At 1 a policy never stops early.
 
     Raises:
         ArgumentError: Nodes are not asked in one order, or a confidence is not from 0 to 1.
