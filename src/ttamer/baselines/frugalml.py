@@ -43,8 +43,8 @@ class FrugalRule:
     def play(self, trace: Trace) -> Played:
         """Decide for every row of a trace."""
         group = group_rows(trace, self.base, self.groups)
-        more = trace.confidence[:, self.base] <= self.cuts[group]
-        answer = np.where(more, self.addons[group], self.base)
+        asks_addon = trace.confidence[:, self.base] <= self.cuts[group]
+        answer = np.where(asks_addon, self.addons[group], self.base)
         asked = np.zeros((len(trace), len(trace.spec)), bool)
         asked[:, self.base] = True
         asked[np.arange(len(trace)), answer] = True

@@ -96,8 +96,8 @@ def frontier_command(rows: Split, output: str | None, families: Any, resamples: 
     """
     if output and families is not None and "ttamer" not in families:
         raise ArgumentError("-o writes what is recommended beside ttamer: add it to --families")
-    how = {"families": families, "resamples": resamples, "progress": cli.progress_line()}
-    result = frontier(*rows.read(), **how)
+    settings = {"families": families, "resamples": resamples, "progress": cli.progress_line()}
+    result = frontier(*rows.read(), **settings)
     written = ""
     if output:  # fitted to one half: what is written is what was measured
         save(recommend(result).policy, output)
@@ -129,22 +129,22 @@ def report_command(
     Its figures are written beside it as PNG and SVG. With --against NODE it prints instead what a
     policy would have saved on a server's decision log, where NODE answers everything.
     """
-    how: Any = {"resamples": resamples, "progress": cli.progress_line()}
+    settings: Any = {"resamples": resamples, "progress": cli.progress_line()}
     if against is not None:
         if rows.trace is None:
             raise ArgumentError("--against takes one LOG, in place of --fit and --test")
         spec = rows.reading.spec  # a decision log has its own cascade, unless one is stated
         spec = CascadeSpec.from_file(spec) if isinstance(spec, str) else spec
         log = read_decisions(rows.trace, spec)
-        saved = savings(log.trace, against, spent=float(log.audit_cost.sum()), **how)
+        saved = savings(log.trace, against, spent=float(log.audit_cost.sum()), **settings)
         cli.show(asdict(saved), saved)
         return
     require_page(output)  # and its libraries, before the work
     if families is not None:
         families = family_names(["ttamer", *families])  # the page is about its policies
     fit_trace, test_trace = rows.read()
-    result = frontier(fit_trace, test_trace, families=families, **how)
-    paths = write_report(result, output, fit_trace=fit_trace, progress=how["progress"])
+    result = frontier(fit_trace, test_trace, families=families, **settings)
+    paths = write_report(result, output, fit_trace=fit_trace, progress=settings["progress"])
     facts = {**result.to_dict(), "written": [str(path) for path in paths]}
     cli.show(facts, f"{result}{_advice(result, rows)}\n\n  written to {paths[0]}")
 
@@ -162,10 +162,10 @@ def demo_command(trace: str, output: str) -> None:
     facts, progress = datasets.about(trace), cli.progress_line()
     # Two cores share the work; the intervals of other families are not shown.
     with ProcessPoolExecutor(1, get_context("spawn")) as second:
-        others = second.submit(_measured, trace, ["paper", *FAMILIES], resamples=0)
+        job = second.submit(_measured, trace, ["paper", *FAMILIES], resamples=0)
         ours = _measured(trace, ["ttamer"], resamples=200, progress=progress)
         progress("comparing with other rules")
-        rivals = others.result()
+        rivals = job.result()
     result = replace(
         ours,
         points=ours.points + rivals.points,

@@ -106,8 +106,8 @@ class Command(click.Command):
     def __init__(self, *names: Any, **settings: Any) -> None:
         super().__init__(*names, **settings)
         # It is not a parameter of the command's function: show() and progress_line() read it.
-        how: Any = {"is_flag": True, "expose_value": False, "callback": _set_json}
-        self.params.append(click.Option(["--json"], help="Print JSON.", **how))
+        hidden: Any = {"is_flag": True, "expose_value": False, "callback": _set_json}
+        self.params.append(click.Option(["--json"], help="Print JSON.", **hidden))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the options."""
@@ -290,7 +290,7 @@ def _warn_of_prices(trace: Trace) -> None:
 
 def read_for_policy(path: str, spec: CascadeSpec, *, skip_bad: bool) -> Trace:
     """Read a log of a policy's cascade; nodes that the policy lacks are left out."""
-    joined, others = join_verified(spec), []
+    joined, extra = join_verified(spec), []
     columns = open_source(path).columns
     # Exits are steps of one network: without one of them it is another network.
     if (
@@ -300,13 +300,13 @@ def read_for_policy(path: str, spec: CascadeSpec, *, skip_bad: bool) -> Trace:
     ):
         with located(path):
             nodes = infer_spec(columns)[0].nodes
-        others = [node for node in nodes if node.name not in spec.names]
+        extra = [node for node in nodes if node.name not in spec.names]
     # The policy's last node stays the last, which may say what is right.
-    spec = replace(spec, nodes=(*others, *joined.nodes))
+    spec = replace(spec, nodes=(*extra, *joined.nodes))
     rows = Trace.read(path, spec, on_bad=Reading(skip_bad=skip_bad).on_bad)
     print_notes(rows, path)
-    if others:
-        names = ", ".join(node.name for node in others)
+    if extra:
+        names = ", ".join(node.name for node in extra)
         print(f"{Path(path).name}: the policy has no node {names}: left out", file=sys.stderr)
         rows = rows.restrict(joined.names)
     return rows.with_verification()

@@ -61,15 +61,15 @@ def solve_command(
                 "on a forest with verify_cost each tradeoff has a problem of its own, and a file "
                 "has one: leave out -o, or give --tradeoff"
             )
-    how: dict[str, Any] = {"recall": not no_recall, "max_cost": max_cost}
+    settings: dict[str, Any] = {"recall": not no_recall, "max_cost": max_cost}
     solved: Policy | Ladder
     if tradeoff is not None:
-        solved = solve(stated, tradeoff, **how)
+        solved = solve(stated, tradeoff, **settings)
         best = optima(stated, solved.tradeoff)
         facts, text = _facts(solved, best), _text(solved, best)
     else:
         steps = (ladder or 2) - 1
-        solved = solve_ladder(stated, [i / steps for i in range(steps + 1)], **how)
+        solved = solve_ladder(stated, [i / steps for i in range(steps + 1)], **settings)
         facts, text = _ladder_facts(solved), _ladder_text(solved)
     if output:
         save(solved, output)

@@ -224,21 +224,21 @@ def _tiles(advice: Recommendation) -> list[Tile]:
     frontier, family = advice.frontier, advice.family
     best, measure, against = frontier.reference, frontier.measure, frontier.alone
     low, high = advice.saving_interval
-    what, more = (
-        f"cost of {family} {advice.place}",
+    label, detail = (
+        f"cost of {family} {advice.compared_at}",
         f"95% interval {percent(low)} to {percent(high)}",
     )
     saved = "-" if advice.saving is None else less(advice.saving)
     if not best.cost:
-        saved, what, more = "-", f"{against} costs nothing", "there is nothing to save"
+        saved, label, detail = "-", f"{against} costs nothing", "there is nothing to save"
     elif advice.saving is None:
-        what, more = f"{family} does not reach the {advice.quality} of {against}", ""
+        label, detail = f"{family} does not reach the {advice.quality} of {against}", ""
     elif low == -np.inf:  # an interval without a lower end is no interval to print
-        more = f"up to {percent(high)}; {percent(advice.falls_short)} of resamples fall short"
+        detail = f"up to {percent(high)}; {percent(advice.falls_short)} of resamples fall short"
     error, theirs = (shown_error(e, measure, digits=1) for e in (advice.error, best.error))
     unasked = percent(1 - advice.asked[best.node])
     return [
-        (saved, what, more),
+        (saved, label, detail),
         (error, f"{measure} of {family}", f"{against} has {theirs}"),
         (unasked, f"of inputs answered without asking {best.node}", f"with {family}"),
     ]

@@ -159,7 +159,7 @@ class Recommendation:
         return point.rule
 
     @property
-    def place(self) -> str:
+    def compared_at(self) -> str:
         """Where families are compared: "at the accuracy of large alone"."""
         near = f"within {self._points(self.more_error)} of" if self.more_error else "at"
         return f"{near} the {self.quality} of {self.frontier.alone}"
@@ -190,7 +190,7 @@ class Recommendation:
             one = f"There is one node, {node}: it answers every input."
             free = f"Asking {node} costs nothing: there is nothing to save."
             return one if len(frontier.test_trace.names) == 1 else free
-        start = self.place[0].upper() + self.place[1:]
+        start = self.compared_at[0].upper() + self.compared_at[1:]
         if self.outcome == "nothing":
             return f"{start}, nothing that can be served costs less: use {alone}."
         ours = f"ttamer does not reach that {self.quality}"

@@ -61,18 +61,20 @@ class Savings:
 
     def __str__(self) -> str:
         low, high = (percent(value) for value in self.saved_interval)
-        what = self.measure if self.is_judged else f"disagreement with {self.against!r}"
+        noun = self.measure if self.is_judged else f"disagreement with {self.against!r}"
         error, control = (
             shown_error(value, self.measure, digits=1) for value in (self.error, self.control_error)
         )
-        more = f"{self._points(abs(self.more_error))} {'more' if self.more_error > 0 else 'less'}"
+        difference = (
+            f"{self._points(abs(self.more_error))} {'more' if self.more_error > 0 else 'less'}"
+        )
         lines = [
             f"On {counted(self.rows, 'audited request', ',')} of {self.requests:,} a policy would "
             f"have cost {percent(self.saved)} less than {self.against!r} ({low} to {high}), with "
-            f"{error} {what}, {more} ({self._points(*self.more_error_interval, sign='+')}).",
+            f"{error} {noun}, {difference} ({self._points(*self.more_error_interval, sign='+')}).",
             f"Audits and judging cost {self.spent:.4g}: net of them, {percent(self.net_saved)} of "
             "the cost of these requests would have been saved.",
-            f"The same calls dealt at random: {control} {what}, "
+            f"The same calls dealt at random: {control} {noun}, "
             f"{self._points(*self.control_interval, sign='+')} more than the policy.",
         ]
         if not self.is_better:
