@@ -268,13 +268,13 @@ class CrossFit:
         """Return the kind of plan of each price: the first, unless one is better beyond noise."""
         complete, rows = self.log.complete, np.arange(len(self.log.complete))
         losses, cost = self.log.losses[complete], (self.cost + self.waiting)[complete]
-        weight = self.weight[complete]
-        mean = np.zeros(asked.shape[:2])
-        first: Floats | None = None
-        for kind in range(len(mean)):
-            paid = np.einsum("prn,rn->pr", asked[kind], cost)
-            objective = losses[rows, answer[kind]] + self.prices[:, None] * paid
-            first = objective if first is None else first
+        weight, mean = self.weight[complete], np.zeros(asked.shape[:2])
+        objectives = (
+            losses[rows, owner] + self.prices[:, None] * np.einsum("prn,rn->pr", nodes, cost)
+            for nodes, owner in zip(asked, answer, strict=True)
+        )
+        first = next(objectives)
+        for kind, objective in enumerate(objectives, 1):
             worse = objective - first
             mean[kind] = worse @ weight / weight.sum()
             # Within one standard error the first kind stays: its noise would be chosen, too.

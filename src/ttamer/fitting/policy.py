@@ -370,8 +370,8 @@ class StepBatch:
     def _decide(self, policy: StepPolicy, step: Step, answered: Step, rows: Ints) -> None:
         prior = None if self._prior is None else self._prior[rows]
         view = self._tables.belief.view(Seen(self._confidence[rows], self._codes[rows], prior))
-        every, costs = np.arange(len(rows)), self.costs[rows]
-        self.next[rows], self.answer[rows] = decide(policy, view, step, answered, every, costs)
+        inputs, costs = np.arange(len(rows)), self.costs[rows]
+        self.next[rows], self.answer[rows] = decide(policy, view, step, answered, inputs, costs)
 
 
 @dataclass(frozen=True, eq=False)

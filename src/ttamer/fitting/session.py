@@ -240,8 +240,8 @@ class StepSession(FittedSession):
                     self._capped = True
         if chosen < 0 and not self._came and self._limit < inf:
             # No way is within the cap: the most expensive node that is.
-            left = self._policy.remaining(self._step)
-            within = [v for v in left if self._cost + self._costs[v] <= self._limit]
+            nodes = self._policy.remaining(self._step)
+            within = [v for v in nodes if self._cost + self._costs[v] <= self._limit]
             chosen = max(within, key=self._costs.__getitem__, default=-1)
         self._next = chosen
 
@@ -286,9 +286,9 @@ class StepSession(FittedSession):
             why = self._threshold_in_words(best)
             return StepExplanation(self.next, self.answer, inf, inf, why, self.price)
         if self._prior is not None:
-            left = (v for v in range(len(names)) if v not in self._step)
-            known = self._x, self._prior, self._bar
-            prior = {names[v]: self._scorer.q(self._came, v, *known) for v in left}
+            evidence = self._x, self._prior, self._bar
+            nodes = (v for v in range(len(names)) if v not in self._step)
+            prior = {names[v]: self._scorer.q(self._came, v, *evidence) for v in nodes}
         indices = self._policy.indices.get(self._step, {}) if self._came else {}
         return StepExplanation(
             self.next,
