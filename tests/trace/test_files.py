@@ -534,10 +534,6 @@ def test_rows_left_out_for_several_reasons(tmp_path):
     trace = Trace.read(tmp_path / "t.parquet", AB, on_bad="skip")
     assert trace.left_out == {"b.confidence is missing, NaN or infinite": 1}
     assert trace.label[0] == -1
-    last = CascadeSpec.of({"a": 1.0, "b": 2.0}, target="last")
-    columns["b.confidence"] = [0.4, 0.5, 0.6]
-    write(tmp_path / "t.parquet", columns)
-    assert Trace.read(tmp_path / "t.parquet", last).label.tolist()[:2] == [-1, -1]
 
 
 def test_all_rows_left_out(tmp_path):

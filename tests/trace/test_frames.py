@@ -82,26 +82,12 @@ def test_to_frame_and_back(expected, rows):
         assert Trace.from_frame(other, trace.spec).digest == trace.digest
 
 
-def test_without_a_cascade_the_columns_make_one(expected):
-    trace = Trace.from_frame(pd.DataFrame(COLUMNS))
-    assert trace.names == expected.names
-    assert trace.notes[0].startswith("no cascade was given: the nodes are 'small', 'large.v2'")
-
-
 def test_a_fit_warns_where_no_costs_were_given():
     frame = pd.DataFrame({"a.confidence": np.arange(200) / 200, "a.correct": [True, False] * 100})
     frame = frame.assign(**{"b.confidence": frame["a.confidence"], "b.correct": True})
     with pytest.warns(TraceWarning, match="no costs were given, so that nodes"):
         fit(Trace.from_frame(frame), states=2, belief="markov")
     fit(Trace.from_frame(frame, {"a": 1.0, "b": 2.0}), states=2, belief="markov")
-
-
-def test_a_fit_warns_of_costs_in_two_units():
-    frame = pd.DataFrame({"a.confidence": np.arange(200) / 200, "a.correct": [True, False] * 100})
-    frame = frame.assign(**{"a.cost": 0.01 + frame["a.confidence"] / 1000})
-    with pytest.warns(TraceWarning, match="'a' have mean 0.0105, and its cost in the cascade is 1"):
-        fit(Trace.from_frame(frame, {"a": 1.0}), states=2, belief="markov")
-    fit(Trace.from_frame(frame, {"a": 0.02}), states=2, belief="markov")
 
 
 @pytest.mark.parametrize("table", [{"Cat": {"*": 20.0}, "*": {"dog": 2.0}}, {"2": {"Cat": 9.0}}])
@@ -187,12 +173,6 @@ def test_a_label_of_another_name_is_named():
     frame = pd.DataFrame(COLUMNS).rename(columns={"label": "truth"})
     with pytest.raises(TraceError, match=r"has no label: .* \(columns not used: 'truth', 'id'\)"):
         _ = Trace.from_frame(frame, COSTS).loss
-
-
-def test_bad_rows_are_skipped_and_counted():
-    frame = pl.DataFrame({**COLUMNS, "small.confidence": [0.9, None, 0.7]})
-    trace = Trace.from_frame(frame, COSTS, on_bad="skip")
-    assert (len(trace), sum(trace.left_out.values())) == (2, 1)
 
 
 def test_columns_of_mixed_types_are_refused_in_plain_words():

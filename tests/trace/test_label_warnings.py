@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-import ttamer as tt
 from support.traces import answering_trace
 from ttamer.trace import CascadeSpec, Trace, label_warnings
 
@@ -66,8 +64,3 @@ def test_no_answer_agrees_with_no_answer():
     spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, target="last")
     empty = Trace.from_arrays(spec, np.ones((30, 2)), prediction=[[None, None]] * 30)
     assert "0.0% of rows" in label_warnings(empty)[0]
-
-
-def test_a_fit_warns():
-    with pytest.warns(tt.TraceWarning, match="no two nodes give the same answer"):
-        tt.fit(trace_of(120, agreeing=10, right=80), belief="markov", states=3)

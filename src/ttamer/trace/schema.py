@@ -274,6 +274,8 @@ def class_text(value: object) -> str | None:
     >>> [class_text(v) for v in ("cat", 3, 3.0, 2.5, True, None, float("nan"))]
     ['cat', '3', '3', '2.5', '1', None, None]
     """
+    if type(value) is str:  # most are: sessions and long lists come here with each answer
+        return value
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         value = value.item()
     if isinstance(value, str):
