@@ -12,6 +12,7 @@ from ttamer.evaluation import compare, evaluate, frontier
 from ttamer.evaluation.frontiers import LearningCurve, learning_curve
 from ttamer.evaluation.results import RowBootstrap, standard_error, units_of
 from ttamer.fitting.fits import fit
+from ttamer.reporting.savings import savings
 from ttamer.trace.trace import Trace
 
 
@@ -94,3 +95,13 @@ def test_a_curve_that_does_not_reach_the_error_promises_nothing():
         "large alone costs."
     )
     assert str(LearningCurve((1, 2, 4), (0.5, 0.5, 0.5), "a")).endswith("would save nothing more.")
+
+
+def test_requests_without_a_group_are_drawn_one_by_one_in_savings():
+    trace = answering_trace(300)
+    grouped = with_groups(trace, np.where(np.arange(300) < 2, 0, -1))
+    widths = [
+        np.diff(savings(rows, "large", allowed=0.1, resamples=200).more_error_interval)[0]
+        for rows in (trace, grouped)
+    ]
+    assert widths[1] == pytest.approx(widths[0], rel=0.5)
