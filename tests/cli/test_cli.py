@@ -22,6 +22,7 @@ from support.three_models import three_models
 from support.traces import answering_trace
 from ttamer import datasets
 from ttamer.cli import COMMANDS, compare, main
+from ttamer.cli.options import Reading
 from ttamer.fitting.replay import paid
 from ttamer.reporting.recommendation import Share, recommend
 
@@ -576,6 +577,13 @@ def test_what_draws_needs_matplotlib_before_the_work(command, tmp_path, monkeypa
     assert main(command) == 2
     message = "this needs matplotlib, which is not installed: pip install 'ttamer[report]'"
     assert capsys.readouterr().err == f"ttamer: error: {message}\n"
+
+
+def test_other_prices_are_named_in_a_log_with_gaps_too(tmp_path, capsys):
+    lines = ["id,node,confidence,cost", "x,a,0.5,1", "x,b,0.5,9", "y,a,0.5,1"]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    Reading(costs={"a": 1.0, "b": 2.0}).read(f"{tmp_path}/log.csv")
+    assert "says that b costs 2, and the log 9 in the mean" in capsys.readouterr().err
 
 
 def test_a_log_with_all_costs_needs_no_cascade(tmp_path):

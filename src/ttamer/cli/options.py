@@ -279,7 +279,8 @@ def _warn_of_prices(trace: Trace) -> None:
     """Warn where the cascade and the log's cost columns differ."""
     if trace.cost.ndim == 1:
         return
-    means = trace.costs.mean(axis=0).tolist()
+    # A node that was not asked on a row has no cost there.
+    means = np.ma.masked_invalid(trace.costs).mean(axis=0).filled(np.nan).tolist()
     for name, stated, logged in zip(trace.names, trace.spec.costs.tolist(), means, strict=True):
         if max(stated, logged) > 1.25 * min(stated, logged):  # means of rows differ a little
             warn(
