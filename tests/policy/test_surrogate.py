@@ -18,7 +18,7 @@ from numpy.testing import assert_equal
 import ttamer as tt
 from support.examples import examples
 from support.strategies import costs, losses, problems, rows, tradeoffs
-from ttamer.policy.surrogate import Surrogate, surrogate_below, sweep
+from ttamer.policy.surrogate import Surrogate, sweep
 from ttamer.problem.checks import weigh_losses
 
 CLOSE = 1e-12
@@ -170,11 +170,12 @@ def test_an_upper_tail_below_rounding_is_dropped_and_no_other():
 @given(problems("forest"), tradeoffs)
 def test_a_leafs_index_pays_for_itself_and_a_subtree_means_what_it_loses(problem, tradeoff):
     sigma, whole = sweep(problem, tradeoff)
-    again = surrogate_below(problem, tradeoff, sigma, -1)
+    policy = tt.IndexPolicy(problem=problem, tradeoff=tradeoff, value=whole.mean, sigma=sigma)
+    again = policy._law_below(-1)
     assert_equal(again.points, whole.points)
     assert_equal(again.below, whole.below)
     for node in range(len(problem.nodes)):
-        below = surrogate_below(problem, tradeoff, sigma, node)
+        below = policy._law_below(node)
         if problem.outgoing[node]:
             continue
         assert not below.points.size

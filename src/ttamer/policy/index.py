@@ -30,7 +30,7 @@ from ttamer.policy.base import (
     rows_by_cost,
 )
 from ttamer.policy.session import INFINITY, Batch, Explanation, StateSession
-from ttamer.policy.surrogate import index_unsure, surrogate_below
+from ttamer.policy.surrogate import Surrogate, from_leaves, least_of, settled, subtree_law
 from ttamer.problem.checks import weigh_losses
 from ttamer.problem.problem import START, STOP, Edge, Problem
 
@@ -87,9 +87,7 @@ class IndexPolicy(Policy):
         return np.where(goes_on, least[:, np.newaxis], np.int32(STOP))
 
     def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
-        node = number_of(self.problem, after)
-        below = surrogate_below(self.problem, self.tradeoff, self.sigma, node)
-        return below.expected_minimum(self.fallbacks)
+        return self._law_below(number_of(self.problem, after)).expected_minimum(self.fallbacks)
 
     def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
         node = number_of(self.problem, after)
@@ -105,6 +103,25 @@ class IndexPolicy(Policy):
 
     def batch(self, size: int) -> IndexBatch:
         return IndexBatch(self, size)
+
+    def _law_below(self, node: int) -> Surrogate:
+        """Return the law of the least of all below a node (-1: the start), given its state."""
+        problem = self.problem
+
+        def law_of(child: int, below: list[Surrogate]) -> Surrogate:
+            return subtree_law(problem, self.tradeoff, child, below).raised(self.sigma[child])
+
+        states, nodes = problem.count_states(node), problem.descendants(node)
+        return from_leaves(nodes, problem.parents, law_of, node, states)
+
+    def _index_unsure(self, node: int, chances: Floats) -> float:
+        """Return the index of a node whose parent's state is not known, only its chances."""
+        edge = self.problem.parent_edge(node)
+        answer = Surrogate.of_losses(self.fallbacks[self.problem.grid.positions[node]])
+        row = (chances @ edge.probabilities)[np.newaxis]
+        law = least_of([answer, self._law_below(node)]).mixed(row).trimmed()
+        index = law.index((1 - self.tradeoff) * chances @ edge.expected_costs)
+        return float(settled(index, self.fallbacks[:-1])[0])
 
     @cached_property
     def tables(self) -> IndexTables:
@@ -184,9 +201,8 @@ class IndexSession(StateSession):
         Its state stays unknown: the indices of its children are those of their average law.
         """
         node, chances = self.number, self._fail()
-        problem, tradeoff, sigma = self._policy.problem, self._policy.tradeoff, self._policy.sigma
-        children = problem.targets(node)
-        by_index = sorted((index_unsure(problem, tradeoff, sigma, v, chances), v) for v in children)
+        children = self._policy.problem.targets(node)
+        by_index = sorted((self._policy._index_unsure(v, chances), v) for v in children)
         indices, nodes = zip(*by_index, (INFINITY, STOP), strict=True)
         self._go_on(0, Queue(array("d", indices), array("i", nodes)) if children else None)
 

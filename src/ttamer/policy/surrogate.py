@@ -216,43 +216,12 @@ def sweep(problem: Problem, tradeoff: float) -> tuple[tuple[NDArray[np.float64],
     return tuple(sigma), forest
 
 
-def surrogate_below(
-    problem: Problem, tradeoff: float, sigma: Sequence[NDArray[np.float64]], node: int
-) -> Surrogate:
-    """Return the law of all that lies below a node (-1: the start), given its state.
-
-    ``sigma`` holds the index of each node, for each state of its parent.
-    """
-
-    def law_of(child: int, below: list[Surrogate]) -> Surrogate:
-        return subtree_law(problem, tradeoff, child, below).raised(sigma[child])
-
-    states = problem.count_states(node)
-    return from_leaves(problem.descendants(node), problem.parents, law_of, node, states)
-
-
 def subtree_law(
     problem: Problem, tradeoff: float, node: int, below: Sequence[Surrogate]
 ) -> Surrogate:
     """Return the law of W for a node, given its parent's state; ``below`` is of its children."""
     answer = Surrogate.of_losses(weigh_losses(problem.nodes[node].losses, tradeoff))
     return least_of([answer, *below]).mixed(problem.parent_edge(node).probabilities).trimmed()
-
-
-def index_unsure(
-    problem: Problem,
-    tradeoff: float,
-    sigma: Sequence[NDArray[np.float64]],
-    node: int,
-    chances: NDArray[np.float64],
-) -> float:
-    """Return the index of a node whose parent's state is not known, only its chances."""
-    edge = problem.parent_edge(node)
-    answer = Surrogate.of_losses(weigh_losses(problem.nodes[node].losses, tradeoff))
-    law = least_of([answer, surrogate_below(problem, tradeoff, sigma, node)])
-    law = law.mixed((chances @ edge.probabilities)[np.newaxis]).trimmed()
-    index = law.index((1 - tradeoff) * chances @ edge.expected_costs)
-    return float(settled(index, weigh_losses(problem.grid.values[:-1], tradeoff))[0])
 
 
 def _largest(
