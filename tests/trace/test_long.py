@@ -94,6 +94,10 @@ def test_vectors_stand_on_one_of_the_lines(tmp_path, name):
         )
         np.savez(path, **columns, **{"input.v": [[np.nan] * 2, [1.0, 2.0]]})
     assert Trace.read(path, AB).inputs["v"].tolist() == [[1.0, 2.0]]
+    lines[1]["input.v"] = [1, None]  # which is a missing one, and no second value
+    both = log(tmp_path, [*lines, {"id": 1, "node": "c", "confidence": 0.5, "input.v": [1, 2]}])
+    assert Trace.read(both).inputs["v"].tolist() == [[1.0, 2.0]]
+    lines[1]["input.v"] = [1, 2]
     both = log(tmp_path, [*lines, {"id": 2, "node": "a", "confidence": 0.5}])
     trace = Trace.read(both, AB, on_bad="skip")
     assert (len(trace), trace.left_out) == (1, {"input.v is missing, NaN or infinite": 1})

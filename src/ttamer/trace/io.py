@@ -449,16 +449,20 @@ def _by_input(source: Source) -> Source:
                     of_rows = _of_rows(values[asked], row[asked], len(ids))
                     arrays[f"{texts[code]}.{name}"] = of_rows
             else:
-                # What is about the input stands on any of its lines, and on all alike.
-                filled = is_filled(values)
-                at = np.flatnonzero(filled if values.ndim == 1 else filled.any(axis=1))
-                rows, first, of_line = np.unique(row[at], return_index=True, return_inverse=True)
-                for unlike in np.argwhere(values[at] != values[at[first]][of_line])[:1]:
-                    odd = texts[ids[row[at[unlike[0]]]]]
-                    raise TraceError(f"column {name!r}: id {odd!r} has two values; give it one")
-                arrays[name] = _of_rows(values[at[first]], rows, len(ids))
+                with located(f"column {name!r}"):
+                    arrays[name] = _of_inputs(values, row, [texts[code] for code in ids.tolist()])
     coded = {name: codes[name].classes for name in ("classes", "groups")}
     return _Arrays(f"{source.where} (one row per input)", arrays, coded, unused, source.cascade)
+
+
+def _of_inputs(values: NDArray[Any], row: NDArray[Any], ids: Sequence[str]) -> NDArray[Any]:
+    """Return one value for each input, which may stand on any of its lines, and on all alike."""
+    filled = is_filled(values)
+    lines = np.flatnonzero(filled if values.ndim == 1 else filled.all(axis=1))
+    rows, first, of_line = np.unique(row[lines], return_index=True, return_inverse=True)
+    for unlike in np.argwhere(values[lines] != values[lines[first]][of_line])[:1]:
+        raise TraceError(f"id {ids[row[lines[unlike[0]]]]!r} has two values; give it one")
+    return _of_rows(values[lines[first]], rows, len(ids))
 
 
 def _of_rows(values: NDArray[Any], rows: NDArray[Any], count: int) -> NDArray[Any]:
