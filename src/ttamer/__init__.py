@@ -21,7 +21,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:  # the same names as below, for type checkers
     from ttamer import datasets as datasets

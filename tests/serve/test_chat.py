@@ -20,7 +20,7 @@ def sure_prompt(model, is_sure):
 
 def events(response):
     """The chunks of a stream."""
-    lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
+    lines = [line[6:] for line in response.text.split("\n") if line.startswith("data: ")]
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
