@@ -423,7 +423,7 @@ def test_an_unknown_family_is_refused_with_the_names_there_are():
 
 
 def test_a_trace_without_correctness_is_refused_not_left_out():
-    with pytest.raises(TraceError, match="add columns <node>[.]correct"):
+    with pytest.raises(TraceError, match="answers to compare"):
         fit_families(make(SURE))
 
 
