@@ -20,7 +20,7 @@ from support.exit_networks import (
 )
 from support.torch_oracle import Oracle
 from ttamer.errors import ArgumentError
-from ttamer.fitting.belief import Cells
+from ttamer.fitting.belief import PairTable
 from ttamer.fitting.crossfit import fit_steps
 from ttamer.fitting.planner import Log, PlanOptions
 from ttamer.fitting.policy import SingleNode
@@ -89,7 +89,7 @@ def shaken(belief, generator):
     weights = {key: some(*own.shape) for key, own in belief.weights.items()}
     count = len(belief.classes)
     keys = np.flatnonzero(generator.random((count + 1) ** 2) < 0.8)
-    pairs = {key: Cells(keys, some(len(keys))) for key in permutations(range(belief.count), 2)}
+    pairs = {key: PairTable(keys, some(len(keys))) for key in permutations(range(belief.count), 2)}
     masked = some(*belief.masked.shape)
     return dataclasses.replace(belief, weights=weights, pairs=pairs if count else {}, masked=masked)
 

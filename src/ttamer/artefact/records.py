@@ -22,7 +22,7 @@ from ttamer import __version__
 from ttamer.artefact.arrays import Arrays, Declared, Stored, cut, put, require
 from ttamer.cascade import CascadeSpec, from_tables, to_tables
 from ttamer.errors import ArgumentError, ArtefactDamaged, CascadeError, ProblemError
-from ttamer.fitting.belief import HEAD, PEER, Belief, Cells, Step
+from ttamer.fitting.belief import HEAD, PEER, Belief, PairTable, Step
 from ttamer.fitting.fitted import FitRecord, Fitted, first_parents
 from ttamer.fitting.inputs import FeatureSpec, InputFeature, Prior
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
@@ -513,7 +513,7 @@ def _belief(record: StepRecord, stored: Stored, nodes: int) -> Belief:
     pairs = [(a, b) for a, b in values.pop("pairs").tolist()]
     distinct = len(set(pairs)) == len(pairs) and all(a != b for a, b in pairs)
     require(distinct, "pairs of nodes are distinct")
-    cells = map(Cells, values.pop("pair_keys"), values.pop("pair_values"))
+    cells = map(PairTable, values.pop("pair_keys"), values.pop("pair_values"))
     sets = _sets(values.pop("weight_sets"), "belief.weight_sets")
     keys = list(zip(sets, values.pop("weight_answers").tolist(), strict=True))
     weights = dict(zip(keys, values.pop("weights"), strict=True))

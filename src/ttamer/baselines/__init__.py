@@ -17,11 +17,11 @@ from ttamer.baselines.routing import NoRecall, Router, Routing
 from ttamer.baselines.rules import Unsuitable
 from ttamer.baselines.threshold import (
     Calibrated,
-    Column,
     Confidence,
     Patience,
     Threshold,
     ThresholdPerExit,
+    TraceColumn,
 )
 from ttamer.errors import ArgumentError
 from ttamer.fitting.replay import Family, Setting
@@ -36,8 +36,8 @@ FAMILIES: dict[str, Family] = {
         Always("always-best"),
         Threshold("threshold", lambda _: Confidence()),
         ThresholdPerExit(),
-        Threshold("entropy", lambda _: Column("entropy", -1.0), sign=-1.0),
-        Threshold("margin", lambda _: Column("margin")),
+        Threshold("entropy", lambda _: TraceColumn("entropy", -1.0), sign=-1.0),
+        Threshold("margin", lambda _: TraceColumn("margin")),
         Patience(),
         Threshold("calibrated", Calibrated.fit),
         Chain(),

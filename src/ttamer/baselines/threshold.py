@@ -48,7 +48,7 @@ class Confidence:
 
 
 @dataclass(frozen=True)
-class Column:
+class TraceColumn:
     """A further column of the nodes."""
 
     field: str

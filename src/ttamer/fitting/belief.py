@@ -135,7 +135,7 @@ class RiskModel(Protocol):
         ...
 
 
-class Cells(NamedTuple):
+class PairTable(NamedTuple):
     """A sparse table: what pairs of classes add to log-odds; 0 where there is no cell."""
 
     keys: Ints  # increasing: own class * (number of classes + 1) + the other's class
@@ -162,7 +162,7 @@ class Belief:
     # Per node, what each class adds, and last any other; empty where there are no predictions
     offsets: tuple[Floats, ...]
     # By nodes (a, b), what the classes of both add to the log-odds of a
-    pairs: Mapping[tuple[int, int], Cells]
+    pairs: Mapping[tuple[int, int], PairTable]
     # By set and answer: HEAD weights, and PEER for each answer beside it
     weights: Mapping[tuple[Step, int], Floats]
     masked: Floats  # (n, HEAD + PEER n): the weights of each answer in any set

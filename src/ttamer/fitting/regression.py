@@ -20,7 +20,18 @@ from itertools import permutations
 
 import numpy as np
 
-from ttamer.fitting.belief import HEAD, PEER, Belief, Cells, Floats, Ints, Seen, Step, View, on_grid
+from ttamer.fitting.belief import (
+    HEAD,
+    PEER,
+    Belief,
+    Floats,
+    Ints,
+    PairTable,
+    Seen,
+    Step,
+    View,
+    on_grid,
+)
 from ttamer.stats.envelope import rising
 from ttamer.stats.logistic import class_offsets, log_odds, logistic, sigmoid
 
@@ -169,7 +180,7 @@ class BeliefFit(View):
             tables.append(on_grid(table))
             self._without_row[on, v] = on_grid(row)
         odds = odds + self._without_row
-        pairs: dict[tuple[int, int], Cells] = {}
+        pairs: dict[tuple[int, int], PairTable] = {}
         rows: dict[tuple[int, int], Floats] = {}
         for a, b in permutations(range(len(tables)), 2) if self.options.pairs else ():
             keys = belief.pair_keys(codes, a, b)
@@ -179,7 +190,7 @@ class BeliefFit(View):
             cells, number = np.unique(keys[on], return_inverse=True)
             table, row = class_offsets(number, len(cells), odds[on, a], self.losses[on, a])
             values = on_grid(table)
-            pairs[a, b] = Cells(cells[values != 0], values[values != 0])
+            pairs[a, b] = PairTable(cells[values != 0], values[values != 0])
             rows[a, b] = np.zeros(len(answers))
             rows[a, b][on] = on_grid(row)
         return replace(belief, offsets=tuple(tables), pairs=pairs), rows

@@ -91,7 +91,7 @@ def collect(
     is_measured = costs == "measured"
     # Node after node within a block: batches are full, and a failure does not come after all calls.
     block = max(map(_size_of, nodes.values()))
-    rows: list[tuple[Answer | str, ...]] = []
+    rows: list[tuple[TimedReply | str, ...]] = []
     with event_loop() as run, shown(progress) as report:
         plain = {name: _without_await(node, run) for name, node in nodes.items()}
         for node in plain.values():
@@ -104,7 +104,7 @@ def collect(
             rows += zip(*answers, strict=True)
             if report:
                 report(f"{len(rows)} of {len(values)} inputs")
-    answered = np.array([[isinstance(cell, Answer) for cell in row] for row in rows])
+    answered = np.array([[isinstance(cell, TimedReply) for cell in row] for row in rows])
     used = np.flatnonzero(answered.any(axis=1)).tolist()
     left_out = Counter(str(rows[row][0]) for row in np.flatnonzero(~answered.any(axis=1)))
     if not used:
@@ -163,7 +163,7 @@ def _coded(codes: ClassCodes, labels: Iterable[object]) -> NDArray[np.int32]:
     return np.array(numbers, np.int32)
 
 
-class Answer(NamedTuple):
+class TimedReply(NamedTuple):
     """A reply, and the seconds its call took."""
 
     reply: Reply
@@ -190,15 +190,15 @@ def _without_await(node: Callable[[Any], Any], run: Callable[[Any], Any]) -> Cal
 
 def _asked(
     name: str, node: Callable[[Any], Any], values: list[Any], start: int, on_error: OnBad
-) -> list[Answer | str]:
+) -> list[TimedReply | str]:
     """Return an answer for each value, or the reason why it has none."""
-    answers: list[Answer | str] = []
+    answers: list[TimedReply | str] = []
     for position, result in enumerate(call_rows(node, values), start):
         reply = result.reply()
         if isinstance(reply, Exception):
             answers.append(_failed(name, reply, position, on_error))
         else:
-            answers.append(Answer(reply, result.seconds))
+            answers.append(TimedReply(reply, result.seconds))
     return answers
 
 
@@ -216,19 +216,19 @@ def _failed(name: str, error: Exception, position: int, on_error: OnBad) -> str:
 
 def _trace_of(
     spec: CascadeSpec,
-    rows: Sequence[Sequence[Answer | str]],
+    rows: Sequence[Sequence[TimedReply | str]],
     codes: ClassCodes,
     *,
     is_measured: bool,
 ) -> Trace:
     """Return the trace of answers; a text is the reason of a gap."""
-    answered = np.array([[isinstance(cell, Answer) for cell in row] for row in rows])
+    answered = np.array([[isinstance(cell, TimedReply) for cell in row] for row in rows])
     if (silent := ~answered.any(axis=0)).any():
         node = int(silent.argmax())
         raise TraceError(f"node {spec.names[node]!r} gave no answer: {rows[0][node]}")
 
-    def table(of: Callable[[Answer], Any], kind: Any = np.float64, gap: Any = math.nan) -> Any:
-        cells = [[of(cell) if isinstance(cell, Answer) else gap for cell in row] for row in rows]
+    def table(of: Callable[[TimedReply], Any], kind: Any = np.float64, gap: Any = math.nan) -> Any:
+        cells = [[of(c) if isinstance(c, TimedReply) else gap for c in row] for row in rows]
         return np.array(cells, kind, order="F")
 
     failures = Counter(cell for row in rows for cell in row if isinstance(cell, str))
