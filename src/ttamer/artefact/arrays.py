@@ -18,24 +18,24 @@ Arrays = dict[str, NDArray[Any]]
 class Declared(NamedTuple):
     """What an array may hold."""
 
+    # The names of its sizes, perhaps with ``+1``. A size without a value yet takes the array's.
+    # The last one may be ``*size``: parts of different lengths, stored one after the other, their
+    # lengths in ``<name>_sizes``; parts of the same size have the same lengths, of ``*`` any.
     shape: str
-    """The names of its sizes, perhaps with ``+1``. A size without a value yet takes the array's.
-    The last one may be ``*size``: parts of different lengths, stored one after the other, their
-    lengths in ``<name>_sizes``; parts of the same size have the same lengths, of ``*`` any."""
     low: float = -np.inf
     high: float = np.inf
+    # Of whole numbers: the size that they are numbers of, as places or nodes are
     of: str = ""
-    """Of whole numbers: the size that they are numbers of, as places or nodes are."""
+    # Whether entries are multiples of 1 / GRID
     grid: bool = False
-    """Whether entries are multiples of 1 / GRID."""
+    # Whether entries may be infinite
     infinite: bool = False
-    """Whether entries may be infinite."""
+    # Whether whole numbers, and entries that are all 0 or 1, take as few bytes as they can
     small: bool = False
-    """Whether whole numbers, and entries that are all 0 or 1, take as few bytes as they can."""
+    # How an entry compares with the one before it in its row or part
     rises: Literal["", ">", ">="] = ""
-    """How an entry compares with the one before it in its row or part."""
+    # Whether entries may be in single precision
     single: bool = False
-    """Whether entries may be in single precision."""
     optional: bool = False
 
 

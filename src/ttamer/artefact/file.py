@@ -42,10 +42,10 @@ MAX_HEADER = 32 * 2**20
 class Artefact:
     """A ``.ttamer`` file, read and checked once. Made by :func:`open_artefact`."""
 
+    # What was saved
     policy: Savable
-    """What was saved."""
+    # Its description, as :func:`inspect` gives it
     facts: dict[str, Any]
-    """Its description, as :func:`inspect` gives it."""
 
 
 def save(

@@ -37,20 +37,20 @@ from ttamer.trace.trace import Trace
 class WatchResult:
     """What a run of the job found."""
 
+    # The audited rows that were tested, in all runs
     rows: int
-    """The audited rows that were tested, in all runs."""
+    # The rows that are still needed as a reference; then nothing is tested
     waiting: int
-    """The rows that are still needed as a reference; then nothing is tested."""
+    # The new events of the loop
     events: tuple[Event, ...]
-    """The new events of the loop."""
     state: str
+    # How near each test is to an alarm, from 0 to 1
     progress: dict[str, float]
-    """How near each test is to an alarm, from 0 to 1."""
+    # The policy that should serve
     serving: str
-    """The policy that should serve."""
     replaced: bool
+    # Whether the file has the policy that should serve
     is_current: bool
-    """Whether the file has the policy that should serve."""
 
     def __str__(self) -> str:
         if self.waiting:

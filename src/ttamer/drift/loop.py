@@ -94,15 +94,15 @@ class Event:
     row 1200: suspected: error 9.00%, promised at most 5.00%
     """
 
+    # The row of the traffic at which it happened
     number: int
-    """The row of the traffic at which it happened."""
+    # The state of the loop after it
     state: LoopState
-    """The state of the loop after it."""
     kind: EventKind
+    # The reason, in a sentence
     text: str
-    """The reason, in a sentence."""
+    # The numbers behind it, in plain values
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """The numbers behind it, in plain values."""
 
     def __str__(self) -> str:
         return f"row {self.number}: {self.state}: {self.text}"

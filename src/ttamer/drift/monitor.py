@@ -244,10 +244,10 @@ class Bound:
 
     kind: Kind
     at_most: float
+    # The number of the node that a drop is measured from
     node: int = -1
-    """The number of the node that a drop is measured from."""
+    # The largest loss there can be, where answers have losses; ``at_most`` is in their unit
     unit: float | None = None
-    """The largest loss there can be, where answers have losses; ``at_most`` is in their unit."""
 
     @property
     def share(self) -> float:
@@ -279,18 +279,18 @@ class Alarm:
     """A test that found a change."""
 
     test: Test
+    # The row of the traffic at which the change was found
     number: int
-    """The row of the traffic at which the change was found."""
+    # The row of the traffic at which the change is estimated to have happened
     change: int
-    """The row of the traffic at which the change is estimated to have happened."""
+    # The number of audited rows since then
     rows: int
-    """The number of audited rows since then."""
     e_value: float
     threshold: float
+    # Since the change: the mean of (wrong - believed), the mean loss, or the mean p-value
     observed: float
-    """Since the change: the mean of (wrong - believed), the mean loss, or the mean p-value."""
+    # The bound that ``observed`` would keep without a change
     expected: float
-    """The bound that ``observed`` would keep without a change."""
     text: str
 
 

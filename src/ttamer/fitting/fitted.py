@@ -33,26 +33,26 @@ class FitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How a ladder was fitted. Nothing reads it in order to decide."""
 
     belief: BeliefKind
+    # The rows of the log, held-out ones left out
     rows: int
-    """The rows of the log, held-out ones left out."""
+    # Those on which every node answered and every loss is known
     complete: int
-    """Those on which every node answered and every loss is known."""
     trace_digest: str
     seed: int = 0
     folds: int = 5
     held_out: int = 0
+    # The rows that policies were found on, where there were more than fit into memory
     sampled: int | None = None
-    """The rows that policies were found on, where there were more than fit into memory."""
+    # How complete rows stand for all rows
     weighting: Weighting = "none"
-    """How complete rows stand for all rows."""
+    # So many rows of equal weight say as much as the weighted complete ones
     effective: float | None = None
-    """So many rows of equal weight say as much as the weighted complete ones."""
     latency_weight: float = 0.0
     without: tuple[str, ...] = ()
+    # What policies read of an input
     inputs: tuple[str, ...] = ()
-    """What policies read of an input."""
+    # Of ``belief="markov"`` with nodes in one order
     markov: MarkovRecord | None = None
-    """Of ``belief="markov"`` with nodes in one order."""
     version: str = __version__
 
     @property

@@ -26,16 +26,16 @@ from ttamer.trace.trace import Trace
 class CallPlan(NamedTuple):
     """How to spend a budget on further calls."""
 
+    # Prompts to ask every node about
     complete: int
-    """Prompts to ask every node about."""
+    # By node: prompts to ask it alone about
     alone: dict[str, int]
-    """By node: prompts to ask it alone about."""
     cost: float
+    # The standard error of the frontier's loss now, a mean over its policies
     error: float
-    """The standard error of the frontier's loss now, a mean over its policies."""
     error_after: float
+    # By how much the next unit of cost lowers it, after the plan
     next_unit: float
-    """By how much the next unit of cost lowers it, after the plan."""
 
 
 def plan_calls(ladder: FittedLadder, trace: Trace, budget: float, *, steps: int = 100) -> CallPlan:

@@ -439,13 +439,13 @@ def _worth(run: Collection, trace: Trace, budget: float) -> list[str]:
 class CollectionPlan:
     """What a collection would ask, and what that would cost at most."""
 
+    # The calls that are not paid for yet, by node
     calls: Mapping[str, int]
-    """The calls that are not paid for yet, by node."""
+    # In the cascade's units: prompts as long as their bytes say, answers as long as they may
+    # be.
     cost: Mapping[str, float]
-    """In the cascade's units: prompts as long as their bytes say, answers as long as they may
-    be."""
+    # The responses that are there
     kept: int
-    """The responses that are there."""
 
     def __str__(self) -> str:
         parts = [

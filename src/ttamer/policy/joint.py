@@ -84,12 +84,12 @@ class JointPolicy(Policy):
     JointPolicy(3 nodes, tradeoff=0.5, value=0.15)
     """
 
+    # The policy of the walk over the steps; its problem names each step
     walk: WalkPolicy
-    """The policy of the walk over the steps; its problem names each step."""
+    # What each node of that walk stands for
     steps: tuple[Step, ...]
-    """What each node of that walk stands for."""
+    # The most that one input may cost, failures included; ``None`` for no cap
     cap: Cap | None = None
-    """The most that one input may cost, failures included; ``None`` for no cap."""
 
     def index(self, node: str) -> NDArray[np.float64]:
         raise self._refusal(node)

@@ -58,10 +58,10 @@ class WalkPolicy(Policy):
     [[-1, 1, 1], [-1, 1, 1]]
     """
 
+    # Shape (states, columns) each: the node to ask next, or -1
     choices: tuple[NDArray[np.int32], ...]
-    """Shape (states, columns) each: the node to ask next, or -1."""
+    # Shape (states, columns) each: the equivalent loss, weighed
     phi: tuple[NDArray[np.float64], ...]
-    """Shape (states, columns) each: the equivalent loss, weighed."""
 
     def index(self, node: str) -> NDArray[np.float64]:
         number = self.problem.index_of(node)

@@ -84,15 +84,15 @@ class Call(NamedTuple):
 
     function: Callable[[Any], Any]
     value: Any
+    # Seconds until the call counts as failed
     timeout: float | None = None
-    """Seconds until the call counts as failed."""
     node: str = ""
+    # The session that decides, in which this node is next
     session: Any = None
-    """The session that decides, in which this node is next."""
+    # The calls made before (:class:`~ttamer.runtime.reply.NodeCall`)
     asked: Sequence[Any] = ()
-    """The calls made before (:class:`~ttamer.runtime.reply.NodeCall`)."""
+    # When the time of the input is up, by ``time.perf_counter()``; no call is made after it
     end: float = math.inf
-    """When the time of the input is up, by ``time.perf_counter()``; no call is made after it."""
 
 
 class CallResult(NamedTuple):
@@ -100,10 +100,10 @@ class CallResult(NamedTuple):
 
     returned: Any
     error: Exception | None
+    # How many calls were made: none where the time was up before
     calls: int
-    """How many calls were made: none where the time was up before."""
+    # How many of them are paid: all but those whose error has ``paid = False``
     paid: int
-    """How many of them are paid: all but those whose error has ``paid = False``."""
     seconds: float
 
     @classmethod

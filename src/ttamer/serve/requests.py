@@ -106,10 +106,10 @@ class Choice(Points, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The field ``ttamer`` of a request: at most one operating point, limits, explanations."""
 
     max_cost: Above0 | None = None
+    # Seconds; that of the server holds where it is shorter
     timeout: Above0 | None = None
-    """Seconds; that of the server holds where it is shorter."""
+    # What is known of the request, by name, where the policy reads it
     inputs: dict[str, str | float | list[float]] | None = None
-    """What is known of the request, by name, where the policy reads it."""
     explain: bool = False
 
     def point(self, allowed: Sequence[str]) -> Point | None:
@@ -290,17 +290,17 @@ class DecideRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of ``/v1/decide``: the answers so far, in the order in which nodes were asked."""
 
     asked: Annotated[list[Observation], Meta(max_length=1000)] = []
+    # The same for all steps of one input, where the policy mixes two
     key: str = ""
-    """The same for all steps of one input, where the policy mixes two."""
     ttamer: Choice | None = None
 
 
 class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of ``POST /v1/feedback``: a label or a score for an earlier answer."""
 
+    # The id of the request: its header ``x-request-id``
     request: Annotated[str, Meta(pattern=REQUEST_ID)]
-    """The id of the request: its header ``x-request-id``."""
+    # The right answer
     label: Annotated[str, Meta(max_length=2**16)] | None = None
-    """The right answer."""
+    # How good the answer was; thumbs are 1 and 0
     score: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """How good the answer was; thumbs are 1 and 0."""

@@ -35,14 +35,14 @@ _FILES = "four files of the decision log are kept, of 64 MiB each"
 class AuditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The ``[serve.audit]`` table: on which requests all nodes are asked, after the response."""
 
+    # Of the requests, while the budget lasts
     share: Annotated[float, Meta(gt=0, le=1)]
-    """Of the requests, while the budget lasts."""
+    # The most that audits may cost in an hour, in the cascade's units
     budget: Above0 = math.inf
-    """The most that audits may cost in an hour, in the cascade's units."""
+    # A node that decides whether the answers of audited requests are right
     judge: str = ""
-    """A node that decides whether the answers of audited requests are right."""
+    # A trace of rows that the policy was not fitted to; with it the job of drift runs
     reference: str = ""
-    """A trace of rows that the policy was not fitted to; with it the job of drift runs."""
     removed: ClassVar = by_key(
         {
             "budget_in_all": "write budget, the most that audits may cost in an hour",
@@ -67,12 +67,12 @@ class Points(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """
 
     tradeoff: Annotated[float, Meta(ge=0, le=1)] | None = None
+    # The cost of a wrong answer, in the cascade's units
     mistake_cost: Above0 | None = None
-    """The cost of a wrong answer, in the cascade's units."""
+    # The mean cost of a request
     budget: Above0 | None = None
-    """The mean cost of a request."""
+    # The share of wrong answers
     error: AtLeast0 | None = None
-    """The share of wrong answers."""
 
     @property
     def stated(self) -> list[Point]:
@@ -84,31 +84,31 @@ class Points(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class ServeSettings(Points, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The ``[serve]`` table; every key is optional."""
 
+    # The environment variable with the bearer token of the server; without it there is none
     token_env: str = ""
-    """The environment variable with the bearer token of the server; without it there is none."""
+    # How answers are compared: a kind, or a table with the kind and its options
     compare: Any = "normalised"
-    """How answers are compared: a kind, or a table with the kind and its options."""
+    # Which of these a request may choose for itself
     allow: tuple[OperatingPoint, ...] = ()
-    """Which of these a request may choose for itself."""
+    # The most that one request may cost
     max_cost: Above0 | None = None
-    """The most that one request may cost."""
+    # The seconds that a request may take; then the best answer so far is returned
     timeout: Above0 = 60.0
-    """The seconds that a request may take; then the best answer so far is returned."""
+    # The most bytes of a request
     max_body: Annotated[int, Meta(ge=1)] = 4 * 2**20
-    """The most bytes of a request."""
+    # The most requests at once; as many more wait, others are refused
     max_concurrent: Annotated[int, Meta(ge=1)] = 256
-    """The most requests at once; as many more wait, others are refused."""
+    # With "last" the last node's tokens are relayed though the policy might prefer an earlier
+    # answer; with "whole" only where it does not.
     stream: Literal["whole", "last"] = "whole"
-    """With "last" the last node's tokens are relayed though the policy might prefer an earlier
-    answer; with "whole" only where it does not."""
+    # A file for the decision log: one JSON line per request
     log: str = ""
-    """A file for the decision log: one JSON line per request."""
+    # Whether the log holds prompts and answers; by default hashes stand for them
     log_texts: bool = False
-    """Whether the log holds prompts and answers; by default hashes stand for them."""
+    # With "shadow" clients get the incumbent's answer, and audits ask the other nodes
     mode: Literal["policy", "shadow"] = "policy"
-    """With "shadow" clients get the incumbent's answer, and audits ask the other nodes."""
+    # The node that answers in shadow mode; by default the last
     incumbent: str = ""
-    """The node that answers in shadow mode; by default the last."""
     embeddings: Any = None
     audit: Any = None
     removed: ClassVar = by_key(

@@ -18,8 +18,8 @@ class CallTiming(NamedTuple):
     164.0
     """
 
+    # What a call takes, however many rows it has
     per_call: float
-    """What a call takes, however many rows it has."""
     per_row: float
 
     def of(self, rows: int) -> float:

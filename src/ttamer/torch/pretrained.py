@@ -27,10 +27,10 @@ WEIGHTS, POLICY = "model.safetensors", "policy.ttamer"
 class Pretrained(NamedTuple):
     """What a folder holds besides weights."""
 
+    # The policy or ladder saved with the network, if any
     policy: FittedPolicy | FittedLadder | None
-    """The policy or ladder saved with the network, if any."""
+    # The names of the classes, if they were saved
     classes: tuple[str, ...] | None
-    """The names of the classes, if they were saved."""
 
 
 def save_pretrained(
