@@ -332,7 +332,7 @@ class Frontier:
             MissingExtra: If matplotlib is not installed.
         """
         curves = {}
-        for family in self.ranked[:8]:  # more cannot be told apart
+        for family in self.ranked[:8]:  # more lines cannot be distinguished
             costs, errors = self.curve(family)
             corners = lower_envelope(costs, errors).tolist()
             curves[family] = ([costs[k] for k in corners], [errors[k] for k in corners])
@@ -444,7 +444,7 @@ def frontier(
     if not points:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise ArgumentError(f"no family suits this trace ({reasons})")
-    # The paper's guarantees rest on the Markov property: the reader is told whether it holds.
+    # The paper's guarantees rest on the Markov property: the report says whether it holds.
     learnt = settings["paper"][0].rule if "paper" in settings else None
     return Frontier(
         points=tuple(points),

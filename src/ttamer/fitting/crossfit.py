@@ -246,7 +246,7 @@ class CrossFit:
         return StepFit(replace(tables, prior=prior), asked[chosen], answer[chosen], weight)
 
     def _decisions(self) -> tuple[Bools, Ints]:
-        """Return whom each kind of plan asks at each price on rows not fitted to, and who answers.
+        """Return the nodes asked and the answer of rows not fitted to, by kind of plan and price.
 
         Shapes (kinds, P, R, n) and (kinds, P, R).
         """

@@ -285,7 +285,7 @@ def play(policy: StepPolicy, view: View, costs: Floats | None = None) -> Played:
 def decide(
     policy: StepPolicy, view: View, step: Step, answered: Step, rows: Ints, costs: Floats | None
 ) -> tuple[Ints, Ints]:
-    """Return whom rows ask after a set, -1 where they stop, and whose answer is the best so far."""
+    """Return the node that is asked next, -1 for none, and the node of the best answer so far."""
     x, owner = view.best(answered)
     x, owner = x[rows], owner[rows]
     p = chance(x)

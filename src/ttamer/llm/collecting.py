@@ -69,7 +69,7 @@ class Collection:
         self.bodies = dict(zip(self.keys, (prompt.body for prompt in prompts), strict=True))
 
     def _check(self) -> None:
-        """Refuse nodes that nobody asks, and labels that no answer can equal."""
+        """Refuse nodes that are never asked, and labels that no answer can equal."""
         labels = [prompt.label for prompt in self.prompts]
         if self.log is not None:
             if len(self.log) != len(labels):

@@ -174,7 +174,7 @@ def call(request: Call) -> CallResult:
             return CallResult.of(start, _returned(request), None)
         except Exception as error:  # whatever a user's function raises
             return CallResult.of(start, None, error)
-    # A call that is late goes on in its thread, and nobody waits for it: Python ends no threads.
+    # A call that is late goes on in its thread, and is not awaited: Python ends no threads.
     answer = _in_thread(lambda: _returned(request))
     try:
         # A limit may be longer than what threads can wait for, and is then none.
@@ -278,7 +278,7 @@ def run_awaitable(awaitable: Awaitable[T]) -> T:
     except RuntimeError:
         result: T = asyncio.run(coroutine)
         return result
-    coroutine.close()  # Python would warn that nobody awaited it
+    coroutine.close()  # Python would warn that it was never awaited
     raise ArgumentError("an event loop is running here: await arun, instead of calling run")
 
 

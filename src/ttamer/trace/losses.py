@@ -67,12 +67,12 @@ def _compared(trace: Columns, target: str) -> Losses:
     losses = np.full(codes.shape, np.nan)
     is_known = right >= 0
     answers, right = codes[is_known], right[is_known, np.newaxis]
-    # An answer that says nothing is wrong: -1 is nobody's code.
+    # An answer that says nothing is wrong: -1 is the code of no class.
     losses[is_known] = (
         mistake_table(mistakes, trace.classes)[right, answers] if mistakes else answers != right
     )
     if target == "last":
-        # No answer equals no answer. Where the last node has a gap nobody knows what is right.
+        # No answer equals no answer. Where the last node has a gap it is not known what is right.
         losses[trace.answered[:, -1] & ~is_known] = largest_mistake(mistakes)
         losses[:, -1] = 0.0
     return losses
