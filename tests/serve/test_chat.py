@@ -262,7 +262,7 @@ class TestStreams:
                     await asyncio.sleep(0.01)
 
             await asyncio.wait_for(served.asked({"stream": True}, send), 5)
-            return len(sent), served.app.state.gate.running
+            return len(sent), served.app.gate.running
 
         assert served.run(scenario) == (3, 0)
 
@@ -270,7 +270,7 @@ class TestStreams:
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_calls_of_a_client_that_leaves_are_cancelled(serve, stream):
     served = serve()
-    model, gate = served.models["small"], served.app.state.gate
+    model, gate = served.models["small"], served.app.gate
     model.delay = 20
 
     async def scenario(client):
@@ -297,7 +297,7 @@ class TestLimits:
         results = served.run(scenario)
         assert results.count((200, None)) == 4
         assert results.count((503, "1")) == 2
-        assert served.app.state.gate.bytes == served.app.state.gate.inside == 0
+        assert served.app.gate.bytes == served.app.gate.inside == 0
 
     def test_a_body_is_bounded_whether_its_length_is_stated_or_not(self, serve):
         served = serve(serve={"max_body": 1000})
@@ -317,7 +317,7 @@ class TestLimits:
         assert short.status_code == 200
 
     def test_a_body_that_does_not_come_is_given_up(self, serve, monkeypatch):
-        monkeypatch.setattr("ttamer.serve.app.Gate.body_seconds", 0.1)
+        monkeypatch.setattr("ttamer.serve.app.Watch.body_seconds", 0.1)
 
         async def slow():
             yield b"{"
@@ -403,7 +403,7 @@ class TestLimits:
                 await asyncio.sleep(0.01)
             await asyncio.wait_for(served.asked({}, leaves_after=0.2), 5)
             await first
-            return len(model.bodies), served.app.state.gate.inside
+            return len(model.bodies), served.app.gate.inside
 
         assert served.run(scenario) == (1, 0)
 

@@ -92,7 +92,7 @@ def test_no_response_of_a_model_is_an_error_of_the_server(serve, confidence):
                 answer = await client.chat(stream=bool(number % 2), ttamer={"explain": True})
                 assert answer.status_code in (200, 502)
                 assert "internal_error" not in answer.text
-            assert served.app.state.gate.inside == 0
+            assert served.app.gate.inside == 0
 
         served.run(scenario)
 
@@ -129,7 +129,7 @@ def test_no_chunk_of_a_model_is_an_error_of_the_server(serve, tmp_path):
                 # What is a choice is passed on, in its order; nothing else is.
                 sent = [c for line in lines for c in json.loads(line[6:])["choices"]]
                 assert len(sent) == sum(isinstance(c, dict) for k in chunks for c in k["choices"])
-            assert served.app.state.gate.inside == 0
+            assert served.app.gate.inside == 0
 
         served.run(scenario)
 

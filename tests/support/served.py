@@ -54,12 +54,12 @@ class Served:
 
     @property
     def service(self) -> Any:
-        return self.app.state.service
+        return self.app.service
 
     @asynccontextmanager
     async def running(self):
         """Give a client of the application, inside its lifespan."""
-        async with self.app.router.lifespan_context(self.app):
+        async with self.app.lifespan_context(self.app):
             transport = httpx2.ASGITransport(self.app)
             headers = {"content-type": "application/json"}
             async with httpx2.AsyncClient(

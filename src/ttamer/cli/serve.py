@@ -40,7 +40,7 @@ def serve_command(cascade: str, policy: str, check: bool, force: bool, **listeni
             "a policy is needed: ttamer serve CASCADE POLICY; make one with ttamer fit"
         )
     app = make_app(settings, policy, force=force)
-    active = app.state.service.policies.active
+    active = app.service.policies.active
     # Facts are one line of JSON each, for what starts servers and reads their output.
     facts: dict[str, Any] = {"nodes": list(settings.spec.names)}
     facts |= {"policy": active.version, "warnings": active.warnings()}

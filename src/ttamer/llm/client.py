@@ -13,7 +13,12 @@ import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from itertools import chain
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -103,6 +108,10 @@ class UpstreamFailed(TTamerError):
     def code(self) -> str:
         """The server's error code, where it is known."""
         return next((code for code in self.known_codes if code in self.upstream_text), "")
+
+
+# What a call may end with; aiohttp's error of a line that is too long is no ClientError.
+_ERRORS = (UpstreamFailed, aiohttp.ClientError, HttpProcessingError, OSError, ValueError)
 
 
 class TimeLimit:
@@ -198,9 +207,11 @@ class Breaker:
                 self._until = ended_at + self._pause
             return
         self._recent.append((ended_at, failed))
+        if not failed:
+            return
         recent = [failure for ended, failure in self._recent if ended_at - ended <= self.seconds]
         is_bad = sum(recent) >= self.share * len(recent) or all(recent[-self.row :])
-        if failed and is_bad and len(recent) >= self.row:
+        if is_bad and len(recent) >= self.row:
             self._until = ended_at + self._pause
 
 
@@ -325,11 +336,23 @@ class Client:
     async def _attempt(
         self, path: str, content: bytes, deadline: Deadline, headers: Mapping[str, str] | None
     ) -> Response:
+        is_test = await self._begin(deadline)
         start = time.monotonic()
-        async with self._response(path, content, deadline, headers, self.limit) as (response, _):
-            decoded = _decoded(await self._read(response))
+        seconds = min(self.limit.seconds, deadline.end - start)
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self._post(path, content, headers) as response,
+            ):
+                await self._require_good(response)
+                decoded = _decoded(await self._read(response))
             if decoded is None:
                 raise self._failure("garbage", "returned no JSON object")
+        except _ERRORS as error:
+            raise self._ended(error, deadline, is_test=is_test) from None
+        finally:
+            self._slots.release()
+        self.breaker.record(failed=False)
         self.limit.took(time.monotonic() - start)
         return Response(decoded, stated_cost(response.headers.get("x-litellm-response-cost")))
 
@@ -346,9 +369,22 @@ class Client:
         """
         wanted = {**self.adapted(body), "stream": True, "stream_options": {"include_usage": True}}
         content = msgspec.json.encode(wanted)
-        start, limit = time.monotonic(), self._first_chunk
-        async with self._response(CHAT, content, deadline, headers, limit) as (response, timeout):
-            yield self._chunks(response, timeout, start)
+        is_test = await self._begin(deadline)
+        start = time.monotonic()
+        # The first chunk of a stream comes no later than a whole answer.
+        seconds = min(self._first_chunk.seconds, self.limit.seconds, deadline.end - start)
+        try:
+            async with (
+                asyncio.timeout(seconds) as limit,
+                self._post(CHAT, content, headers) as response,
+            ):
+                await self._require_good(response)
+                yield self._chunks(response, limit, start)
+        except _ERRORS as error:
+            raise self._ended(error, deadline, is_test=is_test) from None
+        finally:
+            self._slots.release()
+        self.breaker.record(failed=False)
 
     async def _chunks(
         self, response: aiohttp.ClientResponse, limit: asyncio.Timeout, start: float
@@ -376,71 +412,64 @@ class Client:
             limit.reschedule(loop.time() + self.settings.timeout)
         raise self._failure("cut", "ended its stream without [DONE]")
 
-    @asynccontextmanager
-    async def _response(
-        self,
-        path: str,
-        content: bytes,
-        deadline: Deadline,
-        headers: Mapping[str, str] | None,
-        time_limit: TimeLimit,
-    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:
-        """Make one attempt, with its time limit and the breaker around it."""
+    async def _begin(self, deadline: Deadline) -> bool:
+        """Wait for a slot; return whether the call tests a server that has failed."""
         if not self.breaker.allows():
             pause = self.breaker.seconds_left
             raise self._failure("open", "fails, and is left alone for now", retry_after=pause)
         is_test = self.breaker.is_open
-        # The first chunk of a stream comes no later than a whole answer.
-        seconds = min(time_limit.seconds, self.limit.seconds)
         try:
-            async with asyncio.timeout(deadline.left):
+            # A time limit takes time itself.
+            async with asyncio.timeout(deadline.left) if self._slots.locked() else nullcontext():
                 await self._slots.acquire()
         except TimeoutError:
             raise self._failure("queue", "has too many calls under way") from None
-        try:
-            async with (
-                asyncio.timeout(min(seconds, deadline.left)) as limit,
-                self._session.post(
-                    self.settings.upstream + path,
-                    data=content,
-                    # A redirect could carry the key to another host.
-                    headers={**(headers or {}), **self._headers},
-                    allow_redirects=False,
-                ) as response,
-            ):
-                if response.status != 200:
-                    raise await self._refused(response)
-                if response.headers.get("content-encoding", "identity") != "identity":
-                    raise self._failure("garbage", "returned a compressed answer")
-                yield response, limit
-        except UpstreamFailed as error:
+        return is_test
+
+    def _post(
+        self, path: str, content: bytes, headers: Mapping[str, str] | None
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self._session.post(
+            self.settings.upstream + path,
+            data=content,
+            headers={**headers, **self._headers} if headers else self._headers,
+            # A redirect could carry the key to another host.
+            allow_redirects=False,
+        )
+
+    async def _require_good(self, response: aiohttp.ClientResponse) -> None:
+        if response.status != 200:
+            raise await self._refused(response)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise self._failure("garbage", "returned a compressed answer")
+
+    def _ended(self, error: Exception, deadline: Deadline, *, is_test: bool) -> UpstreamFailed:
+        """Return the failure that ended a call, and count it."""
+        if isinstance(error, UpstreamFailed):
             self.breaker.record(failed=error.kind in self.breaking)
-            raise
-        except TimeoutError:
+            return error
+        if isinstance(error, TimeoutError):
             # A client with little time left shows nothing about the server.
             if deadline.left > 0:
                 self.breaker.record(failed=True)
             if is_test:  # not for each call that was under way when it opened
                 self.limit.grow()
                 self._first_chunk.grow()
-            raise self._failure("timeout", "did not answer in time") from None
-        except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
-            self.breaker.record(failed=True)
-            never_began = aiohttp.ClientConnectorError | aiohttp.ServerDisconnectedError
-            kind: Kind = "connect" if isinstance(error, never_began) else "cut"
-            detail = "could not be reached" if kind == "connect" else "broke off its answer"
-            raise self._failure(kind, f"{detail} ({type(error).__name__})") from None
-        else:
-            self.breaker.record(failed=False)
-        finally:
-            self._slots.release()
+            return self._failure("timeout", "did not answer in time")
+        self.breaker.record(failed=True)
+        never_began = aiohttp.ClientConnectorError | aiohttp.ServerDisconnectedError
+        kind: Kind = "connect" if isinstance(error, never_began) else "cut"
+        detail = "could not be reached" if kind == "connect" else "broke off its answer"
+        return self._failure(kind, f"{detail} ({type(error).__name__})")
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        parts, size = list[bytes](), 0
         if (response.content_length or 0) <= self.max_response:
-            try:
-                await response.content.readexactly(self.max_response + 1)
-            except asyncio.IncompleteReadError as error:
-                return error.partial
+            while size <= self.max_response and (part := await response.content.readany()):
+                parts.append(part)
+                size += len(part)
+            if size <= self.max_response:
+                return b"".join(parts)
         raise self._failure("too_large", f"returned more than {self.max_response} bytes")
 
     async def _refused(self, response: aiohttp.ClientResponse) -> UpstreamFailed:

@@ -11,18 +11,17 @@ import random
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from functools import lru_cache
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext, suppress
+from functools import lru_cache, partial
 from typing import Any
 
 from aiohttp import ClientSession
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Router
+from starlette.types import Receive, Scope, Send
 
 from ttamer.llm.client import Client, Deadline
 from ttamer.llm.node import Upstream
@@ -44,16 +43,16 @@ from ttamer.serve.stream import streamed
 log = logging.getLogger("ttamer")
 
 
-class Received(Request):
-    """A request, and what it holds while it is answered."""
+class Received:
+    """A request, and what it holds of the gate until it is answered."""
 
-    def __init__(self, request: Request) -> None:
-        super().__init__(request.scope, request.receive)
-        self.held, self.is_read = AsyncExitStack(), False
-        # Starlette goes through the list of headers at each access.
-        self._texts: dict[bytes, bytes] = dict(request.scope["headers"])
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.method, self.receive, self.client = scope["method"], receive, scope.get("client")
+        self._texts: dict[bytes, bytes] = dict(scope["headers"])
+        self.size = 0  # the bytes of its body so far
+        self.is_read = self.is_inside = self.has_slot = self.is_streamed = False
         stated = self.text("x-request-id")
-        is_good = re.fullmatch(REQUEST_ID, stated) is not None
+        is_good = stated and re.fullmatch(REQUEST_ID, stated)
         # The client's, where it can be used, else a new one.
         self.id = stated if is_good else f"{random.getrandbits(128):032x}"
 
@@ -62,16 +61,11 @@ class Received(Request):
         return self._texts.get(header.encode(), b"").decode("latin-1")
 
 
-Handler = Callable[[Received], Awaitable[Response]]
-
-
 class Gate:
     """How many requests are answered at once; as many may wait, and others are refused.
 
     Bodies are read before a slot is taken, and all of them together are bounded too.
     """
-
-    body_seconds = 15.0  # in which the body of a request must have come
 
     def __init__(self, limit: int, max_body: int) -> None:
         self._slots = asyncio.Semaphore(limit)
@@ -79,36 +73,51 @@ class Gate:
         self._max_bytes = max(16 * max_body, 64 * 2**20)  # a request takes several times as much
         self.inside = self.running = self.bytes = 0
 
-    @asynccontextmanager
-    async def admitted(self, request: Received) -> AsyncIterator[bytes]:
-        """Count a request as one inside, also while its body comes, and give its body."""
+    async def body(self, request: Received) -> bytes:
+        """Count a request as one inside, also while its body comes, and return its body."""
         if self.inside >= self._max_inside:
             raise self._busy()
         self.inside += 1
-        size, parts = 0, []
-        stated = request.text("content-length")
-        try:
-            # What it states is refused before a byte is read; what comes is counted in any case.
-            if stated.isdecimal() and int(stated[:20]) > self._max_body:
+        request.is_inside = True
+        stated, parts, more = request.text("content-length"), list[bytes](), True
+        # What it states is refused before a byte is read; what comes is counted in any case.
+        if stated.isdecimal() and int(stated[:20]) > self._max_body:
+            raise self._too_large()
+        while more:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            part, more = message.get("body", b""), message.get("more_body", False)
+            request.size += len(part)
+            self.bytes += len(part)
+            if request.size > self._max_body:
                 raise self._too_large()
-            try:
-                async with asyncio.timeout(self.body_seconds):
-                    async for part in request.stream():
-                        size += len(part)
-                        self.bytes += len(part)
-                        if size > self._max_body:
-                            raise self._too_large()
-                        if self.bytes > self._max_bytes:
-                            raise self._busy()
-                        parts.append(part)
-            except TimeoutError:
-                raise Refused(408, "slow_body", "the body did not come in time") from None
-            request.is_read = True
-            parts[:] = [b"".join(parts)]
-            yield parts.pop()  # which is not held here: a body is not in memory twice
-        finally:
+            if self.bytes > self._max_bytes:
+                raise self._busy()
+            parts.append(part)
+        request.is_read = True
+        return b"".join(parts)
+
+    async def slot(self, request: Received, seconds: float) -> None:
+        """Wait for a slot."""
+        try:
+            # A time limit takes time itself.
+            async with asyncio.timeout(seconds) if self._slots.locked() else nullcontext():
+                await self._slots.acquire()
+        except TimeoutError:
+            raise self._busy() from None
+        self.running += 1
+        request.has_slot = True
+
+    def leave(self, request: Received) -> None:
+        """Give back what a request holds."""
+        if request.is_inside:
             self.inside -= 1
-            self.bytes -= size
+            self.bytes -= request.size
+        if request.has_slot:
+            self.running -= 1
+            self._slots.release()
+        request.is_inside = request.has_slot = False
 
     @staticmethod
     def _busy() -> Refused:
@@ -117,26 +126,58 @@ class Gate:
     def _too_large(self) -> Refused:
         return Refused(413, "too_large", f"the body has more than {self._max_body} bytes")
 
-    @asynccontextmanager
-    async def slot(self, seconds: float) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it."""
-        try:
-            async with asyncio.timeout(seconds if self._slots.locked() else None):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise self._busy() from None
-        self.running += 1
-        try:
-            yield
-        finally:
-            self.running -= 1
-            self._slots.release()
+
+class Watch:
+    """Ends a request whose client leaves, and its calls, or whose body does not come in time."""
+
+    body_seconds = 15.0
+    pause = 0.05  # most answers are quick, and a task for each would take a tenth of its time
+
+    def __init__(self, request: Received) -> None:
+        self._request = request
+        self._error: Exception | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        self._task: Any = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.time() + self.body_seconds
+        self._timer = self._loop.call_later(self.pause, self._look)
+
+    def _look(self) -> None:
+        if self._request.is_read:
+            self._watcher = self._loop.create_task(self._wait())
+        elif self._loop.time() > self._end:
+            self._stop(Refused(408, "slow_body", "the body did not come in time"))
+        else:
+            self._timer = self._loop.call_later(self.pause, self._look)
+
+    async def _wait(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self._stop(ClientDisconnect())
+
+    def _stop(self, error: Exception) -> None:
+        self._error = error
+        self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._error is not None and kind is asyncio.CancelledError:
+            self._task.uncancel()
+            raise self._error from None
 
 
-class Endpoints:
-    """The HTTP of a service: who may ask, how much at once, and each URL."""
+class App(Router):
+    """The HTTP of a service: who may ask, how much at once, and each URL.
+
+    URLs are looked up here, as Starlette's routes and layers take a tenth of a request's time.
+    """
 
     def __init__(self, service: Service) -> None:
+        super().__init__(lifespan=self._lifespan)
         serve = service.settings.serve
         self.service = service
         self.gate = gate = Gate(serve.max_concurrent, serve.max_body)
@@ -144,11 +185,21 @@ class Endpoints:
         gauge = service.metrics.gauge
         gauge("ttamer_running", "Requests being answered", lambda: gate.running)
         gauge("ttamer_waiting", "Requests waiting", lambda: gate.inside - gate.running)
+        self._get: dict[str, Callable[[], Response]] = {
+            "/health": self.health,
+            "/ready": self.ready,
+            "/v1/models": self.models,
+            "/metrics": self.scrape,
+        }
+        self._post: dict[str, Callable[[Received, bytes], Awaitable[Response]]] = {
+            "/v1/chat/completions": self.completions,
+            "/v1/decide": self.decide,
+            "/v1/feedback": self.feedback,
+        }
 
     @asynccontextmanager
-    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+    async def _lifespan(self, _: Any) -> AsyncIterator[None]:
         """Open everything, and reload on SIGHUP, where the process is the server's own."""
-        del app
         async with self.service.opened():
             loop = asyncio.get_running_loop()
             # Other threads than the main one cannot take a signal.
@@ -156,38 +207,73 @@ class Endpoints:
                 loop.add_signal_handler(signal.SIGHUP, self.service.policies.hangup.set)
             yield
 
-    async def completions(self, request: Received) -> Response:
-        """``POST /v1/chat/completions``."""
-        content = await self._body(request)
-        # The time that a request waits for its turn is a part of its own.
-        deadline = Deadline.after(self.service.settings.serve.timeout)
-        work = self._completed(request, content, deadline)
-        del content  # what is read of it is enough
-        return await _unless_gone(request, work)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; a refusal is a response too, counted and with the request's id."""
+        if scope["type"] != "http":  # a web socket is refused
+            await super().__call__(scope, receive, send)
+            return
+        start, request = time.perf_counter(), Received(scope, receive)
+        try:
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            response = await self._response(path, request)
+        except Refused as error:
+            response = error.response()
+            if request.method == "POST" and not request.is_read:
+                response.headers["connection"] = "close"  # what is left of the body is not read
+        except ClientDisconnect:
+            response = Response(status_code=499)
+        except Exception:
+            log.exception("request %s", request.id)
+            response = Refused(500, "internal_error", "an error of the server").response()
+        finally:
+            if not request.is_streamed:  # else it leaves when the stream ends
+                self.gate.leave(request)
+        self.service.metrics.finished(response.status_code, time.perf_counter() - start)
+        response.raw_headers.append((b"x-request-id", request.id.encode()))
+        await response(scope, receive, send)
 
-    async def _completed(self, request: Received, content: bytes, deadline: Deadline) -> Response:
-        await request.held.enter_async_context(self.gate.slot(deadline.left))
+    async def _response(self, path: str, request: Received) -> Response:
+        if request.method == "POST" and path in self._post:
+            self._check(request)
+            with Watch(request):
+                return await self._post[path](request, await self.gate.body(request))
+        if request.method in ("GET", "HEAD") and path in self._get:
+            if path not in ("/health", "/ready"):
+                self._check(request)
+            return self._get[path]()
+        if path in self._get or path in self._post:
+            raise Refused(405, "unknown_url", "Method Not Allowed")
+        raise Refused(404, "unknown_url", "Not Found")
+
+    async def completions(self, request: Received, content: bytes) -> Response:
+        """``POST /v1/chat/completions``."""
+        service = self.service
+        # The time that a request waits for its turn is a part of its own.
+        deadline = Deadline.after(service.settings.serve.timeout)
+        await self.gate.slot(request, deadline.left)
         tracing = ("traceparent", "tracestate")
-        passed = {name: value for name in tracing if (value := request.text(name))}
-        body, service = decoded(content, dict[str, Any]), self.service
-        job = await service.job(body, request.id, passed, deadline, size=len(content))
-        del content
+        passed = {name: text for name in tracing if (text := request.text(name))}
+        job = await service.job(
+            decoded(content, dict[str, Any]), request.id, passed, deadline, size=len(content)
+        )
+        del content  # what is read of it is enough
         if job.chat.stream:
-            return await streamed(service, job, request.held)
+            request.is_streamed = True
+            return await streamed(service, job, partial(self.gate.leave, request))
         outcome = await service.outcome(job)
         service.audits.consider(job, outcome)
         answered = Answered(job, outcome)
         return json_response(answered.body(), 200, answered.headers())
 
-    async def decide(self, request: Received) -> Response:
+    async def decide(self, request: Received, content: bytes) -> Response:
         """``POST /v1/decide``."""
-        content = await self._body(request)
+        del request
         return json_response(self.service.decide(decoded(content, DecideRequest)))
 
-    async def feedback(self, request: Received) -> Response:
+    async def feedback(self, request: Received, content: bytes) -> Response:
         """``POST /v1/feedback``."""
-        content, service = await self._body(request), self.service
-        feedback = decoded(content, Feedback)
+        del request
+        service, feedback = self.service, decoded(content, Feedback)
         label, score = feedback.label, feedback.score
         if label is None and score is None:
             raise Refused(400, "invalid_request", "label or score is needed")
@@ -200,34 +286,26 @@ class Endpoints:
                 raise Refused(400, "invalid_request", text, param="label")
         return json_response({"known": service.audits.say(feedback.request, label, score)})
 
-    async def _body(self, request: Received) -> bytes:
-        self._check(request)
-        return await request.held.enter_async_context(self.gate.admitted(request))
-
-    async def models(self, request: Received) -> Response:
+    def models(self) -> Response:
         """``GET /v1/models``."""
-        self._check(request)
         entries = [
             {"id": name, "object": "model", "created": 0, "owned_by": CASCADE}
             for name in self.service.models
         ]
         return json_response({"object": "list", "data": entries})
 
-    async def health(self, request: Received) -> Response:
+    def health(self) -> Response:
         """``GET /health``: whether the process runs."""
-        del request
         return json_response({"status": "ok"})
 
-    async def ready(self, request: Received) -> Response:
+    def ready(self) -> Response:
         """``GET /ready``: whether requests should be sent here."""
-        del request
         is_ready = self.service.is_ready
         body = {"ready": is_ready, "policy": self.service.policies.active.version}
         return json_response(body, 200 if is_ready else 503)
 
-    async def scrape(self, request: Received) -> Response:
+    def scrape(self) -> Response:
         """``GET /metrics``."""
-        self._check(request)
         metrics = generate_latest(self.service.metrics.registry)
         return Response(metrics, media_type=CONTENT_TYPE_LATEST)
 
@@ -239,7 +317,7 @@ class Endpoints:
             if not hmac.compare_digest(stated, b"Bearer " + self.token):
                 raise Refused(401, "invalid_api_key", "the bearer token is missing or wrong")
         else:
-            peer = None if request.client is None else address_of(request.client.host)
+            peer = None if request.client is None else address_of(request.client[0])
             if peer is not None and not peer.is_loopback:  # others are sockets of this machine
                 raise Refused(
                     403, "no_token", "without a token only this machine is served: set token_env"
@@ -252,29 +330,6 @@ class Endpoints:
         kind = request.text("content-type").partition(";")[0].strip().lower()
         if request.method == "POST" and not kind.endswith("json"):
             raise Refused(415, "content_type", "the content-type must be application/json")
-
-    def endpoint(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """Return a handler whose refusals are responses, counted and with the id of the request."""
-
-        async def handle(incoming: Request) -> Response:
-            start, request = time.perf_counter(), Received(incoming)
-            try:
-                async with request.held:
-                    response = await handler(request)
-            except Refused as error:
-                response = error.response()
-                if request.method == "POST" and not request.is_read:
-                    response.headers["connection"] = "close"  # what is left of the body is not read
-            except ClientDisconnect:
-                response = Response(status_code=499)
-            except Exception:
-                log.exception("request %s", request.id)
-                response = Refused(500, "internal_error", "an error of the server").response()
-            self.service.metrics.finished(response.status_code, time.perf_counter() - start)
-            response.headers["x-request-id"] = request.id
-            return response
-
-        return handle
 
 
 @lru_cache(256)
@@ -302,44 +357,13 @@ def _is_local_name(host: str) -> bool:
     return "." not in name or address_of(name) is not None
 
 
-async def _unless_gone(request: Received, work: Coroutine[Any, Any, Response]) -> Response:
-    """Run a handler; where the client leaves, cancel it and its calls."""
-    task, watcher, has_left = asyncio.current_task(), None, False
-    assert task is not None  # noqa: S101 - this is a coroutine
-
-    async def wait() -> None:
-        nonlocal has_left
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        has_left = True
-        task.cancel()
-
-    def watch() -> None:
-        nonlocal watcher
-        watcher = asyncio.create_task(wait())
-
-    # A task for each request would take a tenth of its time, and most answers are quick.
-    timer = asyncio.get_running_loop().call_later(0.05, watch)
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if not has_left:
-            raise
-        task.uncancel()
-        raise ClientDisconnect from None
-    finally:
-        timer.cancel()
-        if watcher is not None:
-            watcher.cancel()
-
-
 def make_app(
     settings: Settings,
     policy: str = "",
     *,
     force: bool = False,
     connect: Callable[[NodeSettings, ClientSession], Upstream] = Client,
-) -> Starlette:
+) -> App:
     """Return the application of a cascade and a policy file, for any ASGI server.
 
     ::
@@ -353,36 +377,15 @@ def make_app(
         connect: From a node's settings to what is asked; by default its server.
 
     Returns:
-        The application; its ``state.service`` is the :class:`Service`.
+        The application; its ``service`` is the :class:`Service`.
 
     Raises:
         TTamerError: If something cannot be served.
     """
-    service = Service(settings, policy, force=force, connect=connect)
-    ends = Endpoints(service)
-    urls = (
-        ("POST", "/v1/chat/completions", ends.completions),
-        ("POST", "/v1/decide", ends.decide),
-        ("POST", "/v1/feedback", ends.feedback),
-        ("GET", "/v1/models", ends.models),
-        ("GET", "/health", ends.health),
-        ("GET", "/ready", ends.ready),
-        ("GET", "/metrics", ends.scrape),
-    )
-
-    def refuse(request: Request, error: Any) -> Response:
-        del request
-        return Refused(error.status_code, "unknown_url", error.detail).response()
-
-    routes = [Route(path, ends.endpoint(do), methods=[method]) for method, path, do in urls]
-    app = Starlette(
-        routes=routes, lifespan=ends.lifespan, exception_handlers={HTTPException: refuse}
-    )
-    app.state.service, app.state.gate = service, ends.gate
-    return app
+    return App(Service(settings, policy, force=force, connect=connect))
 
 
-def create() -> Starlette:
+def create() -> App:
     r"""Return the application that ``TTAMER_CASCADE`` and ``TTAMER_POLICY`` name.
 
     ::

@@ -13,11 +13,10 @@ from typing import Any, ClassVar
 
 import h11
 import uvicorn
-from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ttamer.errors import ArgumentError
-from ttamer.serve.app import address_of
+from ttamer.serve.app import App, address_of
 
 
 def check_exposure(host: str, *, has_token: bool) -> None:
@@ -118,7 +117,7 @@ class LameDuck(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Stop at once on SIGINT, and where it was asked before."""
-        service = self.config.app.state.service  # type: ignore[union-attr]
+        service = self.config.app.service  # type: ignore[union-attr]
         if sig != signal.SIGTERM or not service.is_ready or not self.seconds:
             super().handle_exit(sig, frame)
             return
@@ -128,7 +127,7 @@ class LameDuck(uvicorn.Server):
 
 
 def serve(
-    app: Starlette,
+    app: App,
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
@@ -149,7 +148,7 @@ def serve(
     Raises:
         ArgumentError: If others can reach the address and there is no token, or it is taken.
     """
-    check_exposure(host, has_token=bool(app.state.service.settings.serve.token_env))
+    check_exposure(host, has_token=bool(app.service.settings.serve.token_env))
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     # 128 descriptors are for logs; of the others half are for connections to nodes.
     BoundedH11.max_connections = max(16, (files - 128) // 2)

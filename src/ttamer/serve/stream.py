@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -30,19 +30,19 @@ from ttamer.serve.service import Service
 log = logging.getLogger("ttamer")
 
 
-async def streamed(service: Service, job: Job, held: AsyncExitStack) -> StreamingResponse:
+async def streamed(service: Service, job: Job, release: Callable[[], None]) -> StreamingResponse:
     """Return a stream, once it is known that there is an answer or will be a wait for one.
 
     Args:
         service: What answers.
         job: The request.
-        held: What the request holds; the stream holds it from now on.
+        release: Gives back what the request holds, at the end of the stream.
 
     Raises:
         Refused: If there is no answer.
     """
     stream = _Stream(service, job)
-    await stream.begin(held.pop_all())
+    await stream.begin(release)
     return stream
 
 
@@ -69,9 +69,10 @@ class _Stream(StreamingResponse):
             "created": job.created,
         }
 
-    async def begin(self, held: AsyncExitStack) -> None:
+    async def begin(self, release: Callable[[], None]) -> None:
         """Start the task, and wait for its first event, which decides the status."""
-        self._task = asyncio.create_task(self._run(held))
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(lambda _: release())
         try:
             self._first = await self._next()
         except asyncio.CancelledError:
@@ -113,19 +114,18 @@ class _Stream(StreamingResponse):
             yield event(item.body) if isinstance(item, Refused) else item
             item = await self._next()
 
-    async def _run(self, held: AsyncExitStack) -> None:
-        """Put all events, and the end; then give back what the request holds."""
-        async with held:
-            try:
-                self._outcome = await self._service.outcome(self._job, self._make)
-                for body in self._events(Answered(self._job, self._outcome)):
-                    await self._queue.put(body)
-            except Refused as error:
-                await self._queue.put(error)
-            except Exception:
-                log.exception("request %s", self._job.id)
-                await self._queue.put(Refused(500, "internal_error", "an error of the server"))
-            await self._queue.put(None)
+    async def _run(self) -> None:
+        """Put all events, and the end."""
+        try:
+            self._outcome = await self._service.outcome(self._job, self._make)
+            for body in self._events(Answered(self._job, self._outcome)):
+                await self._queue.put(body)
+        except Refused as error:
+            await self._queue.put(error)
+        except Exception:
+            log.exception("request %s", self._job.id)
+            await self._queue.put(Refused(500, "internal_error", "an error of the server"))
+        await self._queue.put(None)
 
     def _events(self, answered: Answered) -> Iterator[bytes]:
         """Yield the answer, if it was not relayed; its usage and facts, where they are wanted."""
