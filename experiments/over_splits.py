@@ -44,7 +44,7 @@ def in_folder(folder: Path | None) -> dict[str, Path]:
     """Return the traces of a folder by name; ``NAME.toml`` holds the cascade, or the trace does."""
     if folder is None:
         return {}
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".npz", ".parquet"))
+    files = sorted(path for path in folder.iterdir() if path.suffix == ".parquet")
     return {path.stem: path for path in files}
 
 

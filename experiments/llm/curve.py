@@ -54,7 +54,7 @@ def trace_of(name: str) -> tt.Trace:
     """Return a trace of the package, of this folder, or of a file."""
     if name in traces.names():
         return traces.load(name)
-    beside = HERE / f"{name}.npz"
+    beside = HERE / f"{name}.parquet"
     return tt.Trace.read(beside if beside.exists() else name)
 
 

@@ -71,7 +71,7 @@ def train_one(
     network.load_state_dict(rounded)
     torch.save({k: v.cpu() for k, v in rounded.items()}, args.out / f"vgg{depth}.pt")
     trace = trace_of(network, shuffled(test), classes=CLASSES)
-    trace.write(args.out / f"vgg{depth}-cifar10.npz")
+    trace.write(args.out / f"vgg{depth}-cifar10.parquet")
     accuracy = 1 - trace.loss.mean(axis=0)
     print(f"VGG-{depth}: {seconds}")
     for name, share in zip(trace.names, accuracy, strict=True):

@@ -20,13 +20,14 @@ HEAD = "small.confidence,middle.confidence,large.confidence\n"
 def folder(tmp_path_factory):
     """Files that commands read: logs, policies, problems, cascades, and broken ones."""
     path = tmp_path_factory.mktemp("bad")
-    for seed, name in ((0, "fit.npz"), (0, "fit.csv"), (1, "test.npz")):
+    for seed, name in ((0, "fit.parquet"), (0, "fit.csv"), (1, "test.parquet")):
         answering_trace(300, seed=seed).write(path / name)
     answering_trace(10).spec.to_file(path / "cascade.toml")
     (path / "alone").mkdir()  # without a cascade.toml beside it
     answering_trace(40).to_frame().to_parquet(path / "alone" / "bare.parquet")
-    ladder = tt.fit(tt.Trace.read(path / "fit.npz"))
-    with_promise = ladder.with_promise(ladder.for_error(0.3, on=tt.Trace.read(path / "test.npz")))
+    ladder = tt.fit(tt.Trace.read(path / "fit.parquet"))
+    test = tt.Trace.read(path / "test.parquet")
+    with_promise = ladder.with_promise(ladder.for_error(0.3, on=test))
     three_models().to_file(path / "problem.json")
     policies = {"ladder": ladder, "one": ladder[-1], "certified": with_promise}
     policies["solved"] = tt.solve(three_models(), 0.9)
@@ -67,60 +68,60 @@ fit fit.csv --cost small                         | 'small' is not NAME=COST
 fit fit.csv --cost small=-1                      | 'small=-1' is not NAME=COST
 fit fit.csv --cost small=1 --cost small=2        | 'small' has two costs
 fit fit.csv --cost small=1                       | add a [[node]], or a --cost, for each of them
-fit fit.npz --prices                             | --prices takes the costs of --cascade or --cost
-fit fit.npz --stream --prices --cost small=1     | --prices is not for --stream
-fit fit.npz --belief none                        | 'none' is not one of 'answers', 'markov'
-fit fit.npz --max-nodes 0                        | --max-nodes is 0; it must be a whole number
-fit fit.npz --hold-out 7                         | --hold-out is 7
-fit fit.npz --without nope                       | there is no node 'nope'
-fit fit.npz --rename small                       | --rename takes OLD=NEW, not small
-fit fit.npz --rename small=large                 | the name 'large' is taken
-fit fit.npz -o p.txt                             | a .ttamer file is written
-fit fit.npz -o no/p.ttamer                       | -o no/p.ttamer: there is no folder no
-fit fit.npz -o .                                 | -o .: it is a folder
-fit fit.npz -o fit.npz                           | the command reads it, and would replace it
-fit fit.npz --cascade cascade.toml -o cascade.toml | the command reads it, and would replace it
+fit fit.parquet --prices | --prices takes the costs of --cascade or --cost
+fit fit.parquet --stream --prices --cost small=1 | --prices is not for --stream
+fit fit.parquet --belief none | 'none' is not one of 'answers', 'markov'
+fit fit.parquet --max-nodes 0 | --max-nodes is 0; it must be a whole number
+fit fit.parquet --hold-out 7 | --hold-out is 7
+fit fit.parquet --without nope | there is no node 'nope'
+fit fit.parquet --rename small | --rename takes OLD=NEW, not small
+fit fit.parquet --rename small=large | the name 'large' is taken
+fit fit.parquet -o p.txt | a .ttamer file is written
+fit fit.parquet -o no/p.ttamer | -o no/p.ttamer: there is no folder no
+fit fit.parquet -o . | -o .: it is a folder
+fit fit.parquet -o fit.parquet | the command reads it, and would replace it
+fit fit.parquet --cascade cascade.toml -o cascade.toml | the command reads it, and would replace it
 fit empty.csv --cascade cascade.toml             | empty.csv: is empty
 fit few.csv --cascade cascade.toml               | the column 'middle.confidence' is missing
 fit infinite.csv --cascade cascade.toml          | skip these rows with --skip-bad
 fit infinite.csv --stream --cascade cascade.toml | --skip-bad
 fit words.csv --cascade cascade.toml             | row 0
-fit file                                         | the suffix must be one of .parquet
+fit file | the suffix must be one of .parquet
 evaluate                                         | Missing argument 'POLICY'
-evaluate fit.npz ladder.ttamer                   | fit.npz is a trace; ttamer fit makes a policy
-evaluate none.ttamer test.npz                    | none.ttamer: cannot be read
-evaluate torn.ttamer test.npz                    | torn.ttamer: is not a ttamer file
-evaluate solved.ttamer test.npz                  | was solved from a problem.json
-evaluate ladder.ttamer test.npz --tradeoff 2     | --tradeoff must be a number from 0
-evaluate ladder.ttamer test.npz --budget nan     | --budget is nan
-evaluate ladder.ttamer test.npz --budget 0.001   | no policy of this ladder costs as little
-evaluate ladder.ttamer test.npz --mistake-cost 0 | --mistake-cost is 0.0
-evaluate ladder.ttamer test.npz --p95 3          | no latencies: add columns <node>.latency
-evaluate ladder.ttamer test.npz --p95 3 --budget 3 | --budget cannot be used with --p95
-evaluate ladder.ttamer test.npz --against test.npz | is not a ttamer file
-evaluate one.ttamer test.npz --tradeoff 0.5      | holds one policy, so that there is nothing
-certify fit.npz ladder.ttamer                    | fit.npz is a trace; ttamer fit makes a policy
-certify one.ttamer test.npz --error 0.1          | is no ladder made by ttamer fit
+evaluate fit.parquet ladder.ttamer | fit.parquet is a trace; ttamer fit makes a policy
+evaluate none.ttamer test.parquet | none.ttamer: cannot be read
+evaluate torn.ttamer test.parquet | torn.ttamer: is not a ttamer file
+evaluate solved.ttamer test.parquet | was solved from a problem.json
+evaluate ladder.ttamer test.parquet --tradeoff 2 | --tradeoff must be a number from 0
+evaluate ladder.ttamer test.parquet --budget nan | --budget is nan
+evaluate ladder.ttamer test.parquet --budget 0.001 | no policy of this ladder costs as little
+evaluate ladder.ttamer test.parquet --mistake-cost 0 | --mistake-cost is 0.0
+evaluate ladder.ttamer test.parquet --p95 3 | no latencies: add columns <node>.latency
+evaluate ladder.ttamer test.parquet --p95 3 --budget 3 | --budget cannot be used with --p95
+evaluate ladder.ttamer test.parquet --against test.parquet | is not a ttamer file
+evaluate one.ttamer test.parquet --tradeoff 0.5 | holds one policy, so that there is nothing
+certify fit.parquet ladder.ttamer | fit.parquet is a trace; ttamer fit makes a policy
+certify one.ttamer test.parquet --error 0.1 | is no ladder made by ttamer fit
 certify ladder.ttamer                            | holds no certificate: make one with --error
 certify ladder.ttamer --error 0.1                | ttamer fit --hold-out 0.2
-certify ladder.ttamer test.npz --error 2         | --error is 2.0
-certify ladder.ttamer test.npz --error 1 --drop 1 | --drop cannot be used with --error
-certify ladder.ttamer test.npz --error 0.3 --against large | is for a new certificate with --drop
-certify ladder.ttamer test.npz --drop 0.1 --against nope | --against is 'nope'
+certify ladder.ttamer test.parquet --error 2 | --error is 2.0
+certify ladder.ttamer test.parquet --error 1 --drop 1 | --drop cannot be used with --error
+certify ladder.ttamer test.parquet --error 0.3 --against large | is for a new certificate with
+certify ladder.ttamer test.parquet --drop 0.1 --against nope | --against is 'nope'
 certify ladder.ttamer --error 0.2 --exceeded-at-most 0.1 | with --budget: state that too
-certify ladder.ttamer test.npz --error 0.2 --confidence 1 | --confidence is 1.0
-certify certified.ttamer test.npz                | the rows that a certificate in
-certify certified.ttamer test.npz --confidence 0.99 | --confidence is for a new certificate
-certify certified.ttamer test.npz -o new.ttamer  | --output is for a new certificate
+certify ladder.ttamer test.parquet --error 0.2 --confidence 1 | --confidence is 1.0
+certify certified.ttamer test.parquet | the rows that a certificate in
+certify certified.ttamer test.parquet --confidence 0.99 | --confidence is for a new certificate
+certify certified.ttamer test.parquet -o new.ttamer | --output is for a new certificate
 frontier                                         | give one TRACE, which is halved at random
-frontier test.npz --fit fit.npz                  | give one TRACE, which is halved at random
+frontier test.parquet --fit fit.parquet | give one TRACE, which is halved at random
 frontier none.csv --families threshold,magic     | there is no family 'magic'; there are ttamer
 frontier none.csv --resamples -5                 | -5 is not in the range x>=0
-frontier fit.npz --families chain -o q.ttamer    | -o writes what is recommended beside ttamer
-frontier alone/bare.parquet                      | (--cost small=1.0 --cost middle=1.0
+frontier fit.parquet --families chain -o q.ttamer | -o writes what is recommended beside ttamer
+frontier alone/bare.parquet | (--cost small=1.0 --cost middle=1.0
 report none.csv --families magic                 | there is no family 'magic'
-report fit.npz -o report.png                     | give a name that ends in .html
-report fit.npz -o file/r.html                    | there is no folder file
+report fit.parquet -o report.png | give a name that ends in .html
+report fit.parquet -o file/r.html | there is no folder file
 report --against large                           | --against takes one LOG
 report words.jsonl --against large               | or give the decision log of a server
 report none.jsonl --against large                | none.jsonl: cannot be read
@@ -144,12 +145,12 @@ theory                                           | Missing command
 theory no-recall --alpha 1                       | --alpha must be a number above 1
 theory contract none.json                        | none.json: cannot be read
 theory figure 3                                  | run it in the root of a clone
-label fit.npz                                    | ttamer collect writes it beside the trace
-label fit.npz --judge a                          | --judge NODE and --cascade FILE go together
-label fit.npz -o fit.npz                         | the command reads it, and would replace it
+label fit.parquet | ttamer collect writes it beside the trace
+label fit.parquet --judge a | --judge NODE and --cascade FILE go together
+label fit.parquet -o fit.parquet | the command reads it, and would replace it
 import answers fit.csv --cascade asked.toml -o t.bin | the suffix must be one of
-import answers file --cascade asked.toml -o t.npz | the suffix must be one of .jsonl
-import answers answers.jsonl --cascade asked.toml -o t.npz | skip such rows with --skip-bad
+import answers file --cascade asked.toml -o t.parquet | the suffix must be one of .jsonl
+import answers answers.jsonl --cascade asked.toml -o t.parquet | skip such rows with --skip-bad
 collect short=models:short                       | collected in Python: ttamer.collect
 collect asked.toml                               | --prompts FILE is needed
 collect asked.toml --prompts none.txt            | none.txt: cannot be read
@@ -163,7 +164,7 @@ drift log.jsonl --policy ladder.ttamer --error 1 --drop 1 | --drop cannot be use
 drift log.jsonl --policy ladder.ttamer --error 0.1 | log.jsonl: cannot be read
 forget none.jsonl request                        | none.jsonl: there is no such file
 serve asked.toml                                 | a policy is needed: ttamer serve CASCADE POLICY
-serve asked.toml fit.npz                         | fit.npz is a trace
+serve asked.toml fit.parquet | fit.parquet is a trace
 serve ladder.ttamer asked.toml                   | the cascade comes first
 serve asked.toml ladder.ttamer --check           | was fitted for small, middle, large
 torch profile nope                               | name a function of yours as MODULE:FUNCTION

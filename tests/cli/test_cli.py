@@ -127,7 +127,13 @@ def test_new_prices_replace_those_in_the_log_and_other_prices_are_named(tmp_path
 
 
 def test_evaluate_against_another_policy_says_what_changes(fitted, tmp_path):
-    command = ("evaluate", fitted.policy, fitted.folder / "test.npz", "--against", fitted.policy)
+    command = (
+        "evaluate",
+        fitted.policy,
+        fitted.folder / "test.parquet",
+        "--against",
+        fitted.policy,
+    )
     facts = json.loads(succeed(*command, "--json"))
     assert (facts["error"], facts["answers_differ"], facts["rows"]) == (0.0, 0.0, 300)
     assert "another node's answer on 0% of them" in succeed(*command)
@@ -359,9 +365,9 @@ def fitted(tmp_path_factory):
     """A fit without costs by row, its rows and others, and what was printed."""
     folder = tmp_path_factory.mktemp("fitted")
     for seed, name in ((0, "fit"), (1, "test")):
-        answering_trace(300, seed=seed).write(folder / f"{name}.npz")
+        answering_trace(300, seed=seed).write(folder / f"{name}.parquet")
     policy = folder / "policy.ttamer"
-    shown = run("fit", folder / "fit.npz", "-o", policy).stdout
+    shown = run("fit", folder / "fit.parquet", "-o", policy).stdout
     return SimpleNamespace(folder=folder, policy=policy, ladder=tt.load(policy), shown=shown)
 
 
@@ -369,8 +375,8 @@ def test_fit_says_which_drop_the_default_allows(tmp_path, capsys):
     trace = answering_trace(300, seed=0)
     spec = dataclasses.replace(trace.spec, target="last")
     fields = {"prediction": trace.prediction, "classes": trace.classes}
-    tt.Trace(spec, trace.confidence, **fields).write(tmp_path / "t.npz")
-    assert main(["fit", str(tmp_path / "t.npz"), "-o", str(tmp_path / "p.ttamer")]) == 0
+    tt.Trace(spec, trace.confidence, **fields).write(tmp_path / "t.parquet")
+    assert main(["fit", str(tmp_path / "t.parquet"), "-o", str(tmp_path / "p.ttamer")]) == 0
     assert f"At most 1 point worse than {trace.names[-1]}: cost" in capsys.readouterr().out
 
 
@@ -385,7 +391,7 @@ def test_fit_and_evaluate_name_the_best_model_and_show_the_same_policies(fitted,
     default = fitted.ladder.default()
     share = f"{default.described}, {default.cost / cost:.1%} of its cost"
     assert f"As accurate as {best}: {share} (the default of serving)" in fitted.shown
-    assert main(["evaluate", str(fitted.policy), str(fitted.folder / "test.npz")]) == 0
+    assert main(["evaluate", str(fitted.policy), str(fitted.folder / "test.parquet")]) == 0
     shown = capsys.readouterr().out
     tradeoffs = [
         re.findall(r"^ .*% .* ([\d.]+)$", text.split("\nof full")[0], re.MULTILINE)
@@ -413,7 +419,7 @@ def test_inspect_shows_the_models_the_default_and_policies_of_the_fit(fitted, ca
 
 
 def test_evaluate_in_json_has_the_default_and_each_node_alone(fitted, capsys):
-    trace = str(fitted.folder / "test.npz")
+    trace = str(fitted.folder / "test.parquet")
     assert main(["evaluate", str(fitted.policy), trace, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     test = answering_trace(300, seed=1)
@@ -424,10 +430,10 @@ def test_evaluate_in_json_has_the_default_and_each_node_alone(fitted, capsys):
 
 def test_evaluate_warns_of_the_rows_that_were_fitted_to(fitted, capsys):
     for rows, is_warned in (("fit", True), ("test", False)):
-        assert main(["evaluate", str(fitted.policy), str(fitted.folder / f"{rows}.npz")]) == 0
+        assert main(["evaluate", str(fitted.policy), str(fitted.folder / f"{rows}.parquet")]) == 0
         assert ("fitted to these rows" in capsys.readouterr().err) == is_warned
     policy = str(fitted.folder / "held-out.ttamer")
-    rows = str(fitted.folder / "fit.npz")
+    rows = str(fitted.folder / "fit.parquet")
     assert main(["fit", rows, "--hold-out", "0.25", "-o", policy]) == 0
     assert main(["evaluate", policy, rows]) == 0
     fitted_to = round(0.75 * len(tt.Trace.read(rows)))
@@ -438,9 +444,9 @@ def test_fit_warns_where_every_node_is_free(tmp_path, capsys):
     trace = answering_trace(200)
     free = tt.CascadeSpec.of(dict.fromkeys(trace.names, 0.0))
     rows = tt.Trace.from_arrays(free, trace.confidence, correct=(trace.loss == 0))
-    rows.write(tmp_path / "free.npz")
+    rows.write(tmp_path / "free.parquet")
     output = str(tmp_path / "free.ttamer")
-    assert main(["fit", str(tmp_path / "free.npz"), "-o", output]) == 0
+    assert main(["fit", str(tmp_path / "free.parquet"), "-o", output]) == 0
     assert "Every node costs 0, so that there is nothing to save" in capsys.readouterr().out
 
 
@@ -461,10 +467,10 @@ def test_fit_as_the_paper_has_it_and_in_batches(trace_files):
 
 
 def test_a_cascade_kept_in_the_file_is_used(trace_files):
-    answering_trace(300, seed=0).write(trace_files / "fit.npz")
+    answering_trace(300, seed=0).write(trace_files / "fit.parquet")
     out = ("-o", trace_files / "p.ttamer", "--json")
     for more in ((), ("--stream",)):
-        facts = json.loads(succeed("fit", trace_files / "fit.npz", *out, *more))
+        facts = json.loads(succeed("fit", trace_files / "fit.parquet", *out, *more))
         assert facts["rows"] == 300
         assert tt.load(trace_files / "p.ttamer").spec == answering_trace(10).spec
         assert "give --cascade" in refuse("fit", trace_files / "fit.csv", *out, *more)
@@ -486,7 +492,7 @@ def test_frontier_writes_the_json_it_promises(trace_files, split):
 
 
 def test_the_recommended_policy_is_written_whatever_its_family(fitted, tmp_path, monkeypatch):
-    fit, test = fitted.folder / "fit.npz", fitted.folder / "test.npz"
+    fit, test = fitted.folder / "fit.parquet", fitted.folder / "test.parquet"
     output = tmp_path / "use.ttamer"
     command = ("frontier", "--fit", fit, "--test", test, "--resamples", "5", "-o", output)
     said = run(*command, "--families", "ttamer,chain").stdout
@@ -512,9 +518,12 @@ def test_the_recommended_policy_is_written_whatever_its_family(fitted, tmp_path,
 
 def test_a_policy_without_a_node_is_measured_on_logs_that_have_it(fitted, tmp_path):
     output = tmp_path / "fewer.ttamer"
-    assert run("fit", fitted.folder / "fit.npz", "--without", "small", "-o", output).returncode == 0
-    done = run("evaluate", output, fitted.folder / "test.npz", "--json")
-    assert done.stderr.splitlines()[0] == "test.npz: the policy has no node small: left out"
+    assert (
+        run("fit", fitted.folder / "fit.parquet", "--without", "small", "-o", output).returncode
+        == 0
+    )
+    done = run("evaluate", output, fitted.folder / "test.parquet", "--json")
+    assert done.stderr.splitlines()[0] == "test.parquet: the policy has no node small: left out"
     alone = json.loads(done.stdout)["alone"]
     test = answering_trace(300, seed=1)
     assert [node["error"] for node in alone.values()] == test.loss.mean(axis=0).tolist()[1:]
@@ -535,15 +544,17 @@ def test_one_trace_is_halved_to_fit_and_to_measure(trace_files):
 
 
 def test_warnings_are_one_line_each(trace_files):
-    answering_trace(40).write(trace_files / "short.npz")
-    done = run_process("fit", trace_files / "short.npz", "-o", trace_files / "p.ttamer", "--json")
+    answering_trace(40).write(trace_files / "short.parquet")
+    done = run_process(
+        "fit", trace_files / "short.parquet", "-o", trace_files / "p.ttamer", "--json"
+    )
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
     assert line.startswith("Warning: the trace has 40 rows; below 100")
 
 
 def test_certify_writes_the_certificate_and_names_its_policy(fitted, tmp_path, capsys):
-    policy, rows = str(fitted.policy), str(fitted.folder / "test.npz")
+    policy, rows = str(fitted.policy), str(fitted.folder / "test.parquet")
     promised = str(tmp_path / "promised.ttamer")
     assert main(["certify", policy, rows, "--drop", "0.3", "-o", promised]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -555,7 +566,7 @@ def test_certify_writes_the_certificate_and_names_its_policy(fitted, tmp_path, c
 
 
 def test_a_budget_that_few_inputs_exceed_is_certified(fitted):
-    command = ("certify", fitted.policy, fitted.folder / "test.npz", "--budget", "10.5")
+    command = ("certify", fitted.policy, fitted.folder / "test.parquet", "--budget", "10.5")
     facts = json.loads(succeed(*command, "--exceeded-at-most", "0.5", "--json"))
     (promise,) = facts["promises"]
     assert (promise["kind"], promise["certified"]) == ("budget", True)

@@ -181,7 +181,7 @@ def of_traces() -> Entries:
         yield f"{name}, facts", datasets.about(name)
     with tempfile.TemporaryDirectory() as folder:
         trace = rows_of("langid", "fit", 50)
-        for suffix in ("npz", "csv", "parquet"):
+        for suffix in ("csv", "parquet"):
             path = Path(folder, f"trace.{suffix}")
             trace.write(path)
             back = tt.Trace.read(path, cascade=trace.spec)

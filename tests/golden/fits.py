@@ -276,7 +276,8 @@ for _belief in ("answers", "markov", "threshold"):
 def of_commands() -> Entries:
     with tempfile.TemporaryDirectory() as folder:
         fit, test, cascade, output = (
-            Path(folder, name) for name in ("fit.npz", "test.npz", "cascade.toml", "one.ttamer")
+            Path(folder, name)
+            for name in ("fit.parquet", "test.parquet", "cascade.toml", "one.ttamer")
         )
         models("fit", 600).write(fit)
         models("test", 200).write(test)

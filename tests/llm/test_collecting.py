@@ -447,7 +447,7 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(make_served, prompts, tmp
     for upstream in served.upstreams.values():
         upstream.plan, upstream.mode = ["ok"] * 7, "slow"
     command = [sys.executable, "-m", "ttamer", "collect", str(served.cascade), "--json"]
-    command += ["--prompts", prompts, "-o", str(tmp_path / "trace.npz")]
+    command += ["--prompts", prompts, "-o", str(tmp_path / "trace.parquet")]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     for upstream in served.upstreams.values():
         upstream.wait_for(8)  # whoever is asked the eighth time has kept seven answers
@@ -458,4 +458,4 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(make_served, prompts, tmp
         upstream.release()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     assert served.counts == [31, 31]  # the eighth was asked twice, as its answer never came
-    assert len(tt.Trace.read(tmp_path / "trace.npz")) == 30
+    assert len(tt.Trace.read(tmp_path / "trace.parquet")) == 30

@@ -173,7 +173,7 @@ def test_the_command_writes_what_a_fit_reads(tmp_path, capsys):
         lines.append(f'"It is {answer}, I think",0.5,{city},{city}')
     (tmp_path / "log.csv").write_text("\r\n".join(lines), "utf-8-sig")
     (tmp_path / "cascade.toml").write_text(CASCADE, "utf-8")
-    trace, cascade = str(tmp_path / "trace.npz"), str(tmp_path / "cascade.toml")
+    trace, cascade = str(tmp_path / "trace.parquet"), str(tmp_path / "cascade.toml")
     command = ["import", "answers", str(tmp_path / "log.csv"), "--cascade", cascade, "-o", trace]
     assert main(command) == 0
     shown = capsys.readouterr().out
@@ -185,6 +185,10 @@ def test_the_command_writes_what_a_fit_reads(tmp_path, capsys):
     )  # its cascade, not the user's, is right
     assert main(["fit", trace, "-o", str(tmp_path / "policy.ttamer"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 120
+    command[-1] = trace.replace(".parquet", ".jsonl")  # keeps no cascade
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert shown.endswith(f"{command[-1]} --cascade {trace.replace('.parquet', '.toml')}\n")
 
 
 def test_the_command_says_what_a_fit_needs_where_there_are_no_labels(written, tmp_path, capsys):
@@ -192,7 +196,7 @@ def test_the_command_says_what_a_fit_needs_where_there_are_no_labels(written, tm
     cascade = tmp_path / "cascade.toml"
     cascade.write_text(CASCADE, "utf-8")
     command = ["import", "answers", str(log), "--cascade", str(cascade)]
-    assert main([*command, "-o", str(tmp_path / "trace.npz")]) == 0
+    assert main([*command, "-o", str(tmp_path / "trace.parquet")]) == 0
     shown = capsys.readouterr().out
     assert "Next:" not in shown
     assert f'write target = "last" under [cascade] in {cascade}' in shown

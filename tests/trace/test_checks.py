@@ -52,7 +52,7 @@ def test_one_shared_class_is_enough_and_correct_is_believed():
     assert len(Trace.from_arrays(SPEC, [[1, 1]], prediction=[["x", "x"]], label=[1], correct=right))
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_classes_that_differ_in_white_space_are_warned_of(kind, tmp_path):
     message = "the classes 'ham ' and 'ham' differ only in white space, and count as two"
     with pytest.warns(TraceWarning, match=f"the arrays: {message}"):

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import io
 import itertools
+import json
 import sys
-import zipfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from ttamer.trace.io import arrow, read_batches
 from ttamer.trace.schema import SCHEMA
 from ttamer.trace.trace import Trace
 
-SUFFIXES = ("parquet", "csv", "csv.gz", "jsonl", "npz")
+SUFFIXES = ("parquet", "csv", "csv.gz", "jsonl")
 AB = CascadeSpec.of({"a": 1.0, "b": 2.0})
 NAMES = (
     "a",
@@ -132,7 +131,7 @@ def test_what_is_written_reads_back_whole_and_in_batches(tmp_path, trace, rows):
         assert_same(Trace.concat(parts), trace)
         for before, after in itertools.pairwise(parts):
             assert after.classes[: len(before.classes)] == before.classes
-        if suffix in ("parquet", "npz"):
+        if suffix == "parquet":
             assert_same(Trace.read(path), trace)
     assert {path.name for path in tmp_path.iterdir()} == {f"trace.{s}" for s in SUFFIXES}
 
@@ -140,24 +139,10 @@ def test_what_is_written_reads_back_whole_and_in_batches(tmp_path, trace, rows):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_scores_are_read_as_losses(tmp_path, suffix):
     path = tmp_path / f"t.{suffix}"
-    columns = {"a.confidence": [0.5, 0.5], "a.score": [1.0, 0.25]}
-    if suffix == "npz":
-        np.savez(path, **columns)
-    elif suffix == "parquet":
-        pq.write_table(pa.table(columns), path)
-    elif suffix == "jsonl":
-        path.write_text(
-            '{"a.confidence": 0.5, "a.score": 1}\n{"a.confidence": 0.5, "a.score": 0.25}\n'
-        )
-    else:
-        pa.csv.write_csv(
-            pa.table(columns),
-            pa.CompressedOutputStream(path, "gzip") if suffix == "csv.gz" else path,
-        )
+    write(path, {"a.confidence": [0.5, 0.5], "a.score": [1.0, 0.25]})
     trace = Trace.read(path)
     assert trace.raw_loss.tolist() == trace.loss.tolist() == [[0.0], [0.75]]
-    assert trace.unit == 1
-    assert trace.spec.max_loss == 1
+    assert (trace.unit, trace.spec.max_loss) == (1, 1)
 
 
 def big_trace(rows: int) -> Trace:
@@ -188,12 +173,14 @@ def test_columns_lie_in_one_piece(tmp_path):
 
 def write(path, columns: dict) -> None:
     """Write columns as they are, by another hand than ours."""
-    if path.suffix == ".npz":
-        np.savez(path, **{name: np.asarray(values) for name, values in columns.items()})
-    elif path.suffix == ".parquet":
-        pq.write_table(pa.table(columns), path)
+    table = pa.table(columns)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
     else:
-        pyarrow.csv.write_csv(pa.table(columns), path)
+        with pa.output_stream(path) as file:  # compressed by the suffix
+            pyarrow.csv.write_csv(table, file)
 
 
 GOOD = {
@@ -203,7 +190,7 @@ GOOD = {
     "b.prediction": [1, 1, 1],
     "label": [1, 2, 2],
 }
-FORMATS = ("parquet", "csv", "npz")
+FORMATS = ("parquet", "csv")
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -246,10 +233,18 @@ def test_costs_by_name_are_a_cascade(tmp_path):
 
 
 def test_a_cascade_given_goes_before_the_one_in_the_file(tmp_path):
-    big_trace(5).write(tmp_path / "t.npz")
+    big_trace(5).write(tmp_path / "t.parquet")
     AB.with_costs({"a": 9.0}).to_file(tmp_path / "cascade.toml")
-    trace = Trace.read(tmp_path / "t.npz", cascade=tmp_path / "cascade.toml")
+    trace = Trace.read(tmp_path / "t.parquet", cascade=tmp_path / "cascade.toml")
     assert trace.cost.tolist() == [9.0, 2.0]
+
+
+def test_a_cascade_in_the_file_that_cannot_be_used_is_reported(tmp_path):
+    table = pa.table(GOOD).replace_schema_metadata({"ttamer.cascade": "[[nod"})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(TraceError, match="cascade kept in the file cannot be used"):
+        Trace.read(tmp_path / "t.parquet")
+    assert Trace.read(tmp_path / "t.parquet", AB).names == ("a", "b")
 
 
 def test_a_node_may_be_called_signal_if_the_cascade_has_it(tmp_path):
@@ -316,7 +311,7 @@ def test_numbers_of_every_kind(tmp_path):
 
 
 NAN, INF = float("nan"), float("inf")
-EVERY, ARROW = FORMATS, ("parquet", "csv")
+EVERY = FORMATS
 CORRECT = {"a.correct": [True] * 3, "b.correct": [True] * 3}
 
 
@@ -330,11 +325,10 @@ def without(*names: str) -> dict:
         (EVERY, {"a.confidence": [0.1, NAN, NAN]}, "'a.confidence': row 1 .* 1 more of 3 are miss"),
         (EVERY, {"b.confidence": [0.1, 0.2, INF]}, "'b.confidence': row 2 .* is missing, NaN or"),
         (EVERY, {"b.confidence": [-INF, 0.2, 0.3]}, "'b.confidence': row 0 .* is missing, NaN or"),
-        (ARROW, {"a.confidence": [0.1, None, 0.2]}, "'a.confidence': row 1 .* is missing"),
+        (EVERY, {"a.confidence": [0.1, None, 0.2]}, "'a.confidence': row 1 .* is missing"),
         (["parquet"], {"a.confidence": [None] * 3}, "'a.confidence': row 0 .* 2 more"),
         (EVERY, {"a.confidence": ["x", "y", "z"]}, "'a.confidence'"),
         (["parquet"], {"a.confidence": [True] * 3}, "holds bool, and numbers are needed"),
-        (["npz"], {"a.confidence": [True] * 3}, "holds bool, and numbers are needed"),
         (EVERY, {"c.confidence": [0.1] * 3}, "not in the cascade: 'c.confidence'"),
         (EVERY, {"c.cost": [0.1] * 3}, "not in the cascade: 'c.cost'"),
         (EVERY, {"a.cost": [1.0, -1.0, 1.0]}, "'a.cost': row 1 .* is negative"),
@@ -350,41 +344,19 @@ def without(*names: str) -> dict:
         (EVERY, CORRECT | {"a.correct": ["yes", "no", "no"]}, "'a.correct'"),
         (EVERY, {"label": ["x", "y", "z"]}, "no label is ever predicted .* 'x', 'y', 'z', pred"),
         (["parquet"], {"label": [[1], [2], [3]]}, "'label': holds list"),
-        (["npz"], {"label": [[1], [2], [3]]}, r"'label': has shape \(3, 1\)"),
-        (["npz"], {"a.confidence": 0.5}, r"'a.confidence': has shape \(\)"),
-        (["npz"], {"label": [1j, 2, 3]}, "'label': holds complex128"),
-        (["npz"], {"label": [1, 2, 3, 4]}, "'a.confidence' has 3 rows, 'label' has 4"),
-        (
-            ["npz"],
-            {"label": np.array([1, None, "x"], object)},
-            "'label': .* holds Python objects, which",
-        ),
-        (
-            ["npz"],
-            {"classes": ["x"]},
-            "codes into the array 'classes' .* to 0; it holds int64",
-        ),
-        (["npz"], {"classes": [1]}, "'classes' must hold text"),
-        (
-            ["npz"],
-            {"classes": ["x"] * 9, "label": ["x"] * 3},
-            "codes into the array .*; it holds <U1",
-        ),
         (["parquet"], {"label": ["a\0", "b", "c"]}, "'label': the class .*NUL"),
-        (["npz"], {"cascade": "[[nod"}, "cascade kept in the file cannot be used"),
     ],
 )
 def test_bad_values_are_refused_by_name(tmp_path, suffixes, columns, says):
     for suffix in suffixes:
         path = tmp_path / f"t.{suffix}"
         write(path, GOOD | columns)
-        cascade = None if "cascade" in columns else AB
         with pytest.raises(TraceError, match=says) as error:
-            Trace.read(path, cascade)
+            Trace.read(path, AB)
         assert str(error.value).startswith(str(path))
         assert "\n" not in str(error.value)
         with pytest.raises(TraceError, match=says.split(" and ")[0]):
-            list(read_batches(path, cascade, rows=10))
+            list(read_batches(path, AB, rows=10))
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -442,7 +414,7 @@ def test_files_that_are_no_traces(tmp_path, suffix):
         Trace.read(path)
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "npz", "csv.gz"])
+@pytest.mark.parametrize("suffix", ["parquet", "csv.gz"])
 def test_files_cut_short_or_altered(tmp_path, suffix):
     path = tmp_path / f"t.{suffix}"
     big_trace(1000).write(path)
@@ -468,12 +440,6 @@ def test_duplicate_columns(tmp_path):
     table = pa.table([pa.array([0.5]), pa.array([0.6])], names=["a.confidence", "a.confidence"])
     pq.write_table(table, tmp_path / "t.parquet")
     (tmp_path / "t.csv").write_text("a.confidence,a.confidence\n0.5,0.6\n")
-    array = io.BytesIO()
-    np.save(array, np.array([0.5]))
-    with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
-        archive.writestr("a.confidence.npy", array.getvalue())
-        with pytest.warns(UserWarning, match="Duplicate name"):
-            archive.writestr("a.confidence.npy", array.getvalue())
     for suffix in FORMATS:
         for cascade in (None, CascadeSpec.of({"a": 1.0})):
             with pytest.raises(TraceError, match=r"'a.confidence' appears 2 times"):
@@ -561,31 +527,29 @@ def test_arguments(tmp_path):
         with pytest.raises(TraceError, match="suffix must be one of"):
             big_trace(2).write(tmp_path / name)
     with pytest.raises(TraceError, match=rf"cannot be written: there is no folder {tmp_path}/no$"):
-        big_trace(2).write(tmp_path / "no" / "t.npz")
+        big_trace(2).write(tmp_path / "no" / "t.csv")
     with pytest.raises(CascadeError, match=r"none.toml: cannot be read"):
         Trace.read(tmp_path / "t.csv", tmp_path / "none.toml")
 
 
 def test_a_failed_writing_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "t.npz"
+    path = tmp_path / "t.parquet"
     big_trace(3).write(path)
     before = path.read_bytes()
-    monkeypatch.setattr("ttamer.trace.io.npy.write_array", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("pyarrow.parquet.write_table", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         big_trace(5).write(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_without_pyarrow_npz_works_and_the_others_say_what_to_install(tmp_path, monkeypatch):
+def test_without_pyarrow_the_message_says_what_to_install(tmp_path, monkeypatch):
     trace = big_trace(3)
     for suffix in FORMATS:
         trace.write(tmp_path / f"t.{suffix}")
     for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
         monkeypatch.setitem(sys.modules, name, None)
-    trace.write(tmp_path / "u.npz")
-    assert Trace.read(tmp_path / "u.npz").digest == trace.digest
-    for suffix in ("parquet", "csv"):
+    for suffix in FORMATS:
         with pytest.raises(MissingExtra, match=r"ttamer\[io\]"):
             Trace.read(tmp_path / f"t.{suffix}")
         with pytest.raises(MissingExtra, match=r"ttamer\[io\]"):
@@ -613,13 +577,6 @@ def test_parquet_takes_little_room_for_numbers_that_were_single_precision(tmp_pa
     assert "BYTE_STREAM_SPLIT" in file.metadata.row_group(0).column(0).encodings
     assert (tmp_path / "t.parquet").stat().st_size < single.nbytes
     np.testing.assert_array_equal(Trace.read(tmp_path / "t.parquet").confidence, single)
-
-
-def test_a_member_with_records_is_refused(tmp_path):
-    with pytest.warns(UserWarning, match=r"format 3\.0"):
-        np.savez(tmp_path / "t.npz", **{"a.confidence": np.zeros(3, [("Ж", "f8")])})
-    with pytest.raises(TraceError, match=r"'a.confidence': holds .*, and numbers are needed"):
-        Trace.read(tmp_path / "t.npz")
 
 
 SPACED = "a.confidence,input.n,input.v\n" + 20_000 * '0.5,1,"[1, 2]"\n' + "0x,3,\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
 from ttamer.cascade import CascadeSpec
@@ -82,17 +81,10 @@ def test_calls_that_cannot_be_read_are_named(tmp_path, lines, says):
     assert str(error.value).startswith(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["log.jsonl", "log.npz"])
-def test_vectors_stand_on_one_of_the_lines(tmp_path, name):
+def test_vectors_stand_on_one_of_the_lines(tmp_path):
     lines = [{"id": 1, "node": node, "confidence": 0.5} for node in "ab"]
     lines[1]["input.v"] = [1, 2]
     path = log(tmp_path, lines)
-    if name == "log.npz":  # NumPy alone reads it
-        path, columns = (
-            tmp_path / name,
-            {"id": [1, 1], "node": ["a", "b"], "confidence": [0.5, 0.5]},
-        )
-        np.savez(path, **columns, **{"input.v": [[np.nan] * 2, [1.0, 2.0]]})
     assert Trace.read(path, AB).inputs["v"].tolist() == [[1.0, 2.0]]
     lines[1]["input.v"] = [1, None]  # which is a missing one, and no second value
     both = log(tmp_path, [*lines, {"id": 1, "node": "c", "confidence": 0.5, "input.v": [1, 2]}])

@@ -28,7 +28,7 @@ from ttamer.trace.trace import Trace
 
 @cli.command("collect")
 @click.argument("cascade")
-@cli.output_option("The trace to write (.parquet, .csv or .npz).", default="trace.parquet")
+@cli.output_option("The trace to write (.parquet, .csv or .jsonl).", default="trace.parquet")
 @cli.option("--prompts", "FILE", "JSON lines, CSV, or text with one prompt per line.")
 @cli.option("--prompts-from", "TRACE", "A log whose prompts are asked; its answers are kept.")
 @cli.option("--only", "NODE", "With --prompts-from: a node to ask.", multiple=True)
@@ -149,9 +149,9 @@ def _write(trace: Trace, output: str | Path, cascade: str | None = None) -> list
 
 
 def _cascade_words(output: str | Path) -> str:
-    """Return the option that a trace needs; only CSV keeps no cascade inside."""
-    is_csv = suffix_of(output) in (".csv", ".csv.gz")
-    return f" --cascade {beside(output, '.toml')}" if is_csv else ""
+    """Return the option that a trace needs; only Parquet keeps the cascade inside."""
+    keeps_it = suffix_of(output) == ".parquet"
+    return "" if keeps_it else f" --cascade {beside(output, '.toml')}"
 
 
 @cli.command("label")
@@ -294,7 +294,7 @@ def import_command() -> None:
 @import_command.command("answers", cls=cli.Command)
 @click.argument("log")
 @cli.option("--cascade", "FILE", "Its [serve] says how answers are compared.", required=True)
-@cli.output_option("The trace to write (.parquet, .csv or .npz).", required=True)
+@cli.output_option("The trace to write (.parquet, .csv or .jsonl).", required=True)
 @cli.skip_option
 def import_answers_command(log: str, cascade: str, output: str, skip_bad: bool) -> None:
     """Import answers in free text.

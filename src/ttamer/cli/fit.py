@@ -42,7 +42,7 @@ def fit_command(
     rename: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Fit a ladder of policies to TRACE (Parquet, CSV, NPZ), and save it."""
+    """Fit a ladder of policies to TRACE (Parquet, CSV, JSON lines), and save it."""
     pairs = [text.partition("=")[::2] for text in rename]
     if not all(old and new for old, new in pairs):
         raise ArgumentError(f"--rename takes OLD=NEW, not {' '.join(rename)}")

@@ -15,7 +15,10 @@ import reprlib
 from importlib import resources
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from ttamer.errors import ArgumentError
+from ttamer.trace.io import Rows, read_all
 from ttamer.trace.trace import Trace
 
 Part = Literal["fit", "test"]
@@ -82,7 +85,9 @@ def load(name: str, part: Part | None = None) -> Trace:
         raise ArgumentError(f"there is no part {part!r}; it is 'fit' or 'test'", param="part")
     traces = []
     for suffix in parts if part is None else (part,):
-        # A package may be imported from a zip file: the trace is read from a real one.
-        with resources.as_file(_data / f"{name}-{suffix}.npz") as path:
-            traces.append(Trace.read(path))
+        # Arrays of NumPy: the other formats need pyarrow, which is optional.
+        with (_data / f"{name}-{suffix}.npz").open("rb") as file, np.load(file) as archive:
+            arrays = dict(archive)
+        cascade, texts = str(arrays.pop("cascade")), {"classes": arrays.pop("classes").tolist()}
+        traces.append(read_all(Rows(name, arrays, texts, cascade.encode()), None, "refuse"))
     return traces[0] if part else Trace.concat(traces)

@@ -199,7 +199,7 @@ def fit_file(
     """Fit a trace file of any length, reading it in batches.
 
     Args:
-        path: A Parquet, CSV or NPZ file.
+        path: A Parquet, CSV or JSON Lines file.
         cascade: The cascade, the path of a ``cascade.toml``, or the cost of each node by name; by
             default the one kept in the file.
         on_bad: As for :meth:`ttamer.Trace.read`.
@@ -217,8 +217,8 @@ def fit_file(
     >>> from ttamer import datasets
     >>> trace = datasets.load("minilm-imdb").take(slice(400))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     trace.write(Path(folder, "trace.npz"))
-    ...     ladder = fit_file(Path(folder, "trace.npz"), trace.spec, belief="threshold")
+    ...     trace.write(Path(folder, "trace.parquet"))
+    ...     ladder = fit_file(Path(folder, "trace.parquet"), trace.spec, belief="threshold")
     >>> ladder.record.rows
     400
     """

@@ -1,10 +1,9 @@
-"""Reading and writing traces: Parquet, CSV, JSON Lines, NPZ and data frames.
+"""Reading and writing traces: Parquet, CSV, JSON Lines and data frames.
 
-A source hands its rows over in batches of :class:`Cells`: Parquet, CSV, JSON Lines and frames by
-way of Arrow, NPZ with NumPy alone. From there on there is one way: cells become the columns of the
-schema, and every value is checked. A log with one line per call is made one with one row per input
-before. Nothing is left out in silence: a row that cannot be used is refused by column and number,
-or left out and counted.
+A source hands its rows over in record batches of Arrow. From there on there is one way: cells
+become the columns of the schema, and every value is checked. A log with one line per call is made
+one with one row per input before. Nothing is left out in silence: a row that cannot be used is
+refused by column and number, or left out and counted.
 """
 
 from __future__ import annotations
@@ -14,17 +13,15 @@ import io
 import json
 import math
 import os
-import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ttamer._checks import require_path, shown
@@ -38,7 +35,6 @@ from ttamer.trace.schema import (
     BY_NAME,
     CONFIDENCE,
     COST,
-    INPUT,
     SCORE,
     TYPES,
     ClassCodes,
@@ -59,46 +55,46 @@ from ttamer.trace.schema import (
 from ttamer.trace.trace import Cascade, OnBad, Trace, graded
 
 # The suffixes of trace files.
-SUFFIXES = (".parquet", ".csv", ".csv.gz", ".jsonl", ".npz")
+SUFFIXES = (".parquet", ".csv", ".csv.gz", ".jsonl")
 # Codes of the classes met so far, by list of texts.
 Codes = defaultdict[str, ClassCodes]
-
-
-class Cells(NamedTuple):
-    """Some cells of a column."""
-
-    values: NDArray[Any]  # numbers (NaN: no value), vectors, or positions in texts (-1: no value)
-    type: str  # as the file names it
-    texts: Sequence[Any] | None = None
-
-    @property
-    def form(self) -> str:
-        """What they are, whatever the type."""
-        kind = self.values.dtype.kind
-        if self.texts is not None:
-            return "text"
-        if kind == "b" or self.type == "bool":
-            return "truth"
-        forms = {1: "number", 2: "vector"} if kind in "iuf" else {}
-        return forms.get(self.values.ndim, "other")
+# Of each kind of column: what it needs, and the forms of cells that it takes.
+TAKES = {
+    "number": ("numbers", ("number", "text")),
+    "flag": ("truth values, or 0 and 1", ("truth", "number", "text")),
+    "classes": ("text, whole numbers or truth values", ("text", "number", "truth")),
+    "groups": ("text, whole numbers or truth values", ("text", "number", "truth")),
+    "text": ("text", ("text",)),
+    "vector": ("vectors", ("vector",)),
+    "input": ("numbers, text or vectors", ("number", "text", "truth", "vector")),
+}
+# What cells of a CSV file look like, which has no types.
+LOOKS = {
+    "number": r"^(?i:\s*([-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?inf(inity)?|nan)\s*)$",
+    "vector": r"^\[[-+0-9.eE, ]*\]$",
+}
 
 
 class Source:
     """An open trace file or a data frame: its columns, and its rows in batches."""
 
-    cascade: bytes | None = None  # the text of the cascade.toml that is kept inside
-    batch_rows = 1 << 17  # handed over at a time, where no number is asked for
-
-    def __init__(self, where: str, columns: Sequence[str]) -> None:
+    def __init__(self, where: str, columns: Sequence[str], cascade: bytes | None = None) -> None:
         self.where, self.columns = where, tuple(columns)  # every message begins with the first
+        self.cascade = cascade  # the text of the cascade.toml that is kept inside
 
     def kinds(self, columns: Mapping[str, Column]) -> dict[str, str]:
         """Return how the cells of each column are read; inputs may turn out to be of one kind."""
         return {name: column.kind for name, column in columns.items()}
 
-    def batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[dict[str, Cells]]:
-        """Yield columns by name, each of a kind, at most ``rows`` rows at a time."""
-        start, size = 0, rows or self.batch_rows
+    def record_batches(self, kinds: Mapping[str, str], rows: int) -> Iterator[Any]:
+        """Yield record batches of Arrow, of at most ``rows`` rows where that takes less memory."""
+        raise NotImplementedError
+
+    def arrays(
+        self, columns: Mapping[str, Column], rows: int, codes: Codes
+    ) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield batches of at most ``rows`` rows, each column as an array of its type."""
+        kinds, start = self.kinds(columns), 0
         batches = self.record_batches(kinds, rows)
         while True:
             # Reading alone: an error in parsing must not pass for a damaged file.
@@ -106,17 +102,15 @@ class Source:
                 batch = next(batches, None)
             if batch is None:
                 return
-            for first in range(0, batch.num_rows, size):
-                part, cells = batch.slice(first, size), {}
-                for name in kinds:
+            for first in range(0, batch.num_rows, rows):
+                part, arrays = batch.slice(first, rows), {}
+                for name, column in columns.items():
                     with located(f"{self.where}: column {name!r}"):
-                        cells[name] = _cells_of(part.column(name), kinds[name])
-                yield cells
+                        arrays[name] = _values(
+                            part.column(name), kinds[name], codes[column.texts], start + first
+                        )
+                yield arrays
             start += batch.num_rows
-
-    def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
-        """Yield record batches of Arrow, of at most ``rows`` rows where that takes less memory."""
-        raise NotImplementedError
 
 
 def arrow(module: str = "pyarrow") -> Any:
@@ -150,8 +144,7 @@ def read_batches(
     r"""Read a trace as traces of at most ``rows`` rows, in order, one in memory at a time.
 
     A class has the same code in every batch; ``classes`` grows as new ones are met. A batch whose
-    rows were all left out comes as a trace of no rows, so that its ``left_out`` is not lost. The
-    arrays of an NPZ file are all in memory.
+    rows were all left out comes as a trace of no rows, so that its ``left_out`` is not lost.
 
     Args:
         path: The file; its suffix determines the format.
@@ -202,8 +195,7 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     path = Path(path)
     if path.is_dir():
         raise TraceError(f"{path}: is a folder; name one file in it")
-    kinds: dict[str, Any] = {".parquet": _Parquet, ".jsonl": _JsonLines, ".npz": _npz}
-    kind = kinds.get(suffix_of(path), _Csv)
+    kind = {".parquet": _Parquet, ".jsonl": _JsonLines}.get(suffix_of(path), _Csv)
     with damage(f"{path}: cannot be read"):
         if not path.stat().st_size:
             raise TraceError(f"{path}: is empty")
@@ -233,30 +225,25 @@ def _spec_of(source: Source, cascade: Cascade, on_bad: OnBad) -> CascadeSpec | N
 def _layout_of(source: Source, cascade: Cascade, on_bad: OnBad) -> Layout:
     """Return which column of a source is used for what."""
     spec, notes = _spec_of(source, cascade, on_bad), list[str]()
-    if spec is None:
-        spec, note = _inferred(source)
-        notes = [note]
     with located(source.where):
+        if spec is None:
+            spec, note = infer_spec(source.columns)
+            notes = [note]
+            if priced := [name for name in spec.names if f"{name}.cost" in source.columns]:
+                spec, notes[0] = infer_spec(source.columns, _mean_costs(source, spec, priced))
         return plan(source.columns, spec, notes)
 
 
-def _inferred(source: Source) -> tuple[CascadeSpec, str]:
-    """Return a cascade of the columns, each node at the mean of its cost column."""
-    with located(source.where):
-        spec, note = infer_spec(source.columns)
-        priced = [name for name in spec.names if f"{name}.cost" in source.columns]
-        if not priced:
-            return spec, note
-        sure = [f"{name}.confidence" for name in spec.names]
-        layout = plan([*sure, *(f"{name}.cost" for name in priced)], spec)
-    total, count = np.zeros(len(spec)), np.zeros(len(spec))
+def _mean_costs(source: Source, spec: CascadeSpec, priced: Sequence[str]) -> dict[str, float]:
+    """Return the mean of each cost column; 1 for a node that was never asked."""
+    used = [f"{name}.confidence" for name in spec.names] + [f"{name}.cost" for name in priced]
+    totals = np.zeros((2, len(spec)))
     # Always batches of the same size: the mean must not depend on how the file is read.
-    for trace in _traces(source, layout, 1 << 16, "skip"):
-        total += np.nansum(trace.costs, axis=0)
-        count += (~np.isnan(trace.costs)).sum(axis=0)
-    means = np.where(count > 0, total / np.maximum(count, 1), 1.0)  # of a node never asked: 1
-    costs = dict(zip(spec.names, means.tolist(), strict=True))
-    return infer_spec(source.columns, {name: costs[name] for name in priced})
+    for trace in _traces(source, plan(used, spec), 1 << 16, "skip"):
+        totals += np.nansum(trace.costs, axis=0), (~np.isnan(trace.costs)).sum(axis=0)
+    total, count = totals
+    means = np.where(count > 0, total / np.maximum(count, 1), 1.0)
+    return {name: float(means[spec.index_of(name)]) for name in priced}
 
 
 def _traces(source: Source, layout: Layout, rows: int | None, on_bad: OnBad) -> Iterator[Trace]:
@@ -264,7 +251,7 @@ def _traces(source: Source, layout: Layout, rows: int | None, on_bad: OnBad) -> 
     codes: Codes = defaultdict(ClassCodes)
     match, start, count = ClassMatch(), 0, 0
     columns = {name: column for name, (column, _) in layout.uses.items()}
-    batches = _arrays(source, columns, rows, codes)
+    batches = source.arrays(columns, rows or 1 << 17, codes)
     # Read whole, columns are joined once at the end: no second copy of a long log.
     for parts in ([batch] for batch in batches) if rows else filter(None, [list(batches)]):
         length = sum(len(next(iter(part.values()))) for part in parts)
@@ -280,20 +267,6 @@ def _traces(source: Source, layout: Layout, rows: int | None, on_bad: OnBad) -> 
             raise TraceError(f"every row was left out ({start} in all); fix the log")
         match.check(codes["classes"].classes)
     warn_of_variants(codes["classes"].classes, source.where)
-
-
-def _arrays(
-    source: Source, columns: Mapping[str, Column], rows: int | None, codes: Codes
-) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield batches of rows, each column as an array of its type."""
-    kinds, start = source.kinds(columns), 0
-    for batch in source.batches(kinds, rows):
-        arrays = {}
-        for name, column in columns.items():
-            with located(f"{source.where}: column {name!r}"):
-                arrays[name] = _values(batch[name], kinds[name], codes[column.texts], start)
-        start += len(arrays[name])
-        yield arrays
 
 
 def _trace_of(
@@ -337,34 +310,69 @@ def _trace_of(
 # Parsing: cells to arrays.
 
 
-def _values(cells: Cells, kind: str, codes: ClassCodes, start: int) -> NDArray[Any]:
-    """Return cells as their kind needs them, the first of row ``start``; refuse other forms."""
-    values, texts, form = cells.values, cells.texts, cells.form
-    if texts is not None and kind in ("number", "flag"):
-        return _parsed(cells, texts, kind, start)
-    # A column of text that is empty throughout may be of any type.
-    if kind == "text" and form == "number" and np.isnan(values.astype(np.float64)).all():
-        return np.full(len(values), None, object)
-    needed, forms = {
-        "number": ("numbers", "number"),
-        "flag": ("truth values, or 0 and 1", "number truth"),
-        "text": ("text", "text"),
-        "vector": ("vectors", "vector"),
-        "input": ("numbers, text or vectors", "number text truth vector"),
-    }.get(kind, ("text, whole numbers or truth values", "number text truth"))
-    if form not in forms.split():
-        raise TraceError(f"holds {cells.type}, and {needed} are needed; convert the column")
-    if kind in ("classes", "groups"):
-        return codes.encode(values) if texts is None else codes.recode(values, texts)
-    if kind == "flag":
-        return flags_of(values, start=start)
-    if texts is not None:
-        return np.asarray(np.array([*texts, None], object)[values])  # -1 picks the last entry
-    is_single = form == "vector" and values.dtype == np.float32
-    return values if is_single else values.astype(np.float64, copy=False)
+def _form(kind: Any) -> str:
+    """Return what the cells of a type of Arrow are, however they are stored."""
+    types = arrow().types
+    if types.is_dictionary(kind):
+        return _form(kind.value_type)
+    if str(kind) in ("string", "large_string", "string_view"):
+        return "text"
+    if types.is_boolean(kind):
+        return "truth"
+    if types.is_floating(kind) or types.is_integer(kind) or types.is_decimal(kind):
+        return "number"
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return "vector" if is_list else "other"
 
 
-def _parsed(cells: Cells, texts: Sequence[Any], kind: str, start: int) -> NDArray[Any]:
+def _values(array: Any, kind: str, codes: ClassCodes, start: int) -> NDArray[Any]:
+    """Return an array of Arrow as its kind needs it, its first row being row ``start``."""
+    pa, form = arrow(), _form(array.type)
+    if array.null_count == len(array):  # which may be of any type
+        dtype, missing = TYPES.get(form if kind == "input" else kind, TYPES["number"])
+        return np.full(len(array), missing, dtype)
+    if kind == "vector" and form == "text":  # in CSV
+        cells = [cell and json.loads(cell) for cell in array.to_pylist()]
+        array, form = pa.array(cells, pa.list_(pa.float64())), "vector"
+    (needed, forms), is_code = TAKES[kind], kind in ("classes", "groups")
+    if form not in forms:
+        raise TraceError(f"holds {array.type}, and {needed} are needed; convert the column")
+    if form == "vector":
+        return _vectors(array)
+    is_coded = pa.types.is_dictionary(array.type)
+    if is_coded and form != "text":
+        array = array.dictionary_decode()
+    # Whole numbers with gaps would lose digits as floats, and as classes they are text.
+    if form == "text" or (is_code and array.null_count and pa.types.is_integer(array.type)):
+        array = array if is_coded and form == "text" else array.dictionary_encode()
+        # The numbers may be unsigned, as polars and DuckDB write categories.
+        positions = array.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
+        texts = array.dictionary.to_pylist()
+        if is_code:
+            return codes.recode(positions, texts)
+        if kind in ("number", "flag"):
+            return _parsed(positions, texts, kind, start)
+        return np.asarray(np.array([*texts, None], object)[positions])  # -1 picks the last entry
+    if form == "truth" or pa.types.is_decimal(array.type):
+        array = array.cast(pa.int8() if form == "truth" else pa.float64())
+    values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    if is_code:
+        return codes.encode(values)
+    return flags_of(values, start=start) if kind == "flag" else values.astype(float, copy=False)
+
+
+def _vectors(array: Any) -> NDArray[Any]:
+    """Return lists of one length as rows; NaN where there is none."""
+    lengths = arrow("pyarrow.compute").list_value_length(array).drop_null().unique().to_pylist()
+    if len(lengths) > 1:
+        raise TraceError("holds vectors of several lengths; give each row a vector of one")
+    vectors = array.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(-1, *lengths)
+    if vectors.dtype != np.float32:
+        vectors = vectors.astype(np.float64)
+    return _of_rows(vectors, array.is_valid().to_numpy(zero_copy_only=False), len(array))
+
+
+def _parsed(positions: NDArray[Any], texts: Sequence[Any], kind: str, start: int) -> NDArray[Any]:
     """Return the numbers or truth values that text stands for; refuse the first other cell."""
     truths = dict.fromkeys(("1", "true", "1.0"), 1.0) | dict.fromkeys(("0", "false", "0.0"), 0.0)
     table = np.full(len(texts) + 1, math.nan)  # -1 picks the last entry
@@ -375,14 +383,14 @@ def _parsed(cells: Cells, texts: Sequence[Any], kind: str, start: int) -> NDArra
                 truths[text.lower()] if kind == "flag" else float(text.replace("_", "?"))
             )
         except (KeyError, ValueError):
-            rows = np.flatnonzero(cells.values == position)
+            rows = np.flatnonzero(positions == position)
             if len(rows):
                 what = "truth value" if kind == "flag" else "number"
                 raise TraceError(
                     f"row {rows[0] + start} (counting from 0) holds {text[:80]!r}, which is not a "
                     f"{what}; {_remedy(text.strip(), kind)}"
                 ) from None
-    values: NDArray[Any] = table[cells.values]
+    values: NDArray[Any] = table[positions]
     return flags_of(values, start=start) if kind == "flag" else values
 
 
@@ -404,7 +412,33 @@ def _remedy(cell: str, kind: str) -> str:
 # A log with one line per call.
 
 
-def _by_input(source: Source) -> Source:
+class Rows(Source):
+    """Columns as arrays, whose codes are positions in lists of texts."""
+
+    def __init__(
+        self,
+        where: str,
+        values: Mapping[str, NDArray[Any]],
+        texts: Mapping[str, Sequence[str]],
+        cascade: bytes | None = None,
+        unused: Sequence[str] = (),
+    ) -> None:
+        super().__init__(where, [*values, *unused], cascade)
+        self._values, self._texts = values, texts
+
+    def arrays(
+        self, columns: Mapping[str, Column], rows: int, codes: Codes
+    ) -> Iterator[dict[str, NDArray[Any]]]:
+        """Recode what is coded."""
+        for start in range(0, len(self._values[self.columns[0]]), rows):
+            part = {name: self._values[name][start : start + rows] for name in columns}
+            for name, texts in ((name, column.texts) for name, column in columns.items()):
+                if texts:
+                    part[name] = codes[texts].recode(part[name], self._texts[texts])
+            yield part
+
+
+def _by_input(source: Source) -> Rows:
     """Return a log with one line per call as columns with a row for each input, as they appear."""
     keys = {name: Column(name, "row", "groups") for name in ("id", "node")}
     columns, unused = dict[str, Column](), list[str]()
@@ -425,7 +459,7 @@ def _by_input(source: Source) -> Source:
                 "the column 'confidence' is missing; a log with one line per call has id, node "
                 f"and confidence; this one has {shown(source.columns, 12)}"
             )
-    batches = list(_arrays(source, columns, None, codes))
+    batches = list(source.arrays(columns, 1 << 17, codes))
     with located(source.where):
         if not batches:
             raise TraceError("has columns and no rows")
@@ -448,21 +482,18 @@ def _by_input(source: Source) -> Source:
                     asked = node == number
                     of_rows = _of_rows(values[asked], row[asked], len(ids))
                     arrays[f"{texts[code]}.{name}"] = of_rows
-            else:
-                with located(f"column {name!r}"):
-                    arrays[name] = _of_inputs(values, row, [texts[code] for code in ids.tolist()])
-    coded = {name: codes[name].classes for name in ("classes", "groups")}
-    return _Arrays(f"{source.where} (one row per input)", arrays, coded, unused, source.cascade)
-
-
-def _of_inputs(values: NDArray[Any], row: NDArray[Any], ids: Sequence[str]) -> NDArray[Any]:
-    """Return one value for each input, which may stand on any of its lines, and on all alike."""
-    filled = is_filled(values)
-    lines = np.flatnonzero(filled if values.ndim == 1 else filled.all(axis=1))
-    rows, first, of_line = np.unique(row[lines], return_index=True, return_inverse=True)
-    for unlike in np.argwhere(values[lines] != values[lines[first]][of_line])[:1]:
-        raise TraceError(f"id {ids[row[lines[unlike[0]]]]!r} has two values; give it one")
-    return _of_rows(values[lines[first]], rows, len(ids))
+                continue
+            # What is about the input may stand on any of its lines, and on all alike.
+            filled = is_filled(values) if values.ndim == 1 else is_filled(values).all(axis=1)
+            values, of = values[filled], row[filled]
+            arrays[name] = _of_rows(values, of, len(ids))
+            for unlike in np.argwhere(arrays[name][of] != values)[:1, 0]:
+                raise TraceError(
+                    f"column {name!r}: id {texts[ids[of[unlike]]]!r} has two values; give it one"
+                )
+    lists = {name: codes[name].classes for name in ("classes", "groups")}
+    where = f"{source.where} (one row per input)"
+    return Rows(where, arrays, lists, source.cascade, unused)
 
 
 def _of_rows(values: NDArray[Any], rows: NDArray[Any], count: int) -> NDArray[Any]:
@@ -476,47 +507,6 @@ def _of_rows(values: NDArray[Any], rows: NDArray[Any], count: int) -> NDArray[An
 # Sources.
 
 
-def _cells_of(array: Any, kind: str) -> Cells:
-    """Return an array of Arrow as cells, which are read as a kind."""
-    pa = arrow()
-    types, name = pa.types, str(array.type)
-    if kind == "vector" and name != "null" and not types.is_nested(array.type):  # text in CSV
-        cells = [None if cell is None else json.loads(cell) for cell in array.to_pylist()]
-        array = pa.array(cells, pa.list_(pa.float64()))
-    if types.is_dictionary(array.type) and not _is_text(array.type.value_type):
-        array = array.dictionary_decode()
-    is_code = kind in ("classes", "groups") and types.is_integer(array.type)
-    # Whole numbers with gaps would lose digits as floats, and as classes they are text.
-    if _is_text(array.type) or (is_code and array.null_count):
-        array = array.dictionary_encode()
-    if types.is_dictionary(array.type):
-        # The numbers may be unsigned, as polars and DuckDB write categories.
-        positions = array.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
-        return Cells(positions, name, array.dictionary.to_pylist())
-    of = array.type
-    if types.is_null(of):
-        return Cells(np.full(len(array), math.nan), name)
-    if types.is_list(of) or types.is_large_list(of) or types.is_fixed_size_list(of):
-        lengths = arrow("pyarrow.compute").list_value_length(array).drop_null().unique().to_pylist()
-        if len(lengths) > 1:
-            raise TraceError("holds vectors of several lengths; give each row a vector of one")
-        width = lengths[0] if lengths else 1
-        vectors = array.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
-        if vectors.dtype.kind in "iu":
-            vectors = vectors.astype(np.float64)
-        filled = array.is_valid().to_numpy(zero_copy_only=False)
-        return Cells(_of_rows(vectors, filled, len(array)), name)
-    if types.is_boolean(of) or types.is_decimal(of):
-        array = array.cast(pa.int8() if types.is_boolean(of) else pa.float64())
-    elif not (types.is_floating(of) or types.is_integer(of)):
-        return Cells(np.empty(len(array), object), name)  # refused by its type
-    return Cells(array.to_numpy(zero_copy_only=False), name)
-
-
-def _is_text(kind: Any) -> bool:
-    return str(kind) in ("string", "large_string", "string_view")
-
-
 class _Table(Source):
     """A table of Arrow."""
 
@@ -524,8 +514,8 @@ class _Table(Source):
         self._table = table
         super().__init__(where, table.column_names)
 
-    def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
-        yield from self._table.select(list(kinds)).to_batches(rows or self.batch_rows)
+    def record_batches(self, kinds: Mapping[str, str], rows: int) -> Iterator[Any]:
+        yield from self._table.select(list(kinds)).to_batches(rows)
 
 
 class _Parquet(Source):
@@ -535,8 +525,8 @@ class _Parquet(Source):
         self._path = path
         with damage(f"{path}: is not a Parquet file, or was cut short"):
             self._schema = self._open([]).schema_arrow
-        super().__init__(str(path), self._schema.names)
-        self.cascade = (self._schema.metadata or {}).get(b"ttamer.cascade")
+        cascade = (self._schema.metadata or {}).get(b"ttamer.cascade")
+        super().__init__(str(path), self._schema.names, cascade)
 
     def _open(self, as_dictionary: Sequence[str]) -> Any:
         # Read in pieces: otherwise whole row groups are held, however large they are.
@@ -548,10 +538,10 @@ class _Parquet(Source):
             page_checksum_verification=True,
         )
 
-    def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
+    def record_batches(self, kinds: Mapping[str, str], rows: int) -> Iterator[Any]:
         coded = [name for name, kind in kinds.items() if kind in ("classes", "groups")]
-        text = [name for name in coded if _is_text(self._schema.field(name).type)]
-        yield from self._open(text).iter_batches(rows or self.batch_rows, columns=list(kinds))
+        text = [name for name in coded if _form(self._schema.field(name).type) == "text"]
+        yield from self._open(text).iter_batches(rows, columns=list(kinds))
 
 
 class _Csv(Source):
@@ -565,30 +555,23 @@ class _Csv(Source):
             super().__init__(str(path), next(lines, []))
 
     def kinds(self, columns: Mapping[str, Column]) -> dict[str, str]:
-        """Look at the cells of inputs, as CSV has no types."""
-        kinds, pa, compute = super().kinds(columns), arrow(), arrow("pyarrow.compute")
-
-        def is_number(cells: Any) -> bool:
-            try:
-                cells.cast(pa.float64())
-            except pa.ArrowInvalid:
-                return False
-            return True
-
-        def is_vector(cells: Any) -> Any:
-            lists = compute.match_substring_regex(cells, r"^\[[-+0-9.eE, ]*\]$")
-            return compute.all(lists, min_count=0).as_py()
-
-        forms = {"number": is_number, "vector": is_vector}
-        left = {name: [*forms] for name, kind in kinds.items() if kind == "input"}
+        """Look at all cells of inputs."""
+        kinds, compute = super().kinds(columns), arrow("pyarrow.compute")
+        looks = {name: [*LOOKS, "text"] for name, kind in kinds.items() if kind == "input"}
         with damage(f"{self.where}: cannot be read"):
-            for batch in self._read(dict.fromkeys(left, pa.string())) if left else ():
-                for name, possible in left.items():
-                    cells = batch.column(name).drop_null()
-                    possible[:] = [form for form in possible if forms[form](cells)]
-        return kinds | {name: [*possible, "text"][0] for name, possible in left.items()}
+            for batch in self._read(dict.fromkeys(looks, arrow().string())) if looks else ():
+                for name, possible in looks.items():
+                    while (
+                        possible[0] in LOOKS
+                        and not compute.all(
+                            compute.match_substring_regex(batch.column(name), LOOKS[possible[0]]),
+                            min_count=0,
+                        ).as_py()
+                    ):
+                        del possible[0]
+        return kinds | {name: possible[0] for name, possible in looks.items()}
 
-    def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
+    def record_batches(self, kinds: Mapping[str, str], rows: int) -> Iterator[Any]:
         del rows  # blocks of Arrow are small
         pa, count = arrow(), 0
         text = pa.dictionary(pa.int32(), pa.string())
@@ -603,7 +586,7 @@ class _Csv(Source):
                 yield batch.slice(count)
                 count = max(0, count - batch.num_rows)
 
-    def _read(self, types: Mapping[str, Any], *, threads: bool = True) -> Iterator[Any]:
+    def _read(self, types: Mapping[str, Any]) -> Iterator[Any]:
         """Yield record batches of the named columns."""
         module, odd = arrow("pyarrow.csv"), list[Any]()
 
@@ -611,29 +594,26 @@ class _Csv(Source):
             odd.append(row)
             return "error"
 
+        parsing = module.ParseOptions(
+            newlines_in_values=True,
+            # In a file of one column an empty line is a row without a value.
+            ignore_empty_lines=len(self.columns) > 1,
+            invalid_row_handler=refuse,
+        )
+        cells = module.ConvertOptions(
+            include_columns=list(types),
+            column_types=types,
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        )
+        # Without threads, which know no numbers of lines; here they would gain nothing.
+        reading = module.ReadOptions(use_threads=False)
         try:
-            with module.open_csv(
-                self._path,
-                read_options=module.ReadOptions(use_threads=threads),
-                parse_options=module.ParseOptions(
-                    newlines_in_values=True,
-                    # In a file of one column an empty line is a row without a value.
-                    ignore_empty_lines=len(self.columns) > 1,
-                    invalid_row_handler=refuse,
-                ),
-                convert_options=module.ConvertOptions(
-                    include_columns=list(types),
-                    column_types=types,
-                    null_values=[""],
-                    strings_can_be_null=True,
-                    quoted_strings_can_be_null=False,
-                ),
-            ) as reader:
+            with module.open_csv(self._path, reading, parsing, cells) as reader:
                 yield from reader
         except arrow().ArrowInvalid as error:
             for row in odd:
-                if threads:  # they do not know the number of a line
-                    list(self._read(types, threads=False))
                 raise TraceError(
                     f"{self.where}: line {row.number} has {row.actual_columns} cells, and the "
                     f"header has {row.expected_columns}; correct the log"
@@ -646,16 +626,16 @@ class _JsonLines(Source):
     """A file with one JSON object on each line; its keys are columns."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, cascade = path, None
         keys: dict[str, None] = {}
         self._texts: set[str] = set()
         for line in self._lines():
             keys.update(dict.fromkeys(line))
             if is_decision_log(tuple(keys)):  # read by a reader of its own
-                self.cascade = str(line["cascade"]).encode() if "cascade" in line else None
+                cascade = str(line["cascade"]).encode() if "cascade" in line else None
                 break
             self._texts.update(name for name, value in line.items() if type(value) is str)
-        super().__init__(str(path), tuple(keys))
+        super().__init__(str(path), tuple(keys), cascade)
 
     def kinds(self, columns: Mapping[str, Column]) -> dict[str, str]:
         """Look at all lines: a batch need not show what an input is."""
@@ -676,9 +656,9 @@ class _JsonLines(Source):
                 f"{self._path}: line {line} is not a JSON object: {error}; correct the log"
             ) from None
 
-    def record_batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[Any]:
+    def record_batches(self, kinds: Mapping[str, str], rows: int) -> Iterator[Any]:
         pa, lines = arrow(), self._lines()
-        while part := list(islice(lines, rows or self.batch_rows)):
+        while part := list(islice(lines, rows)):
             columns = {}
             for name in kinds:
                 with damage(f"{self.where}: column {name!r}: holds values of several types"):
@@ -705,88 +685,6 @@ def source_of_frame(frame: Any) -> Source:
         return _Table(arrow().table(frame), "the frame")
 
 
-class _Arrays(Source):
-    """Columns as arrays of NumPy; predictions, label and group may be codes into texts."""
-
-    def __init__(
-        self,
-        where: str,
-        arrays: Mapping[str, NDArray[Any]],
-        texts: Mapping[str, Sequence[str]],
-        unused: Sequence[str] = (),
-        cascade: bytes | None = None,
-    ) -> None:
-        super().__init__(where, [*arrays, *unused])
-        self._arrays, self._texts, self.cascade = arrays, texts, cascade
-
-    def batches(self, kinds: Mapping[str, str], rows: int | None) -> Iterator[dict[str, Cells]]:
-        length = len(next(iter(self._arrays.values()), ()))
-        for start in range(0, length, rows or length or 1):
-            part = slice(start, start + (rows or length))
-            yield {name: self._cells(self._arrays[name][part], name, kinds[name]) for name in kinds}
-
-    def _cells(self, array: NDArray[Any], name: str, kind: str) -> Cells:
-        if array.dtype == object:  # text
-            positions = np.where(is_filled(array), np.arange(len(array)), -1)
-            return Cells(positions, "text", array.tolist())
-        if kind in self._texts:
-            top = len(self._texts[kind]) - 1
-            is_code = array.dtype.kind in "iu"
-            if not is_code or (array.size and not -1 <= array.min() <= array.max() <= top):
-                raise TraceError(
-                    f"{self.where}: column {name!r}: codes into the array {kind!r} are needed, "
-                    f"from -1 (no answer) to {top}; it holds {array.dtype}, as {array[:1]}"
-                )
-            return Cells(array, str(array.dtype), self._texts[kind])
-        if array.dtype.kind == "U":
-            distinct, inverse = np.unique(array, return_inverse=True)
-            return Cells(inverse, "text", distinct.tolist())
-        return Cells(array, str(array.dtype))
-
-
-def _npz(path: Path) -> Source:
-    """Open an NPZ file: one array for each column; nothing is unpickled, and NumPy is enough.
-
-    Further arrays may be there: ``classes``, the text of each class, when predictions and label are
-    codes into it (-1: no answer), ``groups``, ``texts`` (columns of text, as JSON) and ``cascade``,
-    the text of a ``cascade.toml``.
-    """
-    arrays: dict[str, NDArray[Any]] = {}
-    with (
-        located(path),
-        damage("is not an NPZ file, or is damaged"),
-        path.open("rb") as file,
-        np.load(file, allow_pickle=False) as archive,
-    ):
-        check_names(archive.files)
-        for name in archive.files:
-            with damage(
-                f"column {name!r}: is damaged, or holds Python objects, which are never opened "
-                "(mixed types, or None among numbers)"
-            ):
-                arrays[name] = archive[name]
-        names = arrays.keys() & {"classes", "groups", "cascade"}
-        tables = {name: arrays.pop(name) for name in names}
-        for name, values in tables.items():
-            if values.dtype.kind != "U" or values.ndim != (name != "cascade"):
-                raise TraceError(f"the array {name!r} must hold text")
-        text = json.loads(arrays.pop("texts", np.frombuffer(b"{}", np.uint8)).tobytes())
-        arrays |= {name: np.array(values, object) for name, values in text.items()}
-        shapes = {name: values.shape for name, values in arrays.items()}
-        for name, shape in shapes.items():
-            if not 1 <= len(shape) <= 1 + name.startswith(INPUT):
-                raise TraceError(f"column {name!r}: has shape {shape}, and (rows,) is needed")
-            first = next(iter(shapes))
-            if shape[0] != shapes[first][0]:
-                raise TraceError(
-                    f"columns of unequal length: {first!r} has {shapes[first][0]} rows, {name!r} "
-                    f"has {shape[0]}; every array must have one value for each input"
-                )
-    cascade = str(tables.pop("cascade")).encode() if "cascade" in tables else None
-    texts: dict[str, list[str]] = {name: values.tolist() for name, values in tables.items()}
-    return _Arrays(str(path), arrays, texts, cascade=cascade)
-
-
 # Writing.
 
 
@@ -798,13 +696,16 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
         raise TraceError(f"{path}: a trace of no rows is not written")
     if not path.parent.is_dir():  # pyarrow would name the temporary file
         raise TraceError(f"{path}: cannot be written: there is no folder {path.parent}")
-    writers = {".npz": _write_npz, ".parquet": _write_parquet, ".jsonl": _write_json_lines}
+    write = {".parquet": _write_parquet, ".jsonl": _write_json_lines}.get(suffix, _write_csv)
+    table = table_of(trace, coded=write is _write_parquet)
     try:
-        with atomic_write(path) as part:
-            if suffix in writers:
-                writers[suffix](trace, part)
-            else:
-                _write_csv(trace, part, "gzip" if suffix == ".csv.gz" else None)
+        with (
+            atomic_write(path) as part,
+            arrow().output_stream(
+                part, compression="gzip" if suffix == ".csv.gz" else None
+            ) as file,
+        ):
+            write(table, file)
     except OSError as error:
         raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from None
 
@@ -833,33 +734,16 @@ def beside(path: str | os.PathLike[str], ending: str) -> Path:
     return Path(path).with_name(Path(path).name[: -len(suffix_of(path))] + ending)
 
 
-def columns_of(trace: Trace) -> dict[str, NDArray[Any]]:
-    """Return a trace as named columns; predictions, label and group as codes.
-
-    >>> trace = Trace(CascadeSpec.of({"a": 1.0}), [[0.5]], inputs={"length": [3.0]})
-    >>> columns_of(trace)
-    {'a.confidence': array([0.5]), 'input.length': array([3.])}
-    """
-    columns = {
-        f"{name}.{column.name}": values[:, node]
-        for node, name in enumerate(trace.names)
-        for column, values in trace.columns()
-        if column.by == "node"
-    }
-    columns |= {column.name: values for column, values in trace.columns() if column.by == "row"}
-    return {name: np.ascontiguousarray(values) for name, values in columns.items()}
-
-
-def _table(trace: Trace, *, coded: bool = False) -> Any:
+def table_of(trace: Trace, *, coded: bool = False) -> Any:
     """Return a trace as an Arrow table; what is not known is null. Classes are coded, or text."""
     pa = arrow()
 
-    def column(name: str, values: NDArray[Any]) -> Any:
-        if values.dtype == np.int32:
-            texts = pa.array(trace.groups if name == "group" else trace.classes, pa.string())
+    def cells(column: Column, values: NDArray[Any]) -> Any:
+        if column.texts:
+            texts = pa.array(getattr(trace, column.texts), pa.string())
             index = pa.array(values, pa.int32(), mask=values < 0)
             return pa.DictionaryArray.from_arrays(index, texts) if coded else texts.take(index)
-        if values.dtype == np.int8:
+        if column.kind == "flag":
             return pa.array(values == 1, pa.bool_(), mask=values < 0)
         if values.dtype == object:
             return pa.array(values, pa.string())
@@ -868,16 +752,23 @@ def _table(trace: Trace, *, coded: bool = False) -> Any:
             return pa.LargeListArray.from_arrays(ends, values.ravel())
         return pa.array(values, from_pandas=True)  # NaN is no value
 
-    columns = {name: column(name, values) for name, values in columns_of(trace).items()}
+    columns = {
+        f"{name}.{column.name}": cells(column, np.ascontiguousarray(values[:, node]))
+        for node, name in enumerate(trace.names)
+        for column, values in trace.columns()
+        if column.by == "node"
+    }
+    for column, values in trace.columns():
+        if column.by == "row":
+            columns[column.name] = cells(column, values)
     return pa.table(columns, metadata={"ttamer.cascade": trace.spec.to_toml()})
 
 
-def _write_parquet(trace: Trace, path: Path) -> None:
-    """Write a trace, one row group to 131,072 rows, the cascade in the file's metadata."""
-    types, table = arrow().types, _table(trace, coded=True)
+def _write_parquet(table: Any, file: Any) -> None:
+    types = arrow().types
     arrow("pyarrow.parquet").write_table(
         table,
-        path,
+        file,
         row_group_size=1 << 17,
         compression="zstd",
         write_page_checksum=True,
@@ -888,48 +779,17 @@ def _write_parquet(trace: Trace, path: Path) -> None:
     )
 
 
-def _write_csv(trace: Trace, path: Path, compression: str | None) -> None:
-    pa, table = arrow(), _table(trace)
+def _write_csv(table: Any, file: Any) -> None:
+    pa = arrow()
     for number, field in enumerate(table.schema):
         if pa.types.is_large_list(field.type):
             cells = [json.dumps(row) for row in table.column(number).to_pylist()]
             table = table.set_column(number, field.name, pa.array(cells, pa.string()))
-    with pa.output_stream(path, compression=compression) as stream:
-        arrow("pyarrow.csv").write_csv(table, stream)
+    arrow("pyarrow.csv").write_csv(table, file)
 
 
-def _write_json_lines(trace: Trace, path: Path) -> None:
-    """Write a trace as JSON, one object to a row; what is not known is null."""
+def _write_json_lines(table: Any, file: Any) -> None:
     # Batches of a few thousand rows: as Python objects they take much memory.
-    encoder = msgspec.json.Encoder()
-    with path.open("wb") as file:
-        for batch in _table(trace).to_batches(1 << 12):
-            file.writelines(encoder.encode(row) + b"\n" for row in batch.to_pylist())
-
-
-def _write_npz(trace: Trace, path: Path) -> None:
-    """Write a trace as arrays, with its classes and its cascade."""
-    columns: dict[str, Any] = {"cascade": np.array(trace.spec.to_toml())}
-    for texts in sorted({column.texts for column, _ in trace.columns()} - {""}):
-        columns[texts] = np.array(getattr(trace, texts), dtype=np.str_)
-    text = {}
-    for name, values in columns_of(trace).items():
-        if values.dtype == object:
-            text[name] = values.tolist()
-        else:
-            columns[name] = values
-    if text:
-        columns["texts"] = np.frombuffer(json.dumps(text).encode(), np.uint8)
-    with zipfile.ZipFile(path, "w", compresslevel=1) as archive:
-        for name, values in columns.items():
-            member = zipfile.ZipInfo(f"{name}.npy")  # a fixed date: equal traces, equal files
-            if values.dtype.kind != "f":  # numbers take long to compress, and hardly shrink
-                member.compress_type = zipfile.ZIP_DEFLATED
-            with archive.open(member, "w", force_zip64=True) as file:
-                npy.write_array(file, values, allow_pickle=False)
-
-
-def frame_of(trace: Trace) -> Any:
-    """Return a trace as a data frame; see :meth:`ttamer.Trace.to_frame`."""
-    require("pandas", "frames")
-    return _table(trace).to_pandas()
+    for batch in table.to_batches(1 << 12):
+        for row in batch.to_pylist():
+            file.write(msgspec.json.encode(row) + b"\n")

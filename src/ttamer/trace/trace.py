@@ -31,6 +31,7 @@ from ttamer._checks import (
     require_path,
     require_whole,
 )
+from ttamer._extras import require
 from ttamer.cascade import CascadeSpec, split_nodes
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.show import card, table
@@ -450,15 +451,16 @@ class Trace(Columns):
         >>> trace.to_frame()["only.confidence"].tolist()
         [0.5, 0.6]
         """
-        from ttamer.trace.io import frame_of
+        from ttamer.trace.io import table_of
 
-        return frame_of(self)
+        require("pandas", "frames")
+        return table_of(self).to_pandas()
 
     @classmethod
     def read(
         cls, path: str | os.PathLike[str], cascade: Cascade = None, *, on_bad: OnBad = "refuse"
     ) -> Trace:
-        r"""Read a whole trace from Parquet, CSV (plain or gzipped), JSON Lines or NPZ.
+        r"""Read a whole trace from Parquet, CSV (plain or gzipped) or JSON Lines.
 
         A log may have one line per input (columns ``<node>.confidence``), or one per call (columns
         ``id``, ``node`` and ``confidence``).
@@ -493,10 +495,9 @@ class Trace(Columns):
         return read_all(open_source(path), cascade, on_bad)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write Parquet, CSV, JSON Lines or NPZ, by the suffix: the whole file, or none.
+        """Write Parquet, CSV or JSON Lines, by the suffix: the whole file, or none.
 
-        Parquet and NPZ keep the cascade inside; the others cannot, so write it with
-        ``spec.to_file``.
+        Parquet keeps the cascade inside; the others cannot, so write it with ``spec.to_file``.
 
         Args:
             path: The file; its suffix determines the format.
