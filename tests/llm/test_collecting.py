@@ -320,6 +320,8 @@ def test_a_plan_says_what_would_be_asked_and_paid(make_served):
     plan = plan_collection(served.cascade, limit, paid)
     assert plan.calls == {"small": 30, "large": 150}
     assert plan.cost["small"] == 30
+    within = str(plan_collection(served.cascade, limit, paid, budget=9.5))
+    assert "no more is asked than the budget of 9.5 pays for; 0 responses are kept" in within
     served.change("cost = 1.0", 'cost = 1.0\nconfidence = "self-report"')
     assert plan_collection(served.cascade, limit, paid).calls == {"small": 60, "large": 150}
     served.change('confidence = "self-report"', "")

@@ -45,19 +45,6 @@ def test_another_reply_is_no_verdict(text):
         Judge("large").read(reply(text))
 
 
-@pytest.mark.parametrize(
-    ("text", "score"), [("7", 0.7), ("Score: 10/10.", 1.0), ("0", 0.0), ("8.5 points", 0.85)]
-)
-def test_the_first_number_is_the_score(text, score):
-    assert Judge("large", graded=True).read(reply(text)) == pytest.approx(score)
-
-
-@pytest.mark.parametrize("text", ["", "good", "11", "A7"])
-def test_another_reply_is_no_score(text):
-    with pytest.raises(Unreadable, match="no score"):
-        Judge("large", graded=True).read(reply(text))
-
-
 @given(st.integers(1, 60), st.data())
 def test_the_interval_holds_the_share(answers, data):
     agree = data.draw(st.integers(0, answers))
@@ -173,13 +160,6 @@ def test_a_judge_that_only_fails_is_soon_left_alone(judge, served):
     assert served.counts[1] == Asked.max_failures
 
 
-def test_scores_of_a_judge_become_losses(judge):
-    judged, requests = judge(lambda text: "7 of 10" if "I would say" in text else "10", "", True)
-    assert judged.loss * judged.unit == pytest.approx(np.array([[0.3, 0.0]] * 30))
-    assert judged.correct is None
-    assert "number from 0 to 10" in requests[0]["messages"][0]["content"]
-
-
 def test_a_judge_is_a_node_of_the_cascade_and_needs_its_server_alone(judge, served):
     served.change(f'cost = 1.0\nupstream = "{served.upstreams["small"].url}"', "cost = 1.0")
     with pytest.raises(ArgumentError, match="there is no node 'third'; the nodes are small, large"):
@@ -198,7 +178,7 @@ def test_the_command_takes_a_judge_and_its_rubric(make_served, tmp_path, capsys)
     rubric.write_text("Right is what rhymes.")
     command = ["label", str(trace), "--rubric", str(rubric)]
     assert main(command) == 2
-    assert "--rubric and --graded with them" in capsys.readouterr().err
+    assert "and --rubric with them" in capsys.readouterr().err
     assert main([*command, "--judge", "large", "--cascade", cascade]) == 0
     shown = capsys.readouterr().out
     assert "judged by 'large'" in shown

@@ -118,43 +118,6 @@ def test_the_trace_for_a_fit_has_the_shares_and_errors_of_all_rows():
     assert len(labelling.labelled()) == 600
 
 
-def test_the_estimate_says_how_many_more_labels_are_worth_it():
-    trace, right = trace_of(20_000, seed=2)
-    labelling = planned(trace, right, within=0.02)
-    labels = [*labelling.right.items()]
-    labelling.right = {}
-    assert labelling.estimate().more is None
-    labelling.right = dict(labels[:60])
-    first = labelling.estimate()
-    assert first.half_width > 0.02
-    labelling.right = dict(labels[: 60 + first.more])
-    then = labelling.estimate()
-    assert then.half_width == pytest.approx(0.02, rel=0.25)
-    truth = (~right).mean(axis=0)
-    differ = ~labelling.agreed[[*labelling.right]]
-    wrong = ~np.array([*labelling.right.values()])
-    guess = wrong[differ].mean(axis=0) * (~labelling.agreed).mean()
-    assert abs((guess[0] - guess[1]) - (truth[0] - truth[1])) < 2 * then.half_width
-    assert "worth it" in str(first)
-
-
-def test_the_estimate_is_of_rows_that_every_node_answered():
-    trace, right = trace_of(400)
-    gaps = np.arange(400) >= 200
-    confidence = trace.confidence.copy()
-    confidence[gaps, 0] = np.nan
-    codes = np.where(np.isnan(confidence), -1, trace.prediction)
-    partly = planned(dataclasses.replace(trace, confidence=confidence, prediction=codes), right)
-    complete = planned(trace.take(~gaps), right[~gaps])
-    assert partly.estimate().half_width < 0.001  # all of these rows are labelled
-    for labelling in (partly, complete):
-        labels = ((row, label) for row, label in labelling.right.items() if row < 100)
-        labelling.right = dict(labels)
-    # The rows with gaps are half of all, and count as rows on which nodes do not differ.
-    half = complete.estimate().half_width / 2
-    assert partly.estimate().half_width == pytest.approx(half)
-
-
 def test_labels_survive_and_belong_to_prompts_and_answers(labelling, tmp_path):
     row = labelling.next()
     labelling.add(row, ["large"])

@@ -161,7 +161,7 @@ def test_the_command_says_which_options_go_together(asked, arguments, text):
 def test_the_command_asks_the_new_model_within_a_budget(asked, tmp_path):
     new = ("--prompts-from", "LOG", "--only", "large")
     shown = asked(*new, "--dry-run")[1]
-    assert shown.startswith("large: 30 calls, at most 375\nin all at most 375; 0 responses")
+    assert shown.startswith("large: 30 calls, about 375 at most\nin all about 375 at most; 0 resp")
     status, shown, _ = asked(*new, "--budget", "250")
     assert (status, "250 of 250 spent on 20 prompts" in shown) == (0, True)
     trace = tt.Trace.read(tmp_path / "out.parquet")

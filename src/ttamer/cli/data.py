@@ -80,7 +80,7 @@ def collect_command(
             raise ArgumentError(f"--label {label}: no prompt of {prompts} has that field")
     paid, answers = Path(cache or f"{output}.cache"), f"{output}.answers.jsonl"
     if dry_run:
-        plan = plan_collection(spec, rows, paid, only=only)
+        plan = plan_collection(spec, rows, paid, only=only, budget=budget)
         cli.show(asdict(plan), plan)
         return
     try:
@@ -157,21 +157,18 @@ def _cascade_words(output: str | Path) -> str:
 @cli.command("label")
 @click.argument("trace")
 @cli.output_option("The labelled trace (default: TRACE with .labelled before its suffix).")
-@cli.option("--within", "X", "Label until differences in error are known to X.", default=0.02)
 @cli.flag("--uniform", help="All rows are equally likely to be next, as a certificate needs.")
 @cli.option("--port", "N", "The local port of the page; 0 for any.", default=0)
 @cli.flag("--no-page", help="Write the trace from the labels so far, without the page.")
 @cli.option("--judge", "NODE", "In place of a person: a node of --cascade decides.")
 @cli.option("--cascade", "FILE", "With --judge: a cascade.toml with its upstream.")
 @cli.option("--rubric", "FILE", "With --judge: a text that defines what is right.")
-@cli.flag("--graded", help="With --judge: scores, which become losses.")
 def label_command(
     trace: str,
     output: str | None,
     judge: str | None,
     cascade: str | None,
     rubric: str | None,
-    graded: bool,
     **page: Any,
 ) -> None:
     """Label the answers of TRACE, made by ttamer collect or import, on a local page.
@@ -198,19 +195,17 @@ def label_command(
             f"{source}: keeps no cascade, and {toml}, which ttamer collect writes beside it, "
             "is missing; run ttamer collect again, which asks no model again"
         )
-    if (judge is None) != (cascade is None) or ((graded or rubric) and judge is None):
-        raise ArgumentError(
-            "--judge NODE and --cascade FILE go together, and --rubric and --graded with them"
-        )
+    if (judge is None) != (cascade is None) or (rubric and judge is None):
+        raise ArgumentError("--judge NODE and --cascade FILE go together, and --rubric with them")
     log = Trace.read(source, toml)
     rows = read_answers(f"{source}.answers.jsonl", log.names)
     labelled: Trace | None
     if judge is None:
         facts, labelling = _by_hand(log, source, rows, **page)
         labelled = labelling.labelled() if labelling.right else None
-        lines = [str(labelling.estimate())]
+        lines = [counted(len(labelling.right), "label")]
     else:
-        judging = Judge(judge, read_text(Path(rubric)).strip() if rubric else "", graded)
+        judging = Judge(judge, read_text(Path(rubric)).strip() if rubric else "")
         labelled = judge_answers(
             log,
             rows,
@@ -277,7 +272,6 @@ def _by_hand(
     facts = {
         "labels": len(labelling.right),
         "skipped": len(labelling.skipped),
-        "more": labelling.estimate().more,
         "written": [str(labels)],
     }
     return facts, labelling

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +27,8 @@ from ttamer.fitting import plan_calls
 from ttamer.fitting.fits import fit
 from ttamer.llm.client import open_session
 from ttamer.llm.confidence import Unreadable, question_text
-from ttamer.llm.node import ModelNode, Upstream, Work
-from ttamer.llm.paid import Ask, Asked, PaidUpstream, Pretence, Progress, Store, key_of, patient
+from ttamer.llm.node import ModelNode, Upstream, Work, highest_cost, requests_of
+from ttamer.llm.paid import Ask, Asked, PaidUpstream, Progress, Store, call_key, key_of, patient
 from ttamer.llm.prompts import Answer, AnsweredPrompt, Prompt, check_label, trace_of, write_answers
 from ttamer.llm.settings import CascadeSource, comparison_of, read_nodes, spec_of
 from ttamer.trace.checks import require_trace
@@ -50,7 +51,6 @@ class Collection:
         only: Sequence[str] = (),
         log: Trace | None = None,
         progress: Progress | None = None,
-        is_dry: bool = False,
     ) -> None:
         self.spec, self.log, self.progress = spec_of(cascade), log, progress
         if log is not None and not only:
@@ -59,11 +59,10 @@ class Collection:
             self.spec.index_of(name)
         # A model that only the log has may have no server, and no key, any more.
         self.nodes, self.rule = read_nodes(self.spec, only), comparison_of(self.spec)
-        self.prompts, self.paid = prompts, Store(paid, is_dry=is_dry)
+        self.prompts, self.paid = prompts, Store(paid)
         self.asked = {name: Asked(node) for name, node in self.nodes.items()}
         self.upstreams: dict[str, Upstream] = {}
-        if not is_dry:
-            self._check()
+        self._check()
         # Equal requests are asked once.
         self.keys = [key_of(prompt.body) for prompt in prompts]
         self.bodies = dict(zip(self.keys, (prompt.body for prompt in prompts), strict=True))
@@ -346,7 +345,8 @@ async def _spend(run: Collection, budget: float, core: int = 100) -> None:
     is worth most.
     """
     order, names = sorted(run.bodies, key=lambda key: key_of("order", key)), [*run.asked]
-    spending = _Spending(run, budget, await _most_of(run, order[0]))
+    highest = {n: highest_cost(node, run.bodies[order[0]]) for n, node in run.nodes.items()}
+    spending = _Spending(run, budget, highest)
     if (price := sum(spending.highest.values())) > budget:
         raise ArgumentError(
             f"budget is {budget:g}, and one prompt may cost {price:g} by all nodes together",
@@ -376,14 +376,14 @@ class _Spending(NamedTuple):
 
     run: Collection
     budget: float
-    highest: Mapping[str, float]  # by node, as a dry run says
+    highest: Mapping[str, float]  # by node
 
     def price(self, name: str, *, at_most: bool = False) -> float:
         """Return what a node's answer is expected to cost, judged by those so far, or at most."""
         answers = self.run.asked[name].answers.values()
         costs = [answer.cost + answer.verifying for answer in answers]
         if at_most or not costs:
-            # A dry run does not know how long an answer is without max_tokens.
+            # How long an answer is without max_tokens is not known before.
             return max([self.highest[name], *costs])
         return sum(costs) / len(costs)
 
@@ -400,15 +400,6 @@ class _Spending(NamedTuple):
             if count < 1 or not keys:
                 return
             await self.run.ask(keys[:count], names)
-
-
-async def _most_of(run: Collection, key: str) -> dict[str, float]:
-    """Return what an answer of each node to a prompt may cost."""
-    prompts = [Prompt(run.bodies[key])]
-    dry = Collection(run.spec, prompts, ":memory:", only=[*run.asked], is_dry=True)
-    with dry.paid:
-        await _planned(dry)
-    return {name: max(asked.spent, asked.node.cost) for name, asked in dry.asked.items()}
 
 
 def _part(run: Collection, trace: Trace) -> Trace:
@@ -437,23 +428,26 @@ def _worth(run: Collection, trace: Trace, budget: float) -> list[str]:
 
 @dataclass(frozen=True)
 class CollectionPlan:
-    """What a collection would ask, and what that would cost at most."""
+    """What a collection would ask, and about what that would cost at most."""
 
     # The calls that are not paid for yet, by node
     calls: Mapping[str, int]
-    # In the cascade's units: prompts as long as their bytes say, answers as long as they may
-    # be.
+    # In the cascade's units: prompts as long as their bytes say, answers as long as they may be
     cost: Mapping[str, float]
     # The responses that are there
     kept: int
+    # The most that all answers may cost, those that are there included
+    budget: float | None = None
 
     def __str__(self) -> str:
-        parts = [
-            f"{name}: {counted(count, 'call', ',')}, at most {self.cost[name]:g}"
+        lines = [
+            f"{name}: {counted(count, 'call', ',')}, about {self.cost[name]:g} at most"
             for name, count in self.calls.items()
         ]
-        total = f"in all at most {sum(self.cost.values()):g}; {self.kept} responses are kept"
-        return "\n".join([*parts, total])
+        total = f"in all about {sum(self.cost.values()):g} at most"
+        if self.budget is not None:
+            total += f", of which no more is asked than the budget of {self.budget:g} pays for"
+        return "\n".join([*lines, f"{total}; {self.kept} responses are kept"])
 
 
 def plan_collection(
@@ -462,6 +456,7 @@ def plan_collection(
     paid: str | os.PathLike[str],
     *,
     only: Sequence[str] = (),
+    budget: float | None = None,
 ) -> CollectionPlan:
     """Return what :func:`collect_prompts` would ask, without asking anything.
 
@@ -470,14 +465,15 @@ def plan_collection(
     >>> spec = CascadeSpec.from_toml("node = [{name = 'a', cost = 2, upstream = 'http://h/v1'}]")
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     print(plan_collection(spec, [Prompt({"prompt": "2 + 2?"})], f"{folder}/paid"))
-    a: 1 call, at most 2
-    in all at most 2; 0 responses are kept
+    a: 1 call, about 2 at most
+    in all about 2 at most; 0 responses are kept
 
     Args:
         cascade: As for :func:`collect_prompts`.
         prompts: The prompts.
         paid: The file of responses.
         only: The nodes to ask; by default all.
+        budget: The most that all answers may cost.
 
     Returns:
         The calls of each node, and their cost at most.
@@ -486,15 +482,13 @@ def plan_collection(
         CascadeError: If a setting of the cascade cannot be used.
         TraceError: If the file of responses cannot be used.
     """
-    run = Collection(cascade, prompts, paid, only=only, is_dry=True)
-    with run.paid:
-        return asyncio.run(_planned(run))
-
-
-async def _planned(run: Collection) -> CollectionPlan:
-    """Run a collection dry: with stand-ins that answer as long as they may."""
-    costs: dict[str, list[float]] = {name: [] for name in run.asked}
-    async with run.opened(lambda node: Pretence(node, costs[node.name])):
-        await run.ask(run.keys)
-    calls = {name: len(parts) for name, parts in costs.items()}
-    return CollectionPlan(calls, {n: sum(parts) for n, parts in costs.items()}, len(run.paid))
+    # Nothing is left behind where there is no such file yet.
+    run = Collection(cascade, prompts, paid if Path(paid).exists() else ":memory:", only=only)
+    calls, cost = dict.fromkeys(run.nodes, 0), dict.fromkeys(run.nodes, 0.0)
+    with run.paid as store:
+        for name, node in run.nodes.items():
+            for body in run.bodies.values():
+                if store.get(call_key(node, requests_of(node, body)[0])) is None:
+                    calls[name] += node.calls
+                    cost[name] += highest_cost(node, body)
+        return CollectionPlan(calls, cost, len(store), budget)

@@ -39,21 +39,15 @@ class Judge:
     Args:
         node: The name of the node.
         rubric: What counts as right; by default instructions of our own.
-        graded: Whether it gives scores, which become losses, instead of yes and no.
     """
 
     node: str
     rubric: str = ""
-    graded: bool = False
     max_tokens: ClassVar = 8  # of a verdict
     default_rubric: ClassVar = (
         "Judge whether an answer to a question is right. It is right if it means the same as the "
         "reference answer, in whatever words; without a reference answer, if it is true and "
         "answers the question."
-    )
-    default_grading: ClassVar = (
-        "Judge how good an answer to a question is, from 0 (wrong or useless) to 10 (right and "
-        "complete). Where there is a reference answer, an answer that means the same is right."
     )
 
     def request(self, question: str, answer: str, reference: str | None) -> dict[str, Any]:
@@ -71,12 +65,14 @@ class Judge:
         Returns:
             The body of a request for chat completions.
         """
-        rubric = self.rubric or (self.default_grading if self.graded else self.default_rubric)
-        reply, ask = "one word, yes or no", "Is the answer right? Reply yes or no."
-        if self.graded:
-            reply = "a number from 0 to 10"
-            ask = f"How good is the answer? Reply with {reply}."
-        messages = delimited(question, answer, reference, rubric=rubric, reply=reply, ask=ask)
+        messages = delimited(
+            question,
+            answer,
+            reference,
+            rubric=self.rubric or self.default_rubric,
+            reply="one word, yes or no",
+            ask="Is the answer right? Reply yes or no.",
+        )
         return {"messages": messages, "temperature": 0, "max_tokens": self.max_tokens}
 
     def read(self, response: Mapping[str, Any]) -> float:
@@ -90,19 +86,14 @@ class Judge:
             response: The judge's response.
 
         Returns:
-            A number from 0 to 1.
+            1 or 0.
 
         Raises:
             Unreadable: If it says nothing of the kind.
         """
         # Judges tend to explain after their verdict, not before.
         text, wanted = answer_text(response), "neither yes nor no"
-        if self.graded:
-            wanted = "no score from 0 to 10"
-            match = re.search(r"(?<![\w.])(\d{1,2}(?:\.\d+)?)(?![\d.]*\d)", text[:1000])
-            if match and (score := float(match[1])) <= 10:
-                return score / 10
-        elif match := re.search(r"\b(yes|no)\b", text, re.IGNORECASE):
+        if match := re.search(r"\b(yes|no)\b", text, re.IGNORECASE):
             return float(match[1].casefold() == "yes")
         if not text.strip():
             wanted += (
@@ -227,12 +218,11 @@ def judge_answers(
     )
     note += ", which it did not see" if pairs and not sees_labels else ""
     note += f"; {counted(sum(failed.values()), 'verdict')} missing ({listed})" if failed else ""
-    facts: dict[str, Any] = {"correct": right, "raw_loss": None}
     spec = dataclasses.replace(trace.spec, target="label")
-    if judge.graded:
-        facts = {"correct": None, "raw_loss": 1 - right}
-        spec = dataclasses.replace(spec, max_loss=1.0)
-    return dataclasses.replace(trace, spec=spec, label=None, notes=(*trace.notes, note), **facts)
+    notes = (*trace.notes, note)
+    return dataclasses.replace(
+        trace, spec=spec, correct=right, raw_loss=None, label=None, notes=notes
+    )
 
 
 def _requests(judge: Judge, row: AnsweredPrompt, *, sees_labels: bool) -> dict[str, dict[str, Any]]:

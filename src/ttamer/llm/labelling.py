@@ -25,14 +25,13 @@ import base64
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import re
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib.resources import files
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 import numpy as np
@@ -43,23 +42,6 @@ from ttamer.errors import ArgumentError, TraceError
 from ttamer.llm.paid import Store, key_of
 from ttamer.llm.prompts import AnsweredPrompt
 from ttamer.trace.trace import Trace
-
-
-class Estimate(NamedTuple):
-    """What the labels so far say, and how many more are worth it."""
-
-    labels: int
-    # Half of the 95% interval for the difference in error between the best node and the node whose
-    # difference is known least; None for too few labels.
-    half_width: float | None = None
-    more: int | None = None  # labels bring it down to the width wanted
-
-    def __str__(self) -> str:
-        labels = counted(self.labels, "label")
-        if self.half_width is None:
-            return f"{labels}: too few for an estimate"
-        more = f"{self.more} more are worth it" if self.more else "more labels change little"
-        return f"{labels}: differences in error are known to {self.half_width:.1%}; {more}"
 
 
 class Labelling:
@@ -78,7 +60,6 @@ class Labelling:
         trace: The answers, with predictions.
         rows: The prompt and the answers of each row.
         path: Where labels are kept.
-        within: Half of the width wanted of the interval for a difference in error.
         uniform: Whether all rows are equally likely to come next, as a certificate needs.
 
     Raises:
@@ -86,7 +67,6 @@ class Labelling:
     """
 
     agreed_every = 5  # one label in this many is of a row on which all nodes agree
-    min_labels = 10  # of rows that differ, below which nothing is estimated
 
     def __init__(
         self,
@@ -94,20 +74,17 @@ class Labelling:
         rows: Sequence[AnsweredPrompt],
         path: str | os.PathLike[str],
         *,
-        within: float = 0.02,
         uniform: bool = False,
     ) -> None:
         if trace.prediction is None:
             raise TraceError("the trace has no predictions, so that no rows can be chosen")
-        if not 0 < within < 1:
-            raise ArgumentError(f"within is {within!r}; it must be between 0 and 1")
         if len(rows) != len(trace):
             raise TraceError(
                 f"there are prompts for {counted(len(rows), 'row')}, and the trace has "
                 f"{len(trace)}; both must be of the same collection"
             )
         self.trace, self.rows, self._labels = trace, rows, Store(path)
-        self.within, self.uniform, self._codes = within, uniform, trace.prediction
+        self.uniform, self._codes = uniform, trace.prediction
         self.right: dict[int, tuple[bool, ...]] = {}  # by row: whether each node is right
         self.skipped: set[int] = set()
         self._rows_of = defaultdict[str, list[int]](list)  # equal rows have one label
@@ -179,7 +156,7 @@ class Labelling:
 
     def to_dict(self, row: int | None) -> dict[str, Any]:
         """Return what the page shows for a row, in plain values; ``None`` once all are done."""
-        facts: dict[str, Any] = {"row": row, "rows": len(self.rows), "note": str(self.estimate())}
+        facts: dict[str, Any] = {"row": row, "rows": len(self.rows)}
         facts |= {"labelled": len(self.right), "skipped": len(self.skipped)}
         if row is None:
             return facts
@@ -191,28 +168,6 @@ class Labelling:
             "answers": [text for text, _ in choices],
             "right": [right.get(nodes[0], False) for _, nodes in choices],
         }
-
-    def estimate(self) -> Estimate:
-        """Return how well the labels so far determine differences in error."""
-        # A node without an answer is neither right nor wrong.
-        differs = ~self.agreed & self.trace.answered.all(axis=1)
-        rows = [row for row in self.right if differs[row]]
-        if len(rows) < self.min_labels or len(self.trace.names) < 2:
-            return Estimate(len(self.right))
-        wrong = ~np.array([self.right[row] for row in rows], bool)
-        best = int(wrong.mean(axis=0).argmin())
-        # Nodes that agree differ in nothing: the variance is that of the rows on which they differ.
-        spread = (wrong.astype(float) - wrong[:, [best]]).var(axis=0, ddof=1).max()
-        total = int(differs.sum())
-        share = total / len(self.trace)
-        unlabelled = max(0.0, 1 - len(rows) / total)
-        half = 1.96 * share * math.sqrt(spread / len(rows) * unlabelled)
-        # The labels that an endless supply of rows would take, and of those that there are.
-        unlimited = spread * (1.96 * share / self.within) ** 2
-        wanted = unlimited / (1 + unlimited / total)  # rows are labelled once each
-        more = max(0, math.ceil(wanted) - len(rows))
-        differing = share if self.uniform else 1 - 1 / self.agreed_every  # of the labels to come
-        return Estimate(len(self.right), half, math.ceil(more / differing))
 
     def labelled(self) -> Trace:
         """Return the trace that a fit takes, with what is right by the labels.

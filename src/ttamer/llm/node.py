@@ -116,6 +116,29 @@ def call_cost(settings: NodeSettings, usage: Usage | None) -> float | None:
     return settings.cost + prompt + answer
 
 
+def requests_of(settings: NodeSettings, body: Body) -> list[Body]:
+    """Return the requests for one answer, with what its confidence needs."""
+    if settings.needs_logprobs:
+        return [{**body, "logprobs": True}]
+    if settings.confidence != "agreement":
+        return [body]
+    # At a temperature of 0 all answers would be the same.
+    body, seed = {**body, "temperature": body.get("temperature") or 0.7}, body.get("seed")
+    return [
+        {**body, "seed": seed + k} if isinstance(seed, int) else body
+        for k in range(settings.samples)
+    ]
+
+
+def highest_cost(settings: NodeSettings, body: Body) -> float:
+    """Return what the answer to a request may cost: tokens as its bytes say, and as it allows."""
+    prompt = int(len(msgspec.json.encode(body)) / BYTES_PER_TOKEN)
+    longest = int(body.get("max_completion_tokens") or body.get("max_tokens") or 0)
+    if settings.confidence == "self-report":
+        prompt += longest  # which is read once more
+    return settings.calls * (call_cost(settings, Usage(prompt, longest)) or 0.0)
+
+
 @dataclass(slots=True)
 class Work:
     """What the calls for one request have in common."""
@@ -161,14 +184,11 @@ class ModelNode:
         try:
             if self.settings.confidence == "agreement":
                 return await self._ask_samples(work)
-            response = await self._call(work, self.requested(work))
+            (body,) = requests_of(self.settings, work.body)
+            response = await self._call(work, body)
             return await self.read(response.body, self._cost(response, work), work)
         except (Unreadable, AttributeError, LookupError, TypeError, ValueError) as error:
             raise UpstreamFailed(self.name, "garbage", str(error)) from None
-
-    def requested(self, work: Work) -> Body:
-        """Return a request that asks for the log-probabilities that the confidence needs."""
-        return {**work.body, "logprobs": True} if self.settings.needs_logprobs else work.body
 
     async def read(self, response: dict[str, Any], cost: float, work: Work) -> Reply:
         """Return the reply in a response, with its confidence; ``cost`` is that of the call."""
@@ -205,13 +225,7 @@ class ModelNode:
 
     async def _ask_samples(self, work: Work) -> Reply:
         """Ask several times; the answer is the first of those that agree most."""
-        # At a temperature of 0 all answers would be the same.
-        body = {**work.body, "temperature": work.body.get("temperature") or 0.7}
-        seed = body.get("seed")
-        bodies = [
-            body | ({"seed": seed + k} if isinstance(seed, int) else {})
-            for k in range(self.settings.samples)
-        ]
+        bodies = requests_of(self.settings, work.body)
         results = await asyncio.gather(*(self._tried(work, body) for body in bodies))
         responses = [result for result in results if isinstance(result, Response)]
         failures = [result for result in results if isinstance(result, UpstreamFailed)]

@@ -13,7 +13,6 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
 
@@ -22,7 +21,7 @@ import aiohttp
 from ttamer._files import database_errors, open_database
 from ttamer.llm.client import NEVER, Body, Client, Deadline, Response, UpstreamFailed
 from ttamer.llm.confidence import Unreadable
-from ttamer.llm.node import BYTES_PER_TOKEN, Upstream, Usage, call_cost
+from ttamer.llm.node import Upstream
 from ttamer.llm.prompts import Answer
 from ttamer.llm.settings import NodeSettings
 
@@ -48,10 +47,8 @@ class Store:
         TraceError: If the file cannot be opened or written, or is on a disk of the network.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, is_dry: bool = False) -> None:
-        # A dry run leaves nothing behind.
-        self.path = Path(path) if not is_dry or Path(path).exists() else Path(":memory:")
-        self._is_dry = is_dry
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
 
     def __enter__(self) -> Self:
         schema = "CREATE TABLE IF NOT EXISTS paid (key TEXT PRIMARY KEY, response BLOB)"
@@ -71,8 +68,6 @@ class Store:
 
     def add(self, responses: Mapping[str, bytes]) -> None:
         """Keep responses, all or none of them; they are on the disk when it returns."""
-        if self._is_dry or not responses:
-            return
         rows = [(key, zlib.compress(content)) for key, content in responses.items()]
         with database_errors(self.path), self._database as database:
             database.execute("BEGIN")
@@ -80,13 +75,18 @@ class Store:
 
 
 def key_of(*parts: object) -> str:
-    """Return the key of a call, from all that its response depends on.
+    """Return the key of something, from all that it depends on.
 
     >>> key_of({"model": "small"}, "Hi")
     '374556bc4dd1b45497d352f8a94a9b7d'
     """
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def call_key(node: NodeSettings, body: Body, sample: int = 1) -> str:
+    """Return the key of a call, which is one of several samples."""
+    return key_of(key_of([node.upstream, node.model, node.params, node.rename], body), sample)
 
 
 class PaidUpstream:
@@ -105,40 +105,15 @@ class PaidUpstream:
         self, body: Body, deadline: Deadline = NEVER, *, headers: Mapping[str, str] | None = None
     ) -> Response:
         """Return the kept response, or that of a call."""
-        node = self._settings
-        call = key_of([node.upstream, node.model, node.params, node.rename], body)
         # Agreement asks the same question several times: each is a sample of its own.
+        call = key_of(body)
         self._samples[call] += 1
-        key = key_of(call, self._samples[call])
+        key = call_key(self._settings, body, self._samples[call])
         if (content := self._paid.get(key)) is not None:
             return Response(**json.loads(content))
         response = await self._upstream.complete(body, deadline, headers=headers)
         self._new[key] = json.dumps(response._asdict()).encode()
         return response
-
-
-@dataclass
-class Pretence:
-    """What stands in for a server in a dry run: the longest answer, at the most that it costs."""
-
-    node: NodeSettings
-    costs: list[float]
-
-    async def complete(
-        self, body: Body, deadline: Deadline = NEVER, *, headers: Mapping[str, str] | None = None
-    ) -> Response:
-        """Note the call; the answer can be read as a verdict, as a score, and as a confidence."""
-        del deadline, headers
-        prompt = int(len(json.dumps(body)) / BYTES_PER_TOKEN)
-        longest = int(body.get("max_completion_tokens") or body.get("max_tokens") or 0)
-        self.costs.append(call_cost(self.node, Usage(prompt, longest)) or 0.0)
-        text = f"yes 1 {self.node.name} ".ljust(int(BYTES_PER_TOKEN * longest), ".")
-        choice = {
-            "message": {"content": text},
-            "logprobs": {"content": [{"token": "yes", "logprob": 0.0}]},
-        }
-        usage = {"prompt_tokens": prompt, "completion_tokens": longest}
-        return Response({"choices": [choice], "usage": usage})
 
 
 # Why a question is not asked of a node that only fails.

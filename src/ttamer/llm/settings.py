@@ -128,6 +128,11 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     )
 
     @property
+    def calls(self) -> int:
+        """The calls for one answer and its confidence."""
+        return {"agreement": self.samples, "self-report": 2}.get(self.confidence, 1)
+
+    @property
     def needs_logprobs(self) -> bool:
         """Whether log-probabilities are needed."""
         return self.confidence in ("logprobs", "product")

@@ -197,9 +197,7 @@ def _sampler(audit: AuditSettings, settings: Settings) -> AuditSampler:
     """Return what draws requests; refuse a budget that does not allow one audit."""
     # A judge is asked about each different answer.
     cost = settings.nodes[audit.judge].cost * len(settings.nodes) if audit.judge else 0.0
-    for node in settings.nodes.values():
-        calls = {"agreement": node.samples, "self-report": 2}.get(node.confidence, 1)
-        cost += node.cost * calls
+    cost += sum(node.cost * node.calls for node in settings.nodes.values())
     try:
         return AuditSampler(audit.share, cost=cost, budget=audit.budget)
     except ArgumentError as error:

@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ttamer.llm.client import UpstreamFailed, stated_cost
 from ttamer.llm.confidence import Unreadable, message_text
-from ttamer.llm.node import ModelNode, Usage, ineligible
+from ttamer.llm.node import ModelNode, Usage, ineligible, requests_of
 from ttamer.runtime.calling import Call, CallResult
 from ttamer.runtime.reply import NodeCall, Outcome, error_text
 from ttamer.serve.requests import Answered, Job, Refused, answer, failed
@@ -164,7 +164,9 @@ class _Stream(StreamingResponse):
         start, relayed, error = time.perf_counter(), _Relayed(), None
         head = {**self._head, "model": call.node}
         try:
-            async with stream(node.requested(work), work.deadline, work.headers) as chunks:
+            async with stream(
+                requests_of(node.settings, work.body)[0], work.deadline, work.headers
+            ) as chunks:
                 async for chunk in chunks:
                     if choices := relayed.take(
                         chunk, with_logprobs=bool(work.body.get("logprobs"))
