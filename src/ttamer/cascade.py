@@ -39,6 +39,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -463,6 +464,12 @@ class CascadeSpec:
 
 # Keys of [[node]] and of [cascade]; further ones of a node are the serving layer's.
 NODE_KEYS = tuple(f.name for f in dataclasses.fields(CascadeNode) if f.name != "options")
+# Of those, what servers (:mod:`ttamer.llm.settings`) and Ray read.
+OPTION_KEYS = (
+    *("upstream", "model", "key_env", "headers", "params", "rename", "confidence", "samples"),
+    *("cost_per_token", "timeout", "retries", "max_concurrent", "context", "accepts"),
+    *("replicas", "cpus", "gpus"),
+)
 HEAD_KEYS = ("name", "kind", "target", "mistakes", "max_loss", "latency_weight", "unit")
 
 
@@ -486,6 +493,12 @@ def from_tables(data: object) -> CascadeSpec:
             if key not in options:
                 raise CascadeError(f"{where}{named} lacks {key}; a node has a name and a cost")
         fields = {key: options.pop(key) for key in NODE_KEYS if key in options}
+        # A key that is misspelt would be left out without a word where nothing is served.
+        for key in options.keys() - {*OPTION_KEYS}:
+            if alike := get_close_matches(key, (*NODE_KEYS, *OPTION_KEYS), n=1, cutoff=0.75):
+                raise CascadeError(
+                    f"{where}{named}: has an unknown key {key!r}; did you mean {alike[0]!r}?"
+                )
         nodes.append(CascadeNode(**fields, options=options))
     return CascadeSpec(tuple(nodes), serve=tables.get("serve", {}), **head)
 

@@ -219,41 +219,40 @@ def checked(kind: type[T], table: Any, where: str) -> T:
     if not isinstance(table, Mapping):
         raise CascadeError(f"{where}: must be a table, not {table!r}")
     removed: Mapping[str, str] = getattr(kind, "removed", {})
-    names = [field.name for field in msgspec.inspect.type_info(kind).fields]  # type: ignore[attr-defined]
+    fields = {field.name: field.type for field in msgspec.inspect.type_info(kind).fields}  # type: ignore[attr-defined]
+    tables: Mapping[str, type[Any]] = getattr(kind, "tables", {})
     for key in table:
-        if key in names:
+        if key in fields:
             continue
         if key in removed:
             raise CascadeError(f"{where}: {key} is no setting any more: {removed[key]}")
-        alike = get_close_matches(key, names, n=1, cutoff=0.75)
-        advice = f"did you mean {alike[0]!r}?" if alike else f"allowed are {', '.join(names)}"
+        alike = get_close_matches(key, fields, n=1, cutoff=0.75)
+        advice = f"did you mean {alike[0]!r}?" if alike else f"allowed are {', '.join(fields)}"
         raise CascadeError(f"{where}: has an unknown key {key!r}; {advice}")
+    inner = {
+        key: checked(tables[key], value, f"{where[:-1]}.{key}]")
+        for key, value in table.items()
+        if key in tables
+    }
     try:
-        return msgspec.convert(dict(table), kind)
+        return msgspec.convert({**table, **inner}, kind)
     except msgspec.ValidationError as error:
-        raise CascadeError(f"{where}: {_in_words(str(error), kind, table)}") from None
-
-
-def _in_words(error: str, kind: type[Any], table: Mapping[str, Any]) -> str:
-    """Return a message of msgspec with the key, what was received, and what is allowed."""
-    reason, _, path = error.partition(" - at `$.")
-    key = re.split(r"[.\[`]", path)[0]
-    if key not in table:
-        return reason.replace("Object missing required field ", "lacks ").replace("`", "")
-    if "enum value" in reason:
-        types = {field.name: field.type for field in msgspec.inspect.type_info(kind).fields}  # type: ignore[attr-defined]
-        allowed = getattr(types[key], "values", None) or types[key].item_type.values
-        reason = f"it must be {' or '.join(map(repr, allowed))}"
-    for pattern, words in _WORDS.items():
-        reason = re.sub(pattern, words, reason)
-    return f"{key} is {table[key]!r}; {reason}"
+        reason, _, path = str(error).partition(" - at `$.")
+        key = re.split(r"[.\[`]", path)[0]
+        if "enum value" in reason:
+            allowed = getattr(fields[key], "values", None) or fields[key].item_type.values
+            reason = f"it must be {' or '.join(map(repr, allowed))}"
+        for pattern, words in _WORDS.items():
+            reason = re.sub(pattern, words, reason)
+        received = f"{key} is {table[key]!r}; " if key in table else ""
+        raise CascadeError(f"{where}: {received}{reason}") from None
 
 
 _WORDS = {
     r", got `.*": "",
     "`": "",
     "^Expected ": "it must be ",
-    "Object missing required field ": "it lacks ",
+    "Object missing required field ": "lacks ",
     "Object contains unknown field (.*)": r"\1 is unknown",
     r"\bfloat\b": "a number",
     r"\bint\b": "a whole number",

@@ -59,7 +59,7 @@ class Audits:
         self._bytes = 0
         self._slots = asyncio.Semaphore(self.at_once)
         self._labels: dict[str, str | None] = {}  # of requests whose audit is under way
-        audit = settings.audit
+        audit = settings.serve.audit
         self._judge = Judge("" if audit is None else audit.judge)
         self._sampler = None if audit is None else _sampler(audit, settings)
         reference = "" if audit is None else audit.reference

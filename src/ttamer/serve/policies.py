@@ -203,12 +203,12 @@ class PolicyStore:
                 f"for {', '.join(fitted.names)[:200]}, and the cascade has "
                 f"{', '.join(spec.names)}; fit it with the same cascade.toml"
             )
-        model = None if self._settings.embeddings is None else self._settings.embeddings.model
+        embeddings = self._settings.serve.embeddings
         makers = {str(feature.embedder) for feature in active.vectors.values()}
-        if model is not None and makers - {model}:
+        if embeddings is not None and makers - {embeddings.model}:
             yield (
                 f"to vectors by {', '.join(sorted(makers))}, and the model of [serve.embeddings] "
-                f"is {model!r}: use the same, or fit again"
+                f"is {embeddings.model!r}: use the same, or fit again"
             )
         differences = [
             f"cost {old.cost:g} of {new.name!r}, and it is {new.cost:g} now"

@@ -89,8 +89,8 @@ class Service:
         """Open the connections to the nodes, the log and the audits."""
         settings = self.settings
         async with open_session() as session:
-            if settings.embeddings is not None:
-                self.embeddings = Client.of_embeddings(settings.embeddings, session)
+            if (embeddings := settings.serve.embeddings) is not None:
+                self.embeddings = Client.of_embeddings(embeddings, session)
             self.nodes |= open_nodes(
                 settings.source,
                 settings.nodes,

@@ -109,8 +109,9 @@ class ServeSettings(Points, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     mode: Literal["policy", "shadow"] = "policy"
     # The node that answers in shadow mode; by default the last
     incumbent: str = ""
-    embeddings: Any = None
-    audit: Any = None
+    embeddings: EmbeddingSettings | None = None
+    audit: AuditSettings | None = None
+    tables: ClassVar = {"embeddings": EmbeddingSettings, "audit": AuditSettings}
     removed: ClassVar = by_key(
         {
             "keys_env keys_file": "write token_env: the one token; others belong to the proxy",
@@ -153,8 +154,6 @@ class Settings:
     serve: ServeSettings
     nodes: dict[str, NodeSettings]  # by name, as the file has them
     compare: Comparison
-    embeddings: EmbeddingSettings | None = None
-    audit: AuditSettings | None = None
 
     @classmethod
     def of(cls, spec: CascadeSpec) -> Settings:
@@ -170,27 +169,15 @@ class Settings:
             CascadeError: If a key or value is not allowed, or was a setting once.
         """
         serve = checked(ServeSettings, spec.serve, "[serve]")
-        audit = embeddings = None
-        if serve.audit is not None:
-            audit = checked(AuditSettings, serve.audit, "[serve.audit]")
-        if serve.embeddings is not None:
-            embeddings = checked(EmbeddingSettings, serve.embeddings, "[serve.embeddings]")
-        settings = cls(
-            split_nodes(spec)[0],
-            spec,
-            serve,
-            read_nodes(spec),
-            comparison_of(spec),
-            embeddings,
-            audit,
-        )
+        nodes, compare = read_nodes(spec), comparison_of(spec)
+        settings = cls(split_nodes(spec)[0], spec, serve, nodes, compare)
         for mistake in settings._mistakes():
             raise CascadeError(mistake)
         return settings
 
     def _mistakes(self) -> Iterator[str]:
         """Yield what is wrong with settings that are right each by itself."""
-        serve, audit, names = self.serve, self.audit, ", ".join(self.source.names)
+        serve, audit, names = self.serve, self.serve.audit, ", ".join(self.source.names)
         most, points = self.source.loss_bound or 1.0, serve.stated
         if len(points) > 1:
             stated = " and ".join(name for name, _ in points)
