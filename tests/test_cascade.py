@@ -74,6 +74,11 @@ EXITS = "[cascade]\nkind = 'exits'\n"
         ("[[nodes]]\nname = 'a'", "unknown table 'nodes'"),
         ("[cascade]\nkin = 'exits'\n" + NODE, "unknown key 'kin'"),
         (
+            NODE + "cost_per_cal = 2",
+            "[[node]] 1 ('a'): has an unknown key 'cost_per_cal'; did you mean",
+        ),
+        (NODE + "confidance = 'none'", "unknown key 'confidance'; did you mean 'confidence'"),
+        (
             "[cascade]\norder = 'fixed'\n" + NODE,
             "unknown key 'order'; it may have name, k",
         ),

@@ -3,7 +3,7 @@
 import pytest
 
 from support.served import write_cascade
-from ttamer.cascade import CascadeSpec
+from ttamer.cascade import NODE_KEYS, OPTION_KEYS, CascadeSpec
 from ttamer.errors import ArgumentError, ArtefactError, CascadeError
 from ttamer.llm.settings import EmbeddingSettings, NodeSettings
 from ttamer.serve import create
@@ -37,6 +37,11 @@ def test_there_are_at_most_forty_settings():
     names = [name for table in TABLES for name in table.__struct_fields__]
     # A node's name and cost are those of any cascade; two keys of [serve] are tables.
     assert len(names) - 4 <= 40
+
+
+def test_every_command_knows_the_keys_that_a_node_may_have():
+    of_ray = {"replicas", "cpus", "gpus"}
+    assert {*OPTION_KEYS} == {*NodeSettings.__struct_fields__} - {*NODE_KEYS} | of_ray
 
 
 @pytest.mark.parametrize("table", TABLES)
