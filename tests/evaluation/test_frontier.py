@@ -25,8 +25,8 @@ def result():
 def test_every_point_is_what_measuring_its_rule_gives(result):
     test = answering_trace(500, seed=1)
     for family in result.families:
-        for point, played in zip(result.of(family), result.played[family], strict=True):
-            again = measure(played, test, resamples=0)
+        for point in result.of(family):
+            again = measure(point.played, test, resamples=0)
             assert point.result.error == again.error
             assert point.result.cost == again.cost
             low, high = point.result.error_interval

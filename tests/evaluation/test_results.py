@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from support.traces import answering_trace
+from ttamer._checks import percent
 from ttamer.evaluation import compare, evaluate, frontier
-from ttamer.evaluation.frontiers import LearningCurve, learning_curve
+from ttamer.evaluation.frontiers import learning_curve, learnt
 from ttamer.evaluation.results import RowBootstrap, standard_error, units_of
 from ttamer.fitting.fits import fit
 from ttamer.reporting.savings import savings
@@ -83,18 +84,18 @@ def test_a_learning_curve_measures_fits_to_fewer_rows():
     # A warning is an error here: a quarter of the rows is few, and meant to be.
     rows, test = answering_trace(300), answering_trace(500, seed=1)
     full = frontier(rows, test, families=["ttamer"], resamples=0)
+    share = full.cost_at("ttamer") / full.reference.cost
     curve = learning_curve(full, rows)
-    assert curve.rows == (75, 150, 300)
-    assert curve.shares[-1] == pytest.approx(full.cost_at("ttamer") / full.reference.cost)
-    assert curve.against == "large alone"
+    assert curve.startswith("Fitted to 75, 150 and 300 rows, ttamer costs ")
+    assert f" and {percent(share)} of what large alone costs" in curve
 
 
 def test_a_curve_that_does_not_reach_the_error_promises_nothing():
-    assert str(LearningCurve((1, 2, 4), (None, None, 0.5), "large alone")) == (
+    assert learnt({1: None, 2: None, 4: 0.5}, "large alone") == (
         "Fitted to 1, 2 and 4 rows, ttamer costs (not reached), (not reached) and 50% of what "
         "large alone costs."
     )
-    assert str(LearningCurve((1, 2, 4), (0.5, 0.5, 0.5), "a")).endswith("would save nothing more.")
+    assert learnt({1: 0.5, 2: 0.5, 4: 0.5}, "a").endswith("would save nothing more.")
 
 
 def test_requests_without_a_group_are_drawn_one_by_one_in_savings():

@@ -15,8 +15,9 @@ from ttamer import datasets
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import frontier
 from ttamer.fitting.ladder import shown_error
-from ttamer.reporting import recommend, report, write_report
+from ttamer.reporting import recommend, report
 from ttamer.reporting.figures import calibration_chart, frontier_chart
+from ttamer.reporting.page import write_page
 
 FAMILIES = ["ttamer", "threshold", "chain", "always-best", "oracle"]
 FIGURES = ["answered", "calibration", "frontier", "stopping"]
@@ -28,13 +29,15 @@ def result():
 
 
 @pytest.fixture(scope="module")
-def written(result, tmp_path_factory):
-    return write_report(result, tmp_path_factory.mktemp("report") / "page.html")
+def folder(result, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    write_page(result, folder / "page.html")
+    return folder
 
 
 @pytest.fixture(scope="module")
-def page(written):
-    return written[0].read_text("utf-8")
+def page(folder):
+    return (folder / "page.html").read_text("utf-8")
 
 
 def test_the_page_says_what_was_computed(page, result):
@@ -47,10 +50,11 @@ def test_the_page_says_what_was_computed(page, result):
     assert not re.findall(r'(?:src|href)="http', page)
 
 
-def test_the_figures_are_beside_it(written):
-    names = {path.stem for path in written[1:]}
-    assert sorted(names) == FIGURES
-    assert all(path.stat().st_size > 3000 for path in written[1:])
+def test_the_figures_are_beside_it(folder):
+    files = [*(folder / "page_figures").iterdir()]
+    assert {file.stem for file in files} == {*FIGURES}
+    assert {file.suffix for file in files} == {".png", ".svg"}
+    assert all(file.stat().st_size > 3000 for file in files)
 
 
 def test_each_mark_says_what_it_is(page, result):
@@ -82,9 +86,9 @@ def test_names_from_outside_cannot_open_a_tag(tmp_path):
     trace = answering_trace(300)
     evil = dataclasses.replace(trace.spec, name="<script>alert(1)</script>")
     result = frontier(trace.with_spec(evil), families=["ttamer"], resamples=0)
-    path, *_ = write_report(result, tmp_path / "p.html", png=False)
+    write_page(result, tmp_path / "p.html")
     tags = Tags()
-    tags.feed(path.read_text("utf-8"))
+    tags.feed((tmp_path / "p.html").read_text("utf-8"))
     assert [tag for tag, _ in tags.opened].count("script") == 1
 
 
@@ -102,9 +106,10 @@ def test_figures_without_anything_in_them_are_left_out(tmp_path):
     trace = answering_trace(300)
     flat = dataclasses.replace(trace, confidence=np.zeros_like(trace.confidence))
     result = frontier(flat, families=["ttamer"], resamples=0)
-    paths = write_report(result, tmp_path / "page.html")
-    assert {path.stem for path in paths[1:]} <= {"frontier", "answered", "stopping"}
-    assert 'id="calibration"' not in paths[0].read_text("utf-8")
+    write_page(result, tmp_path / "page.html")
+    names = {file.stem for file in (tmp_path / "page_figures").iterdir()}
+    assert names <= {"frontier", "answered", "stopping"}
+    assert 'id="calibration"' not in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_long_names_have_fewer_columns_in_the_legend():

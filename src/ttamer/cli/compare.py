@@ -2,9 +2,7 @@
 
 import functools
 import textwrap
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,11 @@ import ttamer.cli.options as cli
 from ttamer import datasets
 from ttamer._checks import counted
 from ttamer.artefact.file import save
-from ttamer.baselines import FAMILIES
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import Frontier, family_names, frontier
-from ttamer.reporting.page import require_page, write_report
-from ttamer.reporting.recommendation import Recommendation, recommend
+from ttamer.reporting.page import report, require_page, write_page
+from ttamer.reporting.recommendation import recommend
 from ttamer.reporting.savings import savings
 from ttamer.trace.decisions import read_decisions
 from ttamer.trace.trace import Trace
@@ -51,22 +48,28 @@ class Split:
             )
         return fit, cli.measurable(test, skip_bad=self.reading.skip_bad)
 
-    def next_after(self, advice: Recommendation) -> str:
-        """Return the command that follows a recommendation."""
-        fits = {"paper": " --belief markov", "router": " --max-nodes 1", "ttamer": ""}
-        if advice.outcome == "nothing":
-            return ""
-        if advice.family not in fits:  # no option of ttamer fit makes it
+    def described(self, result: Frontier, output: str = "") -> tuple[dict[str, Any], str]:
+        """Return facts and text: the comparison, the recommendation, and what comes next."""
+        if "ttamer" not in result.families:
+            return result.to_dict(), str(result)
+        advice = recommend(result)
+        if output:  # fitted to one half: what is written is what was measured
+            save(advice.policy, output)
+            after = f"  written to {output}, fitted to {counted(result.fit_rows, 'row', ',')}"
+        elif advice.budget is not None:
+            after = (
+                f"Next: ttamer fit {self.trace or self.fit}{self.reading.words}\n"
+                "and choose that policy by its expected cost:\n"
+                f"  for_budget({advice.budget}) in Python, budget = {advice.budget} in [serve]"
+            )
+        else:
             rows = self.trace or f"--fit {self.fit} --test {self.test}"
-            return f"\n\nNext: ttamer frontier {rows}{self.reading.words} -o policy.ttamer"
-        words = f"{self.trace or self.fit}{self.reading.words}{fits[advice.family]}"
-        text = f"\n\nNext: ttamer fit {words}"
-        if advice.budget is None:
-            return text
-        return (
-            f"{text}\nand choose that policy by its expected cost:\n"
-            f"  for_budget({advice.budget}) in Python, budget = {advice.budget} in [serve]"
-        )
+            after = f"Next: ttamer frontier {rows}{self.reading.words} -o policy.ttamer"
+        if advice.outcome == "nothing" and not output:
+            after = ""
+        said = textwrap.fill(f"What to use: {advice}", 80, break_on_hyphens=False)
+        facts = {**result.to_dict(), "recommendation": advice.to_dict()}
+        return facts, f"{result}\n\n{said}\n\n{after}".rstrip()
 
 
 def comparison_options(function: cli.Function) -> cli.Function:
@@ -96,25 +99,9 @@ def frontier_command(rows: Split, output: str | None, families: Any, resamples: 
     """
     if output and families is not None and "ttamer" not in families:
         raise ArgumentError("-o writes what is recommended beside ttamer: add it to --families")
+    fit, test = rows.read()
     settings = {"families": families, "resamples": resamples, "progress": cli.progress_line()}
-    result = frontier(*rows.read(), **settings)
-    written = ""
-    if output:  # fitted to one half: what is written is what was measured
-        save(recommend(result).policy, output)
-        written = f"\n\n  written to {output}, fitted to {counted(result.fit_rows, 'row', ',')}"
-    cli.show(result.to_dict(), f"{result}{_advice(result, rows)}{written}")
-
-
-def _advice(result: Frontier, rows: Split) -> str:
-    """Return the recommendation, and the command that comes next."""
-    if "ttamer" not in result.families:
-        return ""
-    advice = recommend(result)
-    return f"\n\n{_wrapped(f'What to use: {advice}')}{rows.next_after(advice)}"
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 80, break_on_hyphens=False)
+    cli.show(*rows.described(frontier(fit, test, **settings), output or ""))
 
 
 @cli.command("report")
@@ -140,13 +127,11 @@ def report_command(
         cli.show(asdict(saved), saved)
         return
     require_page(output)  # and its libraries, before the work
-    if families is not None:
-        families = family_names(["ttamer", *families])  # the page is about its policies
-    fit_trace, test_trace = rows.read()
-    result = frontier(fit_trace, test_trace, families=families, **settings)
-    paths = write_report(result, output, fit_trace=fit_trace, progress=settings["progress"])
-    facts = {**result.to_dict(), "written": [str(path) for path in paths]}
-    cli.show(facts, f"{result}{_advice(result, rows)}\n\n  written to {paths[0]}")
+    fit, test = rows.read()
+    facts, text = rows.described(
+        report(fit, output, test_trace=test, families=families, **settings)
+    )
+    cli.show({**facts, "written": [output]}, f"{text}\n\n  written to {output}")
 
 
 @cli.command("demo")
@@ -158,33 +143,18 @@ def demo_command(trace: str, output: str) -> None:
     Language detectors of very different speed, nine LLMs, or the exits of a network. It needs no
     network access and no GPU.
     """
-    file = require_page(Path(output, f"{trace}.html"))
-    facts, progress = datasets.about(trace), cli.progress_line()
-    # Two cores share the work; the intervals of other families are not shown.
-    with ProcessPoolExecutor(1, get_context("spawn")) as second:
-        job = second.submit(_measured, trace, ["paper", *FAMILIES], resamples=0)
-        ours = _measured(trace, ["ttamer"], resamples=200, progress=progress)
-        progress("comparing with other rules")
-        rivals = job.result()
-    result = replace(
-        ours,
-        points=ours.points + rivals.points,
-        played={**ours.played, **rivals.played},
-        left_out=rivals.left_out,
-    )
-    page = write_report(result, file, png=False, progress=progress)[0]
-    nodes, cost = ", ".join(result.test_trace.names), facts["cost"].partition(";")[0]
+    page, about = Path(output, f"{trace}.html"), datasets.about(trace)
+    require_page(page)
+    progress = cli.progress_line()
+    fit, test = datasets.load(trace, "fit"), datasets.load(trace, "test")
+    test = replace(test, spec=replace(test.spec, unit=about.get("unit", "")))
+    result = frontier(fit, test, resamples=200, progress=progress)
+    write_page(result, page, progress=progress)
+    advice, nodes = recommend(result), ", ".join(test.names)
     cli.show(
-        {**result.to_dict(), "written": [str(page)]},
-        f"{_wrapped(str(recommend(result)))}\n\n{trace}: {facts['title']}\n{nodes}\ncost: {cost}"
-        f"\n\n{result}\n\nThe same for a log of yours: ttamer report LOG --cascade cascade.toml\n"
+        {**result.to_dict(), "recommendation": advice.to_dict(), "written": [str(page)]},
+        f"{textwrap.fill(str(advice), 80, break_on_hyphens=False)}\n\n{trace}: {about['title']}\n"
+        f"{nodes}\ncost: {about['cost'].partition(';')[0]}\n\n{result}\n\n"
+        "The same for a log of yours: ttamer report LOG --cascade cascade.toml\n"
         f"The report, to open in a browser: {page}",
     )
-
-
-def _measured(name: str, families: list[str], **options: Any) -> Frontier:
-    """Fit families to a trace of the package, and measure them, with the unit of its costs."""
-    fit, test = datasets.load(name, "fit"), datasets.load(name, "test")
-    spec = replace(fit.spec, unit=datasets.about(name).get("unit", ""))
-    fit, test = replace(fit, spec=spec), replace(test, spec=spec)
-    return frontier(fit, test, families=families, **options)

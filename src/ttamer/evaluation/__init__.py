@@ -6,6 +6,5 @@ from ttamer.evaluation.results import (
     Result as Result,
     compare as compare,
     evaluate as evaluate,
-    measure as measure,
 )
 from ttamer.evaluation.simulation import Simulation as Simulation, simulate as simulate

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,20 +17,13 @@ from ttamer._checks import counted, in_unit, number, percent, priced, require_ki
 from ttamer.baselines import FAMILIES, fit_families, known_names
 from ttamer.baselines.rules import FitFamily, Unsuitable
 from ttamer.errors import ArgumentError, TraceWarning
-from ttamer.evaluation.results import (
-    Result,
-    check_resampling,
-    frame_of,
-    known_losses,
-    measure,
-)
+from ttamer.evaluation.results import Result, check_resampling, frame_of, known_losses, measure
 from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, shown_error
-from ttamer.fitting.markov import MarkovRecord
 from ttamer.fitting.replay import Family, Played, Rule, Setting, full_cost
 from ttamer.show import ProgressOption, card, shown, table
 from ttamer.show.curves import draw_curves
-from ttamer.stats.envelope import area_under, cost_at_error, error_at_cost, lower_envelope
+from ttamer.stats.envelope import area_under, cost_at_error, lower_envelope
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Measure, Trace
 
@@ -45,35 +38,13 @@ OURS: dict[str, Family] = {
     "paper": FitFamily("paper", belief="markov"),
 }
 
-# What each family does, to be read after its name.
-SUMMARIES: dict[str, str] = {
-    "ttamer": "stops, goes on and returns the answer by calibrated beliefs about all answers",
-    "paper": "is the paper as written: one minus the confidence is the loss of an answer",
-    "always-first": "asks the first node alone",
-    "always-last": "asks the last node alone",
-    "always-best": "asks the node alone that errs least on the rows fitted to",
-    "threshold": "stops at the first node whose confidence reaches one number",
-    "threshold-per-exit": "stops at the first node whose confidence reaches a number of its own",
-    "entropy": "stops at the first node whose entropy is at most one number",
-    "margin": "stops at the first node whose margin over the second class reaches one number",
-    "patience": "stops once some nodes in a row, two for instance, have given the same answer",
-    "calibrated": "stops at the first node whose calibrated chance of being right reaches a number",
-    "chain": "asks some of the nodes in order, each with a threshold on its calibrated chance",
-    "pairwise": "asks one node, and a second where its calibrated chance is below a threshold",
-    "no-recall": "goes on by calibrated chances, and returns the answer of the last node asked",
-    "frugalml": "asks one node, and for each class that it predicts perhaps another (FrugalML)",
-    "routing": "asks the node whose answer is worth most, one step ahead (cascade routing)",
-    "router": "asks one node, by what the input says before any is asked",
-    "oracle": "uses the labels: the cheapest way to a right answer, a bound that no rule reaches",
-}
-
 
 def family_names(names: Iterable[str]) -> list[str]:
     """Return the names of families to fit as a list, each once; refuse others before any fit."""
     return known_names(names, {**OURS, **FAMILIES})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Point:
     """One setting of one family, measured on the test rows."""
 
@@ -81,8 +52,10 @@ class Point:
     """The family's name."""
     knob: dict[str, Any]
     result: Result
-    rule: Rule | None = None
+    rule: Rule
     """What decided."""
+    played: Played
+    """Its replay on the test rows."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the family, the knob, and error and cost with their intervals.
@@ -123,16 +96,12 @@ class Frontier:
     fit_rows: int
     left_out: dict[str, str]
     """Families that do not suit the trace, with the reason."""
-    played: dict[str, list[Played]]
-    """The replay of each setting on the test rows, by family."""
     test_trace: Trace
     """The rows measured on."""
     ladder: FittedLadder | None = None
     """The default fit, where it is among the families."""
     same_rows: bool = False
     """Whether it was fitted and measured on the same rows: errors are then too low."""
-    markov: MarkovRecord | None = None
-    """Whether the rows fitted to are a Markov chain, as the family ``paper`` assumes."""
 
     def __repr__(self) -> str:
         alone, measure = self.reference, self.measure
@@ -141,16 +110,6 @@ class Frontier:
             f"{counted(len(self.test_trace), 'row')}; {alone.node} alone: "
             f"cost {number(alone.cost)}, {measure} {shown_error(alone.error, measure)})"
         )
-
-    @property
-    def unit(self) -> str:
-        """The unit of costs, where the cascade has one."""
-        return self.test_trace.spec.unit
-
-    @cached_property
-    def full_cost(self) -> float:
-        """What the full model costs per row."""
-        return full_cost(self.test_trace.spec, self.test_trace)
 
     @property
     def families(self) -> list[str]:
@@ -240,19 +199,16 @@ class Frontier:
         Returns:
             The mean error, from 0 to 1.
         """
-        low, error = self._cheapest  # which anyone may mix in without any rule
-        high = max(self.full_cost, low * (1 + 1e-9) + 1e-300)  # where all nodes cost the same
-        costs, errors = self.curve(family)
-        return area_under([*costs, low], [*errors, error], low, high) / (high - low)
-
-    @cached_property
-    def _cheapest(self) -> tuple[float, float]:
-        """Cost and error of the cheapest single answer."""
         trace = self.test_trace
         prices = trace.spec.answer_costs(trace.costs.mean(axis=0))
         roots = [v for v, parents in enumerate(trace.spec.parents) if not parents]
         node = 0 if trace.spec.asks_each else min(roots, key=lambda v: float(prices[v]))
-        return float(prices[node]), float(known_losses(trace)[:, node].mean())
+        # The cheapest single answer, which anyone may mix in without any rule.
+        low, error = float(prices[node]), float(known_losses(trace)[:, node].mean())
+        # Where all nodes cost the same the range must not be empty.
+        high = max(full_cost(trace.spec, trace), low * (1 + 1e-9) + 1e-300)
+        costs, errors = self.curve(family)
+        return area_under([*costs, low], [*errors, error], low, high) / (high - low)
 
     @property
     def sentences(self) -> list[str]:
@@ -267,7 +223,7 @@ class Frontier:
         return [
             rows,
             f"Compared with {self.alone}: {noun} {shown_error(best.error, noun)}, "
-            f"cost {priced(best.cost, self.unit)} per input.",
+            f"cost {priced(best.cost, self.test_trace.spec.unit)} per input.",
             f"Cost as a share of what {self.alone} costs, at its {noun} and at {wider}\n"
             f"('-': not reached); {mean} over all costs:",
         ]
@@ -338,7 +294,7 @@ class Frontier:
             curves[family] = ([costs[k] for k in corners], [errors[k] for k in corners])
         alone, share = self.reference, self.measure == "error"
         marks = {f"{alone.node} alone": (alone.cost, alone.error)}
-        labels = in_unit("cost per input", self.unit), self.measure
+        labels = in_unit("cost per input", self.test_trace.spec.unit), self.measure
         return draw_curves(curves, *labels, marks=marks, y_percent=share, path=path)
 
     def to_dict(self) -> dict[str, Any]:
@@ -347,22 +303,16 @@ class Frontier:
         Returns:
             Plain values by name.
         """
-        families = {}
-        for family in self.families:  # shares are of the full model's cost, not the reference's
-            at = {name: self.cost_at(family, more) for name, more in self.margins.items()}
-            shares = {name: None if c is None else c / self.full_cost for name, c in at.items()}
-            families[family] = {
-                "cost_at_error": at,
-                "relative_cost_at_error": shares,
-                "error_at_reference_cost": error_at_cost(*self.curve(family), self.reference.cost),
-                "area": self.area(family),
-            }
+        trace, families = self.test_trace, {}
+        for family in self.families:
+            costs = {name: self.cost_at(family, more) for name, more in self.margins.items()}
+            families[family] = {"cost_at_error": costs, "area": self.area(family)}
         return {
             "points": [point.to_dict() for point in self.points],
             "reference": vars(self.reference),
-            "full_cost": self.full_cost,
+            "full_cost": full_cost(trace.spec, trace),
             "fit_rows": self.fit_rows,
-            "test_rows": len(self.test_trace),
+            "test_rows": len(trace),
             "families": families,
             "left_out": self.left_out,
             **({"same_rows": True} if self.same_rows else {}),
@@ -429,33 +379,29 @@ def frontier(
         ladder = fit(fit_trace, progress=hook) if is_ours else None
         choices_of = {**OURS, **FAMILIES, "ttamer": FitFamily("ttamer", ladder)}
         settings, left_out = fit_families(fit_trace, names, families=choices_of, progress=hook)
-        points, played = [], {}
+        points = []
         for count, (name, choices) in enumerate(settings.items(), start=1):
             if hook:
                 hook(f"measuring {name} ({count} of {len(settings)})")
             try:
-                played[name] = _play(choices, test_trace)
+                played = _play(choices, test_trace)
             except Unsuitable as reason:  # a column that only the rows fitted to have
                 left_out[name] = f"on the test rows: {reason}"
                 continue
-            for choice, done in zip(choices, played[name], strict=True):
+            for choice, done in zip(choices, played, strict=True):
                 result = measure(done, test_trace, resamples=resamples, seed=seed)
-                points.append(Point(name, choice.knob, result, choice.rule))
+                points.append(Point(name, choice.knob, result, choice.rule, done))
     if not points:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise ArgumentError(f"no family suits this trace ({reasons})")
-    # The paper's guarantees rest on the Markov property: the report says whether it holds.
-    learnt = settings["paper"][0].rule if "paper" in settings else None
     return Frontier(
         points=tuple(points),
         reference=_reference(fit_trace, test_trace),
         fit_rows=len(fit_trace),
         left_out=left_out,
-        played=played,
         test_trace=test_trace,
         ladder=ladder,
         same_rows=fit_trace.digest == test_trace.digest,
-        markov=learnt.record.markov if isinstance(learnt, FittedPolicy) else None,
     )
 
 
@@ -478,71 +424,53 @@ def _reference(fit_trace: Trace, test_trace: Trace) -> Reference:
     return Reference(test_trace.names[int(played.answer[0])], result.error, result.cost)
 
 
-@dataclass(frozen=True)
-class LearningCurve:
-    """What policies cost at one error, by the number of rows that they were fitted to.
-
-    >>> print(LearningCurve((250, 500, 1000), (0.6, 0.5, 0.46), "large alone"))
-    Fitted to 250, 500 and 1,000 rows, ttamer costs 60%, 50% and 46% of what large alone costs; \
-1,000 rows more would save about 2% more.
-    """
-
-    rows: tuple[int, ...]
-    """How many rows each fit had: a quarter, half, all."""
-    shares: tuple[float | None, ...]
-    """The cost at the reference's error, as a share of the reference's; None: not reached."""
-    against: str
-    """What families are compared with: "the full network", or "large alone"."""
-
-    def __str__(self) -> str:
-        *rows, last_rows = (f"{count:,}" for count in self.rows)
-        *shares, last = (
-            "(not reached)" if share is None else percent(share) for share in self.shares
-        )
-        curve = (
-            f"Fitted to {', '.join(rows)} and {last_rows} rows, ttamer costs {', '.join(shares)} "
-            f"and {last} of what {self.against} costs"
-        )
-        half, full = self.shares[-2:]
-        if half is None or full is None:
-            return f"{curve}."
-        # Costs fall about as a + b / rows: doubling them saves half of what the last doubling did.
-        further = max((half - full) / 2, 0.0)
-        saved = "nothing more" if further < 0.005 else f"about {percent(further)} more"
-        return f"{curve}; {counted(self.rows[-1], 'row', ',')} more would save {saved}."
-
-
 def learning_curve(
     full: Frontier,
     fit_trace: Trace,
     *,
     more_error: float = 0.0,
     progress: Callable[[str], None] | None = None,
-) -> LearningCurve:
-    """Fit to a quarter and to half of the rows, and measure as ``full`` was measured.
+) -> str:
+    """Return in words what ``ttamer`` costs when it is fitted to a quarter, half and all rows.
 
-    Args:
-        full: The frontier of the fit to all rows, with the family ``"ttamer"``.
-        fit_trace: The rows that it was fitted to.
-        more_error: The margin of error at which costs are compared.
-        progress: Called with a line of text as the work proceeds.
-
-    Returns:
-        The cost at the reference's error for each number of rows.
+    ``full`` is the frontier of the fit to ``fit_trace``; costs are compared at its reference's
+    error and ``more_error``.
     """
-    parts, fronts = [fit_trace.split(share, seed=0)[0] for share in (0.25, 0.5)], []
-    for count, part in enumerate(parts, start=1):
-        if progress is not None:
-            progress(f"learning curve: fit {count} of {len(parts)}")
-        with warnings.catch_warnings():  # of few rows, which are meant
-            warnings.simplefilter("ignore", TraceWarning)
-            measured = frontier(part, full.test_trace, families=["ttamer"], resamples=0)
+    shares: dict[int, float | None] = {}
+    for count, share in enumerate((0.25, 0.5, 1.0), start=1):
+        rows, measured = fit_trace.split(share, seed=0)[0] if share < 1 else fit_trace, full
+        if share < 1:
+            if progress is not None:
+                progress(f"learning curve: fit {count} of 2")
+            with warnings.catch_warnings():  # of few rows, which are meant
+                warnings.simplefilter("ignore", TraceWarning)
+                measured = frontier(rows, full.test_trace, families=["ttamer"], resamples=0)
         # All are compared with what the whole frontier is compared with.
-        fronts.append(replace(measured, reference=full.reference))
-    costs = [front.cost_at("ttamer", more_error) for front in (*fronts, full)]
-    price = full.reference.cost
-    return LearningCurve(
-        rows=(*map(len, parts), len(fit_trace)),
-        shares=tuple(None if cost is None or not price else cost / price for cost in costs),
-        against=full.alone,
+        cost = replace(measured, reference=full.reference).cost_at("ttamer", more_error)
+        price = full.reference.cost
+        shares[len(rows)] = None if cost is None or not price else cost / price
+    return learnt(shares, full.alone)
+
+
+def learnt(shares: Mapping[int, float | None], against: str) -> str:
+    """Return a learning curve in words: shares of what ``against`` costs, by rows fitted to.
+
+    >>> print(learnt({250: None, 500: 0.5, 1000: 0.46}, "large alone"))
+    Fitted to 250, 500 and 1,000 rows, ttamer costs (not reached), 50% and 46% of what large \
+alone costs; 1,000 rows more would save about 2% more.
+    """
+    *rows, last_rows = (f"{count:,}" for count in shares)
+    *texts, last = (
+        "(not reached)" if share is None else percent(share) for share in shares.values()
     )
+    curve = (
+        f"Fitted to {', '.join(rows)} and {last_rows} rows, ttamer costs {', '.join(texts)} "
+        f"and {last} of what {against} costs"
+    )
+    half, full = [*shares.values()][-2:]
+    if half is None or full is None:
+        return f"{curve}."
+    # Costs fall about as a + b / rows: doubling them saves half of what the last doubling did.
+    further = max((half - full) / 2, 0.0)
+    saved = "nothing more" if further < 0.005 else f"about {percent(further)} more"
+    return f"{curve}; {last_rows} rows more would save {saved}."

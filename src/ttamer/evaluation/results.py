@@ -154,8 +154,6 @@ class Result(Numbers):
     cost_interval: Interval
     relative_cost: float
     """Mean cost over the full model's: the last exit of a network, or the most expensive model."""
-    cost_quantiles: dict[str, float]
-    """The cost that a share of rows does not exceed, by the share: "0.5", "0.9", "0.99"."""
     answered: dict[str, float]
     """The share of rows each node answered."""
     asked: dict[str, float]
@@ -237,24 +235,14 @@ def evaluate(rule: Rule, trace: Trace, *, resamples: int = 1000, seed: int = 0) 
 
 
 def measure(played: Played, trace: Trace, *, resamples: int = 1000, seed: int = 0) -> Result:
-    """Measure a replay, as :func:`evaluate` measures a rule.
-
-    Args:
-        played: The replay of a rule on the trace.
-        trace: The rows.
-        resamples: Bootstrap resamples for the intervals.
-        seed: The seed of the resamples.
-
-    Returns:
-        Error and cost with intervals, and the share of rows that each node was asked on.
+    """Measure a replay of a rule on the trace, as :func:`evaluate` measures the rule.
 
     Raises:
         TraceError: If it is not known which answers are right.
 
     >>> from ttamer import datasets, fit
     >>> test = datasets.load("langid", "test")
-    >>> ladder = fit(test.take(slice(500)), belief="markov")
-    >>> measure(ladder.at(0.9).play(test), test, resamples=0).rows
+    >>> measure(fit(test, belief="markov").at(0.9).play(test), test, resamples=0).rows
     14694
     """
     require_trace(trace, "measure")
@@ -277,7 +265,6 @@ def measure(played: Played, trace: Trace, *, resamples: int = 1000, seed: int = 
         cost=float(cost.mean()),
         cost_interval=cost_interval,
         relative_cost=float(cost.mean()) / full_cost(trace.spec, trace),
-        cost_quantiles={f"{q:g}": float(np.quantile(cost, q)) for q in (0.5, 0.9, 0.99)},
         answered=dict(zip(trace.names, (answers / len(trace)).tolist(), strict=True)),
         asked=dict(zip(trace.names, played.asked.mean(axis=0).tolist(), strict=True)),
         recalled=float(recalled.mean()),

@@ -33,19 +33,7 @@ if TYPE_CHECKING:
 THEME = {"ink": "#2b2b2b", "muted": "#67615a", "rule": "#e3ded6"}
 # The colours of ttamer, and of other families and nodes: readable on light and on dark.
 OURS = "#1b7f79"
-PALETTE = (
-    "#d9822b",
-    "#3d78b8",
-    "#c8553d",
-    "#8e6bbf",
-    "#5f8f3e",
-    "#b0599b",
-    "#3f8ea8",
-    "#a5721f",
-    "#7d8590",
-    "#d46a8c",
-    "#9aa23c",
-)
+PALETTE = [f"C{number}" for number in range(10)]
 # The most nodes that are drawn apart.
 MAX_NODES = 8
 
@@ -157,35 +145,26 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
 
 
 def frontier_chart(frontier: Frontier) -> Chart:
-    """Draw the frontier: the best families in colour, others in grey."""
+    """Draw the frontier of the best families, and of ours."""
     best, measure, alone = frontier.reference, frontier.measure, frontier.alone
-    unit = best.cost or frontier.full_cost or 1.0  # where all is free, any unit will do
+    unit = best.cost or 1.0  # where that is free, any unit will do
     chart = Chart.empty(4.6, measure, f"cost per input, of {printable(best.node)}'s")
     axes, colours = chart.axes, iter(PALETTE)
-    strong = [*frontier.ranked[:5], "ttamer"]
     costs, errors = [1.0], [best.error]
-    for family in frontier.ranked:
+    for family in dict.fromkeys([*frontier.ranked[:5], "ttamer"]):  # more cannot be distinguished
         points = frontier.of(family)
         corners = [points[k] for k in lower_envelope(*frontier.curve(family))]
         x = [point.result.cost / unit for point in corners]
         y = [point.result.error for point in corners]
-        if family not in strong:
-            axes.plot(x, y, color=THEME["muted"], lw=0.8, alpha=0.45, zorder=2)
-            continue
         colour, width = (OURS, 2.4) if family == "ttamer" else (next(colours), 1.6)
         tips = [_tip(point, unit, best.node) for point in corners]
         chart.line(x, y, tips, colour, family, width=width)
         costs += x
         errors += y
-    ring: Any = {
-        "ms": 10,
-        "mfc": "none",
-        "mec": THEME["ink"],
-        "mew": 1.8,
-        "zorder": 7,
-        "ls": "none",
-    }
-    [mark] = axes.plot([best.cost / unit], [best.error], "o", label=printable(alone, 34), **ring)
+    ring: Any = {"ms": 10, "mfc": "none", "mec": THEME["ink"], "mew": 1.8, "zorder": 7}
+    [mark] = axes.plot(
+        [best.cost / unit], [best.error], "o", ls="", label=printable(alone, 34), **ring
+    )
     chart.mark(mark, f"{alone}: {measure} {shown_error(best.error, measure)}")
     # Far above the reference nothing is worth reading: the axes end a little beyond it.
     top = best.error + 1.5 * max(best.error - min(errors), 0.25 * best.error)
@@ -209,8 +188,7 @@ def _tip(point: Point, unit: float, node: str) -> str:
     return (
         f"{point.policy}: {result.measure} {shown_error(result.error, result.measure)} "
         f"({low} to {high}) at {priced(result.cost, result.unit)} per input, "
-        f"{percent(result.cost / unit)} of {node}'s; asks {node} on {percent(result.asked[node])} "
-        "of inputs"
+        f"{percent(result.cost / unit)} of {node}'s"
     )
 
 
