@@ -22,7 +22,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.naive_bayes import GaussianNB
 
 from ttamer.sklearn import CascadeClassifier
-from ttamer.sklearn.timing import clock
+from ttamer.sklearn.base import clock
 
 SETS = {
     "digits": (
@@ -98,11 +98,11 @@ def measured(models, batch, x, held, y, right) -> dict[str, tuple[float, ...]]:
     rules |= {"threshold": threshold, "cascade": cascade.predict}
     some = cascade.timings_[cascade.models_[-1][0]].of(asked * batch) / batch
     booked = [*costs, costs[0] + some, cascade.run_batch(held).cost.mean()]
-    several = [held[np.arange(start, start + batch) % len(held)] for start in range(0, 640, 40)]
-    times = clock([*rules.values()], several[: max(1, 64 // batch)])
+    several = np.random.default_rng(1).integers(0, len(held), (max(8, 64 // batch), batch))
+    times = clock(rules, {batch: [(held[rows],) for rows in several]})
     return {
-        name: (float((rule(held) == right).mean()), microseconds / batch, float(cost))
-        for (name, rule), microseconds, cost in zip(rules.items(), times, booked, strict=True)
+        name: (float((rule(held) == right).mean()), times[name][batch] / batch, float(cost))
+        for (name, rule), cost in zip(rules.items(), booked, strict=True)
     }
 
 

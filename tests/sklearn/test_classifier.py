@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.compose import make_column_transformer
 from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
+from sklearn.feature_extraction.text import HashingVectorizer
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.model_selection import KFold
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
@@ -21,7 +21,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import ttamer as tt
 from ttamer.errors import ArgumentError
-from ttamer.sklearn import CascadeClassifier, timing
+from ttamer.sklearn import CascadeClassifier, base
 
 QUICK = {"belief": "threshold"}
 MODELS = [
@@ -107,54 +107,36 @@ def test_a_rare_class_does_not_change_the_number_of_folds(digits):
 def test_models_fitted_before_are_used_as_they_are(digits):
     x, y, *_ = digits
     models = [(name, clone(model).fit(x[:600], y[:600])) for name, model in MODELS]
-    cascade = CascadeClassifier(models, costs=COSTS, prefit=True, fit_options=QUICK)
+    frozen = [(name, FrozenEstimator(model)) for name, model in models]
+    cascade = CascadeClassifier(frozen, costs=COSTS, fit_options=QUICK)
+    cascade.fit(x[600:][y[600:] != 9], y[600:][y[600:] != 9])
+    assert 9 in cascade.classes_
     cascade.fit(x[600:], y[600:])
-    assert [model for _, model in cascade.models_] == [model for _, model in models]
+    assert [model for _, model in cascade.models_] == [model for _, model in frozen]
     assert len(cascade.trace_) == 600
     assert cascade.trace_.loss[:, 1].mean() == pytest.approx(
         1 - models[1][1].score(x[600:], y[600:])
     )
 
 
-def test_models_that_are_not_fitted_are_named(digits):
-    x, y, *_ = digits
-    names = ", ".join(repr(name) for name, _ in MODELS)
-    with pytest.raises(ArgumentError, match=f"prefit is True, and {names} is not fitted"):
-        CascadeClassifier(MODELS, costs=COSTS, prefit=True).fit(x, y)
-
-
-def test_costs_that_are_no_mapping_are_refused(digits):
-    x, y, *_ = digits
-    with pytest.raises(ArgumentError, match=r'costs is \[1, 2\]; it must be "time" or a mapping'):
-        CascadeClassifier(MODELS, costs=[1, 2]).fit(x, y)
-
-
 # Time
 
 
-class Slow:
-    """A clock: microseconds by what runs, per call and per row; models are known by their kind."""
+def slow(monkeypatch, **lines):
+    """Replace the clock: microseconds per call and per row, by name; otherwise of the cascade."""
 
-    def __init__(self, monkeypatch, cascade=(10.0, 5.0), **models):
-        self.models, self.cascade = models, cascade
-        monkeypatch.setattr(timing, "clock", self)
+    def clock(works, samples):
+        for work in works.values():
+            work(*samples[1][0])
+        of = {name: lines.get(name.partition(" ")[0]) for name in works}
+        return {name: {n: call + row * n for n in samples} for name, (call, row) in of.items()}
 
-    def __call__(self, works, batches):
-        times = []
-        for work in works:
-            work(batches[0])
-            model = work.args[-1] if isinstance(work, partial) else work.__self__
-            per_call, per_row = self.models.get(type(model).__name__, self.cascade)
-            times.append(per_call + per_row * len(batches[0]))
-        return times
-
-
-LINEAR, NEAR = "LinearDiscriminantAnalysis", "KNeighborsClassifier"
+    monkeypatch.setattr(base, "clock", clock)
 
 
 def test_calls_and_rows_cost_apart_and_are_shared_by_a_stated_batch(digits, monkeypatch, tmp_path):
     x, y, held, _ = digits
-    Slow(monkeypatch, **{LINEAR: (100.0, 2.0), NEAR: (400.0, 30.0)})
+    slow(monkeypatch, linear=(100.0, 2.0), near=(400.0, 30.0), cascade=(10.0, 5.0))
     cascade = CascadeClassifier(MODELS, cv=2, batch=10).fit(x, y)  # without a word on prices
     assert cascade.timings_["linear"] == pytest.approx((100.0, 2.0))
     assert cascade.costs_ == pytest.approx({"linear": 12.0, "near": 70.0})
@@ -183,7 +165,7 @@ def test_the_best_model_answers_batches_on_which_the_cascade_is_no_faster(
     digits, monkeypatch, cascade, sizes
 ):
     x, y, held, _ = digits
-    Slow(monkeypatch, cascade, **{LINEAR: (1.0, 1.0), NEAR: (300.0, 30.0)})
+    slow(monkeypatch, linear=(1.0, 1.0), near=(300.0, 30.0), cascade=cascade)
     fitted = CascadeClassifier(MODELS, cv=2, batch=64).fit(x, y)
     assert fitted.best_model_ == "near"
     rows = np.concatenate([held, held])
@@ -341,19 +323,24 @@ def test_an_operating_point_can_be_chosen(digits, fitted):
     assert rich.fit(x, y).run_batch(held).cost.mean() > poor.run_batch(held).cost.mean()
 
 
-def test_margins_text_and_frames_will_do(digits):
+def test_texts_and_frames_will_do(digits):
     pandas = pytest.importorskip("pandas")
-    x, y, held, right = digits
-    models = [("ridge", RidgeClassifier()), ("near", KNeighborsClassifier())]
-    cascade = CascadeClassifier(models, costs={"ridge": 1.0, "near": 9.0}, cv=2)
+    x, y, *_ = digits
+    cascade = CascadeClassifier(MODELS, costs=COSTS, cv=2)
     names = np.array(["zero", *"123456789"])
     frame = pandas.DataFrame(x, columns=[f"p{i}" for i in range(64)])
     cascade.fit(frame, names[y])
-    assert not hasattr(cascade, "predict_proba")
-    assert cascade.score(frame.set_axis(frame.columns, axis=1), names[y]) > 0.9
+    assert cascade.score(frame, names[y]) > 0.9
     with pytest.raises(ValueError, match="feature names"):
         cascade.predict(frame.rename(columns={"p0": "other"}))
-    del held, right
+    with pytest.raises(ValueError, match="minimum of 1 is required"):
+        cascade.predict(frame[:0])
+    texts = [f"{'good' if k % 2 else 'bad'} {k}" for k in range(100)]
+    words = [
+        (n, make_pipeline(HashingVectorizer(n_features=64), LogisticRegression())) for n in "ab"
+    ]
+    cascade = CascadeClassifier(words, costs={"a": 1.0, "b": 2.0}, cv=2, fit_options=QUICK)
+    assert cascade.fit(texts, np.arange(100) % 2).score(texts, np.arange(100) % 2) > 0.9
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
@@ -391,7 +378,8 @@ def test_parameters_of_the_models_are_reached_by_name():
         ({"models": [("a__b", GaussianNB())]}, "the name 'a__b' cannot be used"),
         ({"models": [MODELS[0]] * 2}, "the name 'linear' cannot be used"),
         ({"costs": "money"}, 'it must be "time" or a mapping'),
-        ({"costs": {"linear": 1.0}}, "they must be those of the models: 'linear', 'near'"),
+        ({"costs": [1, 2]}, r'costs is \[1, 2\]; it must be "time" or a mapping'),
+        ({"costs": {"linear": 1.0}}, "a cost for each of the models: 'linear', 'near'"),
         ({"budget": 1.0, "mistake_cost": 1.0}, "give one of them"),
         ({"budget": 1.0, "scoring": "f1_macro"}, "scoring chooses the policy, and so does"),
         ({"cv": 1}, "cv is 1; it must be a whole number from 2 on"),
@@ -411,7 +399,7 @@ def test_a_model_without_a_confidence_is_refused(digits):
         predict_proba = property()
 
     cascade = CascadeClassifier([("silent", Silent())], costs={"silent": 1.0}, cv=2)
-    with pytest.raises(tt.ArgumentError, match="'silent' has neither predict_proba nor decision"):
+    with pytest.raises(tt.ArgumentError, match="'silent' has no predict_proba; a cascade needs"):
         cascade.fit(*digits[:2])
 
 

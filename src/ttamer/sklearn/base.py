@@ -11,13 +11,12 @@ import dataclasses
 import time
 import warnings
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 from sklearn.base import BaseEstimator, clone
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, check_cv
 from sklearn.utils import get_tags
@@ -35,10 +34,11 @@ from ttamer.fitting.fits import MIN_ROWS, fit
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.runtime.calling import rows_at
 from ttamer.runtime.cascade import BatchOutcome, groups_to_ask
-from ttamer.sklearn.timing import CallTiming, Work, timed
 from ttamer.trace.trace import Trace
 
 Table = Any  # an array, a sparse matrix, a frame, or a list of texts
+Column = NDArray[Any] | None
+Folds = list[tuple[NDArray[np.intp], NDArray[np.intp]]]  # rows to learn from, and to answer
 
 
 class Replies(NamedTuple):
@@ -47,6 +47,10 @@ class Replies(NamedTuple):
     code: NDArray[np.intp]  # (rows,): the class, by its number; -1 of a regressor
     confidence: NDArray[np.float64]  # (rows,)
     answer: NDArray[Any]  # (rows, ...): what the estimator returns
+
+    def at(self, rows: NDArray[Any]) -> Replies:
+        """Return the replies to some of the rows."""
+        return Replies(*(column[rows] for column in self))
 
 
 class Decided(NamedTuple):
@@ -64,9 +68,9 @@ class Learning(NamedTuple):
     rows: Table
     target: NDArray[Any]
     strata: NDArray[Any]  # (rows,): what is spread evenly over folds
-    groups: NDArray[Any] | None  # (rows,): rows of one group are never split
-    weight: NDArray[np.float64] | None  # (rows,): how much a row counts
-    training: NDArray[np.float64] | None  # for models that take weights: its class counts, too
+    groups: Column  # (rows,): rows of one group are never split
+    weight: Column  # (rows,): how much a row counts
+    training: Column  # for models that take weights: its class counts, too
 
     def counted(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return those rows whose weight is not zero."""
@@ -80,6 +84,61 @@ class Learning(NamedTuple):
         return clone(model).fit(rows_at(self.rows, rows), self.target[rows], **options)
 
 
+class CallTiming(NamedTuple):
+    """The time of a call, in microseconds: so much per call, and so much per row.
+
+    >>> CallTiming(100.0, 2.0).of(32)
+    164.0
+    """
+
+    # What a call takes, however many rows it has
+    per_call: float
+    per_row: float
+
+    def of(self, rows: int) -> float:
+        """Return the time of a call with some rows."""
+        return self.per_call + self.per_row * rows
+
+    @classmethod
+    def through(cls, times: Mapping[int, float]) -> CallTiming:
+        """Return the line of least relative error through times of calls by their rows.
+
+        >>> [round(number, 3) for number in CallTiming.through({1: 12.0, 8: 26.0, 64: 138.0})]
+        [10.0, 2.0]
+        """
+        rows, seconds = np.array([*times], float), np.array([*times.values()])
+        columns = np.stack([1 / seconds, rows / seconds], axis=1)
+        # Whatever the noise, neither is negative.
+        return cls(*nnls(columns, np.ones(len(rows)))[0].tolist())
+
+
+def clock(
+    works: Mapping[str, Callable[..., object]], samples: Mapping[int, Sequence[tuple[Any, ...]]]
+) -> dict[str, dict[int, float]]:
+    """Return the microseconds of each work, by the rows of batches, which are its arguments."""
+    results: dict[str, dict[int, float]] = {name: {} for name in works}
+    for size, batches in samples.items():
+        times = np.full((len(works), len(batches)), np.inf)
+        start, turns = time.perf_counter(), 0
+        # The machine's speed changes: works take turns, and of at least five turns the fastest is
+        # the least disturbed. The first one warms caches up and does not count.
+        while turns < 6 or (time.perf_counter() - start < 0.1 and turns < 50):
+            for column, batch in enumerate(batches):
+                for row, work in enumerate(works.values()):
+                    before = time.perf_counter()
+                    work(*batch)
+                    if turns:
+                        times[row, column] = min(times[row, column], time.perf_counter() - before)
+            turns += 1
+        for name, seconds in zip(works, times.mean(axis=1).tolist(), strict=True):
+            results[name][size] = 1e6 * seconds
+    return results
+
+
+def _lines(times: Mapping[str, Mapping[int, float]]) -> dict[str, CallTiming]:
+    return {name: CallTiming.through(of_sizes) for name, of_sizes in times.items()}
+
+
 class CascadeEstimator(BaseEstimator):
     """A cascade of models, fitted by cross-fitting; the kind of answer is left to subclasses."""
 
@@ -89,7 +148,6 @@ class CascadeEstimator(BaseEstimator):
     mistake_cost: float | None
     budget: float | None
     cv: Any
-    prefit: bool
     fit_options: Mapping[str, Any] | None
 
     models_: list[tuple[str, Any]]
@@ -99,9 +157,9 @@ class CascadeEstimator(BaseEstimator):
     ladder_: FittedLadder | None
     policy_: FittedPolicy | None
     best_model_: str
-    # The sizes of batches that were timed, with whether the best model was as fast as the policy.
-    _alone_at: dict[int, bool]
+    # The policy that was timed, and by the size of batches whether the best model was as fast.
     _timed_policy: FittedPolicy | None
+    _alone_at: dict[int, bool]
 
     @abstractmethod
     def _target(self, y: Any) -> NDArray[Any]:
@@ -135,8 +193,8 @@ class CascadeEstimator(BaseEstimator):
         params: dict[str, Any] = super().get_params(deep=False)
         if deep and _are_named(self.models):
             for name, model in self.models:
-                params[name] = model
-                params |= {f"{name}__{key}": value for key, value in model.get_params().items()}
+                inner = model.get_params().items()
+                params |= {name: model, **{f"{name}__{key}": value for key, value in inner}}
         return params
 
     def set_params(self, **params: Any) -> Self:
@@ -191,41 +249,40 @@ class CascadeEstimator(BaseEstimator):
             ValueError: The rows cannot be used, or have a single class.
         """
         rows, target = self._checked(X, reset=True), self._target(y)
-        self._check_parameters()
-        if certify_on is not None:
-            self._check_held(certify_on)
+        self._check_parameters(certify_on)
         if len(target) < 2:
             raise ValueError("there is 1 sample; cross-fitting needs at least 2 samples")
         groups = None if groups is None else np.asarray(groups)
         check_consistent_length(rows, target, groups)
         weight = _weights(sample_weight, target)
         learning = self._prepared(Learning(rows, target, target, groups, weight, weight))
-        folds = _folds(learning, None if self.prefit else self.cv)
+        folds = _folds(learning, self.cv)
         order = np.concatenate([answered for _, answered in folds])
         replies = [self._cross_fitted(name, model, learning, folds) for name, model in self.models]
-        self.models_ = [
-            (name, model if self.prefit else learning.fitted(model, np.arange(len(target))))
-            for name, model in self.models
-        ]
-        samples = _samples(rows, self.batch) if self.costs == "time" else {}
-        works: dict[str, Work] = {
-            name: partial(self._replies, name, model) for name, model in self.models_
-        }
-        self.timings_ = timed(works, samples)[0] if samples else {}
-        trace = self._trace(replies, target[order], None if groups is None else groups[order])
-        weight = None if weight is None else weight[order]
-        if weight is not None:  # a fit weighs rows by how seldom they are drawn
-            chance = np.tile((weight.min() / weight)[:, np.newaxis], len(self.models))
-            trace = dataclasses.replace(trace, chance=chance)
+        everything = np.arange(len(target))
+        self.models_ = [(name, learning.fitted(model, everything)) for name, model in self.models]
+        self.timings_, samples = {}, {}
+        if isinstance(self.costs, Mapping):
+            self.costs_ = {name: float(self.costs[name]) for name, _ in self.models_}
+        else:
+            samples = _samples(rows, order, replies, self.batch)
+
+            def asking(name: str, model: Any) -> Callable[..., Replies]:
+                return lambda rows, _: self._replies(name, model, rows)
+
+            works = {name: asking(name, model) for name, model in self.models_}
+            self.timings_ = _lines(clock(works, samples))
+            self.costs_ = {n: line.of(self.batch) / self.batch for n, line in self.timings_.items()}
+        target = target[order]
+        groups, weight = (None if c is None else c[order] for c in (groups, weight))
+        trace = self._trace(replies, target, groups, weight)
         losses = np.average(np.asarray(trace.loss), axis=0, weights=weight)
-        self.costs_ = dict(zip(trace.names, trace.costs.mean(axis=0).tolist(), strict=True))
         self.best_model_ = trace.names[int(np.argmin(losses))]
         self.trace_ = self.ladder_ = self.policy_ = self._timed_policy = None
         if len(trace) < MIN_ROWS:
             return self
-        ladder = fit(trace, **(self.fit_options or {}))
-        if not self.prefit:  # other models than those of the folds will answer
-            ladder = dataclasses.replace(ladder, held=None)
+        # The trace is of other models, those of the folds.
+        ladder = dataclasses.replace(fit(trace, **(self.fit_options or {})), held=None)
         if certify_on is not None:
             held, labels, *of_held = certify_on
             held, labels = self._checked(held, reset=False), self._target(labels)
@@ -234,18 +291,20 @@ class CascadeEstimator(BaseEstimator):
             check_consistent_length(held, labels, groups)
             ladder = ladder.with_holdout(self._trace(answers, labels, groups))
         if samples:  # a call for one row costs as much as one for a whole batch
-            costs = [self._time(policy.play(trace).asked) for policy in ladder]
+            costs = [self._time(played.asked) for played in ladder.play_all(trace)]
             points = dataclasses.replace(ladder.points, cost=np.array(costs))
             ladder = dataclasses.replace(ladder, points=points)
         self.trace_, self.ladder_ = trace, ladder
-        self.policy_ = self._operating_point(ladder, trace, target[order])
+        self.policy_ = self._operating_point(ladder, trace, target)
         if samples:
-            best = dict(self.models_)[self.best_model_].predict
-            works = {"cascade": self._decide, f"{self.best_model_} alone": best}
-            timings, times = timed(works, samples)
-            self.timings_ |= timings
-            # Less than a twentieth is noise, and the model alone is never slower than itself.
-            self._alone_at = {size: slow > 0.95 * fast for size, (slow, fast) in times.items()}
+            best, alone = dict(self.models_)[self.best_model_], f"{self.best_model_} alone"
+            times = clock(
+                {"cascade": self._decide, alone: lambda rows, _: best.predict(rows)}, samples
+            )
+            self.timings_ |= _lines(times)
+            # Less than a tenth is noise, and the model alone is never slower than itself.
+            slow, fast = times["cascade"], times[alone]
+            self._alone_at = {size: slow[size] > 0.9 * fast[size] for size in samples}
             self._timed_policy = self.policy_
         return self
 
@@ -294,18 +353,17 @@ class CascadeEstimator(BaseEstimator):
         """
         if not (hasattr(rows, "shape") or isinstance(rows, list)):
             rows = np.asarray(rows)
-        kind = "O" if isinstance(rows, list) else getattr(getattr(rows, "dtype", None), "kind", "O")
         options: dict[str, Any] = {"skip_check_array": True}
-        if kind not in "OUS":
-            tags = get_tags(self).input_tags
+        if getattr(getattr(rows, "dtype", None), "kind", "O") not in "OUS":
+            finite = "allow-nan" if get_tags(self).input_tags.allow_nan else True
             options = {"accept_sparse": "csr", "dtype": None, "allow_nd": True}
-            options["ensure_all_finite"] = "allow-nan" if tags.allow_nan else True
+            options["ensure_all_finite"] = finite
         rows = validate_data(self, rows, reset=reset, **options)
         if not _count(rows):
             raise ValueError("Found array with 0 sample(s): a minimum of 1 is required")
         return rows
 
-    def _check_parameters(self) -> None:
+    def _check_parameters(self, certify_on: Any) -> None:
         """Refuse parameters that cannot be used."""
         if not _are_named(self.models):
             raise ArgumentError(
@@ -315,22 +373,19 @@ class CascadeEstimator(BaseEstimator):
             )
         names = [name for name, _ in self.models]
         reserved = {*super().get_params(deep=False), "cascade"}  # the latter in timings_
-        for name, count in Counter(names).items():
-            if count > 1 or name in reserved or "__" in name:
+        for name in names:
+            if names.count(name) > 1 or name in reserved or "__" in name:
                 raise ArgumentError(
                     f"the name {name!r} cannot be used: each model needs one of its own, without "
                     '"__", other than "cascade" and the parameters of the cascade',
                     param="models",
                 )
-        if isinstance(self.costs, Mapping) and set(self.costs) != set(names):
+        is_priced = isinstance(self.costs, str) and self.costs == "time"
+        if not (set(self.costs) == set(names) if isinstance(self.costs, Mapping) else is_priced):
             raise ArgumentError(
-                f"costs has the names {', '.join(map(repr, self.costs))}; they must be those of "
+                f'costs is {self.costs!r}; it must be "time" or a mapping with a cost for each of '
                 f"the models: {', '.join(map(repr, names))}",
                 param="costs",
-            )
-        if not isinstance(self.costs, Mapping) and self.costs != "time":
-            raise ArgumentError(
-                f'costs is {self.costs!r}; it must be "time" or a mapping', param="costs"
             )
         require_whole(self.batch, "batch", least=1)
         if isinstance(self.cv, int):
@@ -338,7 +393,7 @@ class CascadeEstimator(BaseEstimator):
         if self.mistake_cost is not None and self.budget is not None:
             raise ArgumentError("mistake_cost and budget are both given; give one of them")
         options = self.fit_options or {}
-        if options.get("hold_out") and not self.prefit:
+        if options.get("hold_out"):
             raise ArgumentError(
                 "hold_out keeps rows that the models of the folds answered, and others are "
                 "deployed: certificates would not hold for these; give fit(..., "
@@ -350,57 +405,48 @@ class CascadeEstimator(BaseEstimator):
                 'belief="markov" decides one row at a time; use "answers" or "threshold" here',
                 param="fit_options",
             )
-
-    def _check_held(self, certify_on: Any) -> None:
-        """Refuse what are no further rows."""
-        if not isinstance(certify_on, tuple) or len(certify_on) not in (2, 3):
+        if certify_on is not None and not (
+            isinstance(certify_on, tuple) and len(certify_on) in (2, 3)
+        ):
             raise ArgumentError(
                 f"certify_on is a {type(certify_on).__name__}; it must be (X, y) or (X, y, groups)",
                 param="certify_on",
             )
 
-    def _cross_fitted(
-        self, name: str, model: Any, learning: Learning, folds: list[tuple[Any, Any]]
-    ) -> Replies:
+    def _cross_fitted(self, name: str, model: Any, learning: Learning, folds: Folds) -> Replies:
         """Return a model's replies to rows that it did not learn from."""
-        parts = []
-        for learnt, answered in folds:
-            fitted = model if self.prefit else learning.fitted(model, learnt)
-            parts.append(self._replies(name, fitted, rows_at(learning.rows, answered)))
+        parts = [
+            self._replies(name, learning.fitted(model, learnt), rows_at(learning.rows, answered))
+            for learnt, answered in folds
+        ]
         return Replies(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _trace(
-        self, replies: Sequence[Replies], target: NDArray[Any], groups: NDArray[Any] | None
+        self, replies: Sequence[Replies], target: Any, groups: Column, weight: Column = None
     ) -> Trace:
         """Return the trace of replies; a call's time is shared by the rows of a stated batch."""
-        if isinstance(self.costs, Mapping):
-            nodes = [CascadeNode(name, float(self.costs[name])) for name, _ in self.models_]
-        else:
-            nodes = [
-                CascadeNode(name, self.timings_[name].per_row, cost_per_call=timing.per_call)
-                for name, timing in self.timings_.items()
-            ]
-        booked = [node.cost + (node.cost_per_call or 0.0) / self.batch for node in nodes]
+        nodes = [
+            CascadeNode(name, line.per_row, cost_per_call=line.per_call)
+            if (line := self.timings_.get(name))
+            else CascadeNode(name, cost)
+            for name, cost in self.costs_.items()
+        ]
         columns = self._columns(replies, target)
         unit = "µs" if self.timings_ else ""
         spec = CascadeSpec(tuple(nodes), unit=unit, mistakes=columns.pop("mistakes", {}))
         if groups is not None:
             names, codes = np.unique(groups, return_inverse=True)
             columns |= {"group": codes.astype(np.int32), "groups": tuple(map(str, names))}
+        if weight is not None:  # a fit weighs rows by how seldom they are drawn
+            columns["chance"] = np.tile((weight.min() / weight)[:, np.newaxis], len(nodes))
         sure = np.stack([reply.confidence for reply in replies], axis=1)
-        return Trace(spec, sure, cost=np.tile(booked, (len(sure), 1)), **columns)
-
-    def _price(self, name: str, rows: int) -> float:
-        """Return what a row costs in a call of a model with so many rows."""
-        timing = self.timings_.get(name)
-        return self.costs_[name] if timing is None else timing.of(rows) / rows
+        return Trace(spec, sure, cost=np.tile([*self.costs_.values()], (len(sure), 1)), **columns)
 
     def _time(self, asked: NDArray[np.bool_]) -> float:
         """Return the mean time of a row in batches of the stated size, given who asks whom."""
-        timings = [self.timings_[name] for name, _ in self.models_]
         share = asked.mean(axis=0)
         calls = 1 - (1 - share) ** self.batch  # the chance that some row of a batch asks
-        per_call, per_row = np.array(timings).T
+        per_call, per_row = np.array([self.timings_[name] for name, _ in self.models_]).T
         return float(share @ per_row + calls @ per_call / self.batch)
 
     def _operating_point(
@@ -414,27 +460,32 @@ class CascadeEstimator(BaseEstimator):
             return ladder.for_budget(self.budget).cheap
         return ladder.default().expensive
 
-    def _decide(self, rows: Table) -> Decided:
+    def _decide(self, rows: Table, known: Sequence[Replies] | None = None) -> Decided:
         """Ask the models that the policy chooses, for all rows of a round at once.
 
-        An exception of a model is raised as it is.
+        ``known``: decide by these replies of the models, in place of those that they give now. An
+        exception of a model is raised as it is.
         """
         check_is_fitted(self, "models_")
         rows = self._checked(rows, reset=False)
         count, policy, names = _count(rows), self.policy_, [name for name, _ in self.models_]
-        alone = policy.single_node if policy else self.best_model_
-        if self._is_as_fast_alone(count):
-            alone = self.best_model_
         asked, cost = np.zeros((count, len(names)), bool), np.zeros(count)
         parts: list[tuple[int, NDArray[np.intp], Replies]] = []
 
         def ask(node: int, group: NDArray[np.intp]) -> Replies:
             part = rows if len(group) == count else rows_at(rows, group)
-            parts.append((node, group, self._replies(*self.models_[node], part)))
+            replies = self._replies(*self.models_[node], part)
+            replies = replies if known is None else known[node].at(group)
+            parts.append((node, group, replies))
             asked[group, node] = True
-            cost[group] += self._price(names[node], len(group))
-            return parts[-1][-1]
+            timing = self.timings_.get(names[node])
+            price = timing.of(len(group)) / len(group) if timing else self.costs_[names[node]]
+            cost[group] += price
+            return replies
 
+        alone = policy.single_node if policy else self.best_model_
+        if self._is_as_fast_alone(count):
+            alone = self.best_model_
         if policy is None or alone is not None:
             by = np.full(count, names.index(alone or self.best_model_))
             return Decided(ask(int(by[0]), np.arange(count)), by, asked, cost)
@@ -451,21 +502,17 @@ class CascadeEstimator(BaseEstimator):
         chosen = []
         for node, group, replies in parts:
             returned = batch.answer[group] == node
-            chosen.append((group[returned], *(part[returned] for part in replies)))
+            chosen.append((group[returned], *replies.at(returned)))
         at, *columns = map(np.concatenate, zip(*chosen, strict=True))
-        order = np.argsort(at)
-        return Decided(Replies(*(part[order] for part in columns)), batch.answer, asked, cost)
+        return Decided(Replies(*columns).at(np.argsort(at)), batch.answer, asked, cost)
 
 
-def _folds(learning: Learning, cv: Any) -> list[tuple[Any, Any]]:
+def _folds(learning: Learning, cv: Any) -> Folds:
     """Return the rows to learn from and those to answer, the same for all models.
 
-    A splitter that shuffles gives other folds each time it is asked. Without ``cv`` models are
-    fitted already.
+    A splitter that shuffles gives other folds each time it is asked.
     """
     strata, groups, splitter = learning.target, learning.groups, cv
-    if cv is None:
-        return [(None, learning.counted(np.arange(len(strata))))]
     if groups is None and (share := _repeated(learning.rows)) > 0.05:
         warnings.warn(
             f"{percent(share)} of the rows repeat others, so that models are judged on rows "
@@ -485,31 +532,38 @@ def _folds(learning: Learning, cv: Any) -> list[tuple[Any, Any]]:
     return [(learnt, learning.counted(answered)) for learnt, answered in folds]
 
 
+def _samples(
+    rows: Table, order: NDArray[np.intp], replies: Sequence[Replies], batch: int
+) -> dict[int, list[tuple[Table, list[Replies]]]]:
+    """Return batches to time, by their size: rows, and the cross-fitted replies to them.
+
+    Models are surer of rows that they have learnt from, and would be asked less often.
+    """
+    samples, draw = {}, np.random.default_rng(0).integers
+    for size in sorted({1, max(8, batch // 8), batch}):
+        # Several, and of small ones many, for rows ask different models.
+        drawn = draw(len(order), size=(min(16, max(4, 64 // size)), size))
+        samples[size] = [
+            (rows_at(rows, order[part]), [reply.at(part) for reply in replies]) for part in drawn
+        ]
+    return samples
+
+
 def _count(rows: Table) -> int:
     """Return the number of rows; a sparse matrix has no length."""
     rows = rows if hasattr(rows, "shape") or isinstance(rows, list) else np.asarray(rows)
     return len(rows) if isinstance(rows, list) else int(rows.shape[0])
 
 
-def _samples(rows: Table, batch: int) -> dict[int, list[Table]]:
-    """Return batches to time, by their size: many small ones, for rows ask different models."""
-    samples = {}
-    for size in sorted({1, max(8, batch // 8), batch}):
-        starts = size * np.arange(max(1, min(16, 64 // size)))
-        batches = (starts[:, np.newaxis] + np.arange(size)) % _count(rows)
-        samples[size] = [rows_at(rows, positions) for positions in batches]
-    return samples
-
-
-def _weights(sample_weight: Any, target: NDArray[Any]) -> NDArray[np.float64] | None:
+def _weights(sample_weight: Any, target: NDArray[Any]) -> Column:
     """Return weights of rows; refuse others."""
     if sample_weight is None:
         return None
     weight = np.asarray(sample_weight, np.float64)
-    if weight.shape != target.shape or not (weight >= 0).all():
-        raise ValueError("sample_weight must be one number from 0 on for each row")
-    if not weight.any():
-        raise ValueError("sample_weight is zero on every row")
+    if weight.shape != target.shape or not ((weight >= 0).all() and weight.any()):
+        raise ValueError(
+            "sample_weight must be one number from 0 on for each row, and not all zero"
+        )
     return weight
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import get_scorer
 from sklearn.utils import assert_all_finite, compute_class_weight
-from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
@@ -23,16 +23,13 @@ from ttamer.trace.schema import class_text
 from ttamer.trace.trace import Trace
 
 
-def _all_have_probabilities(cascade: Any) -> bool:
-    return all(hasattr(model, "predict_proba") for _, model in cascade.models)
-
-
 class CascadeClassifier(ClassifierMixin, CascadeEstimator):
     """Several classifiers as one: each row is answered at the cost that it needs.
 
     Args:
-        models: The classifiers, as ``(name, classifier)``. A classifier needs ``predict_proba`` or
-            ``decision_function``.
+        models: The classifiers, as ``(name, classifier)``; each needs ``predict_proba``. One that
+            is fitted already goes in a ``FrozenEstimator`` of scikit-learn; ``fit`` must then get
+            rows that it did not learn from.
         costs: ``"time"``, measured while fitting, in microseconds: what a call of each model takes,
             and what each row adds; or the cost of each model by name. With ``"time"`` two fits to
             the same rows may decide differently, and batches on which the best model alone is as
@@ -48,8 +45,6 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         scoring: A scorer of predictions: the cheapest policy that scores no less than the best
             model is taken.
         cv: The number of folds, stratified by class, or a splitter of scikit-learn.
-        prefit: Whether the models are fitted already; the rows given to ``fit`` must then be rows
-            that they did not learn from.
         fit_options: Options of :func:`ttamer.fit` by name.
 
     After ``fit``: ``classes_``, ``models_`` (the fitted classifiers by name), ``costs_``,
@@ -83,16 +78,15 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         class_weight: Mapping[Any, float] | str | None = None,
         scoring: Any = None,
         cv: Any = 5,
-        prefit: bool = False,
         fit_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.models, self.costs, self.batch = models, costs, batch
         self.mistake_cost, self.budget = mistake_cost, budget
         self.mistakes, self.class_weight, self.scoring = mistakes, class_weight, scoring
-        self.cv, self.prefit, self.fit_options = cv, prefit, fit_options
+        self.cv, self.fit_options = cv, fit_options
 
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
+    def _check_parameters(self, certify_on: Any) -> None:
+        super()._check_parameters(certify_on)
         table = self.mistakes or {}
         rows = table.values() if isinstance(table, Mapping) else [None]
         if not all(isinstance(row, Mapping) for row in rows):
@@ -104,13 +98,6 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
             raise ArgumentError("mistakes and class_weight are both given; give one of them")
         if self.scoring is not None and {self.mistake_cost, self.budget} != {None}:
             raise ArgumentError("scoring chooses the policy, and so does mistake_cost or budget")
-        unfitted = [name for name, model in self.models if not hasattr(model, "classes_")]
-        if self.prefit and unfitted:
-            raise ArgumentError(
-                f"prefit is True, and {', '.join(map(repr, unfitted))} is not fitted: fit it "
-                "first, or leave prefit out",
-                param="prefit",
-            )
 
     def _target(self, y: Any) -> NDArray[Any]:
         target: NDArray[Any] = column_or_1d(y, warn=True)
@@ -119,8 +106,9 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         return target
 
     def _prepared(self, learning: Learning) -> Learning:
-        of_models = [model.classes_ for _, model in self.models] if self.prefit else []
-        self.classes_ = np.unique(np.concatenate([learning.target, *of_models]))
+        # A model that is fitted already may have further classes.
+        frozen = [m.classes_ for _, m in self.models if isinstance(m, FrozenEstimator)]
+        self.classes_ = np.unique(np.concatenate([learning.target, *frozen]))
         if len(self.classes_) < 2:
             raise ValueError("y has 1 class; a classifier needs at least 2 classes")
         self._class_costs: Mapping[Any, Mapping[Any, float]] = self.mistakes or {}
@@ -144,7 +132,6 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         weight = 1.0 if learning.weight is None else learning.weight
         return learning._replace(training=weight * worth[np.searchsorted(classes, target)])
 
-    @available_if(_all_have_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Table) -> NDArray[np.float64]:  # noqa: N803
         """Return the probabilities of the classifier that answers each row.
 
@@ -157,32 +144,21 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         return np.asarray(self._decide(X).replies.answer, np.float64)
 
     def _replies(self, name: str, model: Any, rows: Table) -> Replies:
-        """Return codes of classes, the confidence in them, and the probabilities where known."""
+        """Return codes of classes, the confidence in them, and the probabilities."""
         if not hasattr(model, "classes_"):
             raise ArgumentError(
                 f"model {name!r} is no classifier ({type(model).__name__} has no classes_ after "
                 "its fit): give a classifier, or use CascadeRegressor"
             )
-        columns = np.searchsorted(self.classes_, model.classes_)
-        if hasattr(model, "predict_proba"):
-            part = model.predict_proba(rows)
-            share = np.zeros((len(part), len(self.classes_)))
-            share[:, columns] = part
-            code = share.argmax(axis=1)
-            answer = share if _all_have_probabilities(self) else code
-            return Replies(code, share.max(axis=1), answer)
-        if not hasattr(model, "decision_function"):
+        if not hasattr(model, "predict_proba"):
             raise ArgumentError(
-                f"model {name!r} has neither predict_proba nor decision_function; a cascade needs "
-                "to know how certain a model is: give another, or wrap it in CalibratedClassifierCV"
+                f"model {name!r} has no predict_proba; a cascade needs to know how certain a model "
+                "is: wrap it in CalibratedClassifierCV"
             )
-        score = model.decision_function(rows)
-        if score.ndim == 1:
-            code = columns[(score > 0).astype(np.intp)]
-            return Replies(code, np.abs(score), code)
-        ranked = np.sort(score, axis=1)
-        code = columns[score.argmax(axis=1)]
-        return Replies(code, ranked[:, -1] - ranked[:, -2], code)
+        part = model.predict_proba(rows)
+        share = np.zeros((len(part), len(self.classes_)))
+        share[:, np.searchsorted(self.classes_, model.classes_)] = part
+        return Replies(share.argmax(axis=1), share.max(axis=1), share)
 
     def _columns(self, replies: Sequence[Replies], target: NDArray[Any]) -> dict[str, Any]:
         if unknown := set(target.tolist()) - set(self.classes_.tolist()):

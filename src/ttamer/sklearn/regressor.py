@@ -23,7 +23,7 @@ from sklearn.utils.validation import column_or_1d
 
 from ttamer.errors import ArgumentError
 from ttamer.runtime.calling import rows_at
-from ttamer.sklearn.base import CascadeEstimator, Learning, Replies, Table
+from ttamer.sklearn.base import CascadeEstimator, Folds, Learning, Replies, Table
 
 
 class CascadeRegressor(RegressorMixin, CascadeEstimator):
@@ -38,8 +38,6 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
             the choice is ``ladder_.default()``.
         budget: The mean cost of a row, at most.
         cv: The number of folds, stratified by target, or a splitter of scikit-learn.
-        prefit: Whether the models are fitted already; the rows given to ``fit`` must then be rows
-            that they did not learn from.
         fit_options: Options of :func:`ttamer.fit` by name.
 
     After ``fit``: ``models_``, ``error_models_`` (what predicts the error of each), ``costs_``,
@@ -69,27 +67,25 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
         mistake_cost: float | None = None,
         budget: float | None = None,
         cv: Any = 5,
-        prefit: bool = False,
         fit_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.models, self.costs, self.batch, self.loss = models, costs, batch, loss
         self.mistake_cost, self.budget = mistake_cost, budget
-        self.cv, self.prefit, self.fit_options = cv, prefit, fit_options
+        self.cv, self.fit_options = cv, fit_options
 
-    def _check_parameters(self) -> None:
+    def _check_parameters(self, certify_on: Any) -> None:
+        if certify_on is not None:
+            raise ArgumentError(
+                "certify_on needs a largest loss, which errors of numbers have not: certify the "
+                "ladder that ttamer.fit returns for a trace whose cascade has max_loss",
+                param="certify_on",
+            )
         losses = ("absolute_error", "squared_error")
         if self.loss not in losses:
             raise ArgumentError(
                 f"loss is {self.loss!r}; it must be one of {', '.join(losses)}", param="loss"
             )
-        super()._check_parameters()
-
-    def _check_held(self, certify_on: Any) -> None:  # noqa: ARG002 - whatever it is
-        raise ArgumentError(
-            "certify_on needs a largest loss, which errors of numbers have not: certify the ladder "
-            "that ttamer.fit returns for a trace whose cascade has max_loss",
-            param="certify_on",
-        )
+        super()._check_parameters(certify_on)
 
     def _target(self, y: Any) -> NDArray[np.float64]:
         target: NDArray[np.float64] = column_or_1d(y, warn=True, dtype=np.float64)
@@ -117,9 +113,7 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
         """Return confidences, from 0 to 1, in answers that are so far off by expectation."""
         return 1 / (1 + off / self._spread)
 
-    def _cross_fitted(
-        self, name: str, model: Any, learning: Learning, folds: list[tuple[Any, Any]]
-    ) -> Replies:
+    def _cross_fitted(self, name: str, model: Any, learning: Learning, folds: Folds) -> Replies:
         """Fit the model of errors, too: confidences are those on rows kept from it."""
         replies = super()._cross_fitted(name, model, learning, folds)
         order = np.concatenate([answered for _, answered in folds])
