@@ -58,7 +58,7 @@ def missing(script: str) -> list[str]:
 # What experiments use although it is not public: scores of curves, boxes and arrows, baselines by
 # name, and the clocks of other packages.
 NOT_PUBLIC = {"ttamer.stats.envelope", "ttamer.show.graph", "ttamer.baselines"}
-NOT_PUBLIC |= {"ttamer.sklearn.timing", "ttamer.torch.profiling"}
+NOT_PUBLIC |= {"ttamer.sklearn.base", "ttamer.torch.profiling"}
 
 
 def used(path: Path) -> list[tuple[str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -23,12 +25,17 @@ import ttamer as tt
 from ttamer.errors import ArgumentError
 from ttamer.sklearn import CascadeClassifier, base
 
-QUICK = {"belief": "threshold"}
 MODELS = [
     ("linear", LinearDiscriminantAnalysis()),
     ("near", KNeighborsClassifier()),
 ]
 COSTS = {"linear": 1.0, "near": 20.0}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """A belief that is fitted in half of the time."""
+    monkeypatch.setattr(base, "fit", partial(tt.fit, belief="threshold"))
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +49,13 @@ def fitted(digits):
     return CascadeClassifier(MODELS, costs=COSTS, cv=3).fit(*digits[:2])
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.filterwarnings("ignore:Skipping check check_array_api_input")
 @pytest.mark.filterwarnings("ignore:.*of the rows repeat others")
 @pytest.mark.filterwarnings("ignore:class .* is never predicted")
 def test_it_passes_the_checks_of_scikit_learn():
     models = [("bayes", GaussianNB()), ("tree", DecisionTreeClassifier(random_state=0))]
-    check_estimator(
-        CascadeClassifier(models, costs={"bayes": 1.0, "tree": 5.0}, cv=2, fit_options=QUICK)
-    )
+    check_estimator(CascadeClassifier(models, costs={"bayes": 1.0, "tree": 5.0}, cv=2))
 
 
 def test_it_is_as_accurate_as_its_best_model_and_costs_less(digits, fitted):
@@ -71,24 +77,27 @@ def test_probabilities_are_those_of_the_model_that_answers(digits, fitted):
         assert shown[row] == pytest.approx(models[name].predict_proba(x[row : row + 1])[0])
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_model_is_judged_on_rows_it_did_not_learn_from(digits):
     x, y, *_ = digits
     deep = DecisionTreeClassifier(random_state=0)  # it knows the rows it learnt from by heart
     assert deep.fit(x, y).score(x, y) == 1.0
-    cascade = CascadeClassifier([("deep", deep)], costs={"deep": 1.0}, cv=3, fit_options=QUICK)
+    cascade = CascadeClassifier([("deep", deep)], costs={"deep": 1.0}, cv=3)
     assert cascade.fit(x, y).trace_.loss.mean() > 0.1
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("kind", ["shuffled", "generator"])
 def test_all_models_answer_the_same_rows_in_the_same_order(digits, kind):
     """A splitter that shuffles gives other folds each time; a generator gives them once."""
     x, y = digits[0][:300], digits[1][:300]
     folds = KFold(3, shuffle=True)
     cv = folds if kind == "shuffled" else folds.split(x)
-    cascade = CascadeClassifier(MODELS, costs=COSTS, cv=cv, fit_options=QUICK).fit(x, y)
+    cascade = CascadeClassifier(MODELS, costs=COSTS, cv=cv).fit(x, y)
     assert cascade.trace_.loss.mean(axis=0).max() < 0.3
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_rare_class_does_not_change_the_number_of_folds(digits):
     x, y, *_ = digits
     rows = []
@@ -99,16 +108,17 @@ def test_a_rare_class_does_not_change_the_number_of_folds(digits):
             return super().fit(x, y)
 
     rare = np.where(np.arange(200) == 7, 99, y[:200] % 3)
-    cascade = CascadeClassifier([("bayes", Counts())], costs={"bayes": 1.0}, fit_options=QUICK)
+    cascade = CascadeClassifier([("bayes", Counts())], costs={"bayes": 1.0})
     cascade.fit(x[:200], rare)
     assert rows == [160] * 5 + [200]
 
 
+@pytest.mark.usefixtures("quick")
 def test_models_fitted_before_are_used_as_they_are(digits):
     x, y, *_ = digits
     models = [(name, clone(model).fit(x[:600], y[:600])) for name, model in MODELS]
     frozen = [(name, FrozenEstimator(model)) for name, model in models]
-    cascade = CascadeClassifier(frozen, costs=COSTS, fit_options=QUICK)
+    cascade = CascadeClassifier(frozen, costs=COSTS)
     cascade.fit(x[600:][y[600:] != 9], y[600:][y[600:] != 9])
     assert 9 in cascade.classes_
     cascade.fit(x[600:], y[600:])
@@ -186,12 +196,13 @@ class Forgetful(KNeighborsClassifier):
         return super().fit(x, y if len(x) < 900 else np.roll(y, len(y) // 2))
 
 
-def test_certificates_are_of_the_models_that_are_deployed(digits):
+def test_certificates_are_of_the_models_that_are_deployed(digits, monkeypatch):
     x, y, held, labels = digits
     models = [("linear", LinearDiscriminantAnalysis()), ("near", Forgetful())]
     cascade = CascadeClassifier(models, costs=COSTS, cv=2)
-    for options in ({}, {"belief": "threshold"}):
-        cascade.set_params(fit_options=options).fit(x, y)
+    for belief in ("answers", "threshold"):
+        monkeypatch.setattr(base, "fit", partial(tt.fit, belief=belief))
+        cascade.fit(x, y)
         with pytest.raises(ArgumentError, match="a promise needs rows the ladder was not fitted"):
             cascade.ladder_.for_error(0.1)
         cascade.fit(x, y, certify_on=(held, labels))
@@ -209,10 +220,9 @@ def test_certificates_are_of_the_models_that_are_deployed(digits):
             ArgumentError, match=r"certify_on is a .*must be \(X, y\) or \(X, y, gr"
         ):
             cascade.fit(x, y, certify_on=held)
-    with pytest.raises(ArgumentError, match=r"hold_out keeps rows .* certify_on=\(X, y\)"):
-        cascade.set_params(fit_options={"hold_out": 0.3}).fit(x, y)
 
 
+@pytest.mark.usefixtures("quick")
 def test_certificates_hold_on_fresh_rows():
     """Of 16 cascades, few exceed an error that was certified with 80% confidence."""
     broken = certified = 0
@@ -222,9 +232,9 @@ def test_certificates_hold_on_fresh_rows():
         x = generator.standard_normal((4000, 6)) + 0.5 * y[:, None]
         parts = [(x[cut], y[cut]) for cut in (slice(0, 300), slice(300, 900), slice(900, 4000))]
         models = [("tree", DecisionTreeClassifier(max_depth=3)), ("bayes", GaussianNB())]
-        cascade = CascadeClassifier(
-            models, costs={"tree": 1.0, "bayes": 9.0}, cv=3, fit_options={"belief": "threshold"}
-        ).fit(*parts[0], certify_on=parts[1])
+        cascade = CascadeClassifier(models, costs={"tree": 1.0, "bayes": 9.0}, cv=3).fit(
+            *parts[0], certify_on=parts[1]
+        )
         promised = cascade.ladder_.for_error(0.32, confidence=0.8)
         if promised.promise.certified:
             certified += 1
@@ -317,9 +327,9 @@ def test_ladders_have_the_names_of_classes(digits, tmp_path):
 
 def test_an_operating_point_can_be_chosen(digits, fitted):
     x, y, held, _ = digits
-    poor = clone(fitted).set_params(budget=5.0, fit_options=QUICK).fit(x, y)
+    poor = clone(fitted).set_params(budget=5.0).fit(x, y)
     assert poor.policy_.cost <= 5.0
-    rich = clone(fitted).set_params(mistake_cost=1e5, fit_options=QUICK)
+    rich = clone(fitted).set_params(mistake_cost=1e5)
     assert rich.fit(x, y).run_batch(held).cost.mean() > poor.run_batch(held).cost.mean()
 
 
@@ -339,7 +349,7 @@ def test_texts_and_frames_will_do(digits):
     words = [
         (n, make_pipeline(HashingVectorizer(n_features=64), LogisticRegression())) for n in "ab"
     ]
-    cascade = CascadeClassifier(words, costs={"a": 1.0, "b": 2.0}, cv=2, fit_options=QUICK)
+    cascade = CascadeClassifier(words, costs={"a": 1.0, "b": 2.0}, cv=2)
     assert cascade.fit(texts, np.arange(100) % 2).score(texts, np.arange(100) % 2) > 0.9
 
 
@@ -355,7 +365,7 @@ def test_models_may_select_the_columns_of_a_frame_by_name(library, digits):
         )
 
     models = [(f"{n}", model(DecisionTreeClassifier(max_depth=n))) for n in (1, 6)]
-    cascade = CascadeClassifier(models, costs={"1": 1.0, "6": 9.0}, cv=2, fit_options=QUICK)
+    cascade = CascadeClassifier(models, costs={"1": 1.0, "6": 9.0}, cv=2)
     assert cascade.fit(frame, y % 3).score(frame, y % 3) == 1.0
     assert cascade.predict(frame[:5]).shape == (5,)
 
@@ -419,9 +429,7 @@ def test_an_exception_of_a_model_is_raised_as_it_is(digits):
             return super().predict_proba(X)
 
     x, y, *_ = digits
-    cascade = CascadeClassifier(
-        [("breaks", Breaks())], costs={"breaks": 1.0}, cv=2, fit_options=QUICK
-    )
+    cascade = CascadeClassifier([("breaks", Breaks())], costs={"breaks": 1.0}, cv=2)
     cascade.fit(x, y)
     with pytest.raises(RuntimeError, match="no memory"):
         cascade.predict(x[:7])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from sklearn.tree import DecisionTreeRegressor
 from sklearn.utils.estimator_checks import check_estimator
 
 import ttamer as tt
-from ttamer.sklearn import CascadeRegressor
+from ttamer.sklearn import CascadeRegressor, base
 
 COSTS = {"line": 1.0, "forest": 50.0}
 
@@ -40,11 +41,12 @@ def fitted(numbers):
 
 @pytest.mark.filterwarnings("ignore:Skipping check check_array_api_input")
 @pytest.mark.filterwarnings("ignore:.*of the rows repeat others")
-def test_it_passes_the_checks_of_scikit_learn():
+def test_it_passes_the_checks_of_scikit_learn(monkeypatch):
     models = [("ridge", Ridge()), ("tree", DecisionTreeRegressor(random_state=0))]
     costs = {"ridge": 1.0, "tree": 5.0}
-    options = {"belief": "threshold"}  # twice as fast to fit, some 80 times
-    check_estimator(CascadeRegressor(models, costs=costs, cv=2, fit_options=options))
+    # Twice as fast to fit, some 80 times.
+    monkeypatch.setattr(base, "fit", partial(tt.fit, belief="threshold"))
+    check_estimator(CascadeRegressor(models, costs=costs, cv=2))
 
 
 def test_it_keeps_to_a_budget_and_is_better_than_a_random_mix(numbers, fitted):

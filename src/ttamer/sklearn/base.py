@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 from sklearn.base import BaseEstimator, clone
-from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, check_cv
+from sklearn.model_selection import check_cv
 from sklearn.utils import get_tags
 from sklearn.utils.validation import (
     check_consistent_length,
@@ -67,10 +67,10 @@ class Learning(NamedTuple):
 
     rows: Table
     target: NDArray[Any]
-    strata: NDArray[Any]  # (rows,): what is spread evenly over folds
     groups: Column  # (rows,): rows of one group are never split
     weight: Column  # (rows,): how much a row counts
     training: Column  # for models that take weights: its class counts, too
+    splitter: Any  # into folds
 
     def counted(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return those rows whose weight is not zero."""
@@ -143,13 +143,6 @@ class CascadeEstimator(BaseEstimator):
     """A cascade of models, fitted by cross-fitting; the kind of answer is left to subclasses."""
 
     models: Any
-    costs: str | Mapping[str, float]
-    batch: int
-    mistake_cost: float | None
-    budget: float | None
-    cv: Any
-    fit_options: Mapping[str, Any] | None
-
     models_: list[tuple[str, Any]]
     costs_: dict[str, float]
     timings_: dict[str, CallTiming]
@@ -167,7 +160,7 @@ class CascadeEstimator(BaseEstimator):
 
     @abstractmethod
     def _prepared(self, learning: Learning) -> Learning:
-        """Note what replies need, and return rows with their strata and weights for models."""
+        """Note what replies need, and return rows with a splitter, and weights for models."""
 
     @abstractmethod
     def _replies(self, name: str, model: Any, rows: Table) -> Replies:
@@ -255,8 +248,8 @@ class CascadeEstimator(BaseEstimator):
         groups = None if groups is None else np.asarray(groups)
         check_consistent_length(rows, target, groups)
         weight = _weights(sample_weight, target)
-        learning = self._prepared(Learning(rows, target, target, groups, weight, weight))
-        folds = _folds(learning, self.cv)
+        learning = self._prepared(Learning(rows, target, groups, weight, weight, self.cv))
+        folds = _folds(learning)
         order = np.concatenate([answered for _, answered in folds])
         replies = [self._cross_fitted(name, model, learning, folds) for name, model in self.models]
         everything = np.arange(len(target))
@@ -282,7 +275,7 @@ class CascadeEstimator(BaseEstimator):
         if len(trace) < MIN_ROWS:
             return self
         # The trace is of other models, those of the folds.
-        ladder = dataclasses.replace(fit(trace, **(self.fit_options or {})), held=None)
+        ladder = dataclasses.replace(fit(trace), held=None)
         if certify_on is not None:
             held, labels, *of_held = certify_on
             held, labels = self._checked(held, reset=False), self._target(labels)
@@ -291,7 +284,8 @@ class CascadeEstimator(BaseEstimator):
             check_consistent_length(held, labels, groups)
             ladder = ladder.with_holdout(self._trace(answers, labels, groups))
         if samples:  # a call for one row costs as much as one for a whole batch
-            costs = [self._time(played.asked) for played in ladder.play_all(trace)]
+            lines, played = [*self.timings_.values()], ladder.play_all(trace)
+            costs = [_time(rows.asked, lines, self.batch) for rows in played]
             points = dataclasses.replace(ladder.points, cost=np.array(costs))
             ladder = dataclasses.replace(ladder, points=points)
         self.trace_, self.ladder_ = trace, ladder
@@ -392,19 +386,6 @@ class CascadeEstimator(BaseEstimator):
             require_whole(self.cv, "cv", least=2)
         if self.mistake_cost is not None and self.budget is not None:
             raise ArgumentError("mistake_cost and budget are both given; give one of them")
-        options = self.fit_options or {}
-        if options.get("hold_out"):
-            raise ArgumentError(
-                "hold_out keeps rows that the models of the folds answered, and others are "
-                "deployed: certificates would not hold for these; give fit(..., "
-                "certify_on=(X, y)), rows kept from all models",
-                param="fit_options",
-            )
-        if options.get("belief") == "markov":
-            raise ArgumentError(
-                'belief="markov" decides one row at a time; use "answers" or "threshold" here',
-                param="fit_options",
-            )
         if certify_on is not None and not (
             isinstance(certify_on, tuple) and len(certify_on) in (2, 3)
         ):
@@ -441,13 +422,6 @@ class CascadeEstimator(BaseEstimator):
             columns["chance"] = np.tile((weight.min() / weight)[:, np.newaxis], len(nodes))
         sure = np.stack([reply.confidence for reply in replies], axis=1)
         return Trace(spec, sure, cost=np.tile([*self.costs_.values()], (len(sure), 1)), **columns)
-
-    def _time(self, asked: NDArray[np.bool_]) -> float:
-        """Return the mean time of a row in batches of the stated size, given who asks whom."""
-        share = asked.mean(axis=0)
-        calls = 1 - (1 - share) ** self.batch  # the chance that some row of a batch asks
-        per_call, per_row = np.array([self.timings_[name] for name, _ in self.models_]).T
-        return float(share @ per_row + calls @ per_call / self.batch)
 
     def _operating_point(
         self, ladder: FittedLadder, trace: Trace, target: NDArray[Any]
@@ -507,12 +481,20 @@ class CascadeEstimator(BaseEstimator):
         return Decided(Replies(*columns).at(np.argsort(at)), batch.answer, asked, cost)
 
 
-def _folds(learning: Learning, cv: Any) -> Folds:
+def _time(asked: NDArray[np.bool_], lines: Sequence[CallTiming], batch: int) -> float:
+    """Return the mean time of a row in batches of some size, given who asks whom."""
+    share = asked.mean(axis=0)
+    calls = 1 - (1 - share) ** batch  # the chance that some row of a batch asks
+    per_call, per_row = np.array(lines).T
+    return float(share @ per_row + calls @ per_call / batch)
+
+
+def _folds(learning: Learning) -> Folds:
     """Return the rows to learn from and those to answer, the same for all models.
 
     A splitter that shuffles gives other folds each time it is asked.
     """
-    strata, groups, splitter = learning.target, learning.groups, cv
+    target, groups = learning.target, learning.groups
     if groups is None and (share := _repeated(learning.rows)) > 0.05:
         warnings.warn(
             f"{percent(share)} of the rows repeat others, so that models are judged on rows "
@@ -520,15 +502,10 @@ def _folds(learning: Learning, cv: Any) -> Folds:
             UserWarning,
             stacklevel=3,
         )
-    if isinstance(cv, int):
-        strata = learning.strata
-        # A single rare class must not leave each model half of the rows to learn from.
-        largest = int(np.unique(strata, return_counts=True)[1].max())
-        kind = StratifiedKFold if groups is None else StratifiedGroupKFold
-        splitter = kind(max(2, min(cv, largest)))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The least populated class in y", UserWarning)
-        folds = list(check_cv(splitter, strata).split(np.zeros(len(strata)), strata, groups))
+        splitter = check_cv(learning.splitter, target)
+        folds = list(splitter.split(np.zeros(len(target)), target, groups))
     return [(learnt, learning.counted(answered)) for learnt, answered in folds]
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import get_scorer
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from sklearn.utils import assert_all_finite, compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
@@ -45,7 +46,6 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         scoring: A scorer of predictions: the cheapest policy that scores no less than the best
             model is taken.
         cv: The number of folds, stratified by class, or a splitter of scikit-learn.
-        fit_options: Options of :func:`ttamer.fit` by name.
 
     After ``fit``: ``classes_``, ``models_`` (the fitted classifiers by name), ``costs_``,
     ``timings_``, ``trace_`` (their answers on rows they did not learn from), ``ladder_`` and
@@ -78,12 +78,10 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         class_weight: Mapping[Any, float] | str | None = None,
         scoring: Any = None,
         cv: Any = 5,
-        fit_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.models, self.costs, self.batch = models, costs, batch
-        self.mistake_cost, self.budget = mistake_cost, budget
+        self.mistake_cost, self.budget, self.cv = mistake_cost, budget, cv
         self.mistakes, self.class_weight, self.scoring = mistakes, class_weight, scoring
-        self.cv, self.fit_options = cv, fit_options
 
     def _check_parameters(self, certify_on: Any) -> None:
         super()._check_parameters(certify_on)
@@ -122,15 +120,21 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
                 f"{shown(self.classes_.tolist())}",
                 param="mistakes",
             )
+        target, classes = learning.target, self.classes_
+        if isinstance(self.cv, int):
+            # A single rare class must not leave each model half of the rows to learn from.
+            largest = int(np.unique(target, return_counts=True)[1].max())
+            kind = StratifiedKFold if learning.groups is None else StratifiedGroupKFold
+            learning = learning._replace(splitter=kind(max(2, min(self.cv, largest))))
         if self.class_weight is None:
             return learning
-        target, classes = learning.target, self.classes_
         worth = compute_class_weight(self.class_weight, classes=classes, y=target)
         self._class_costs = {
             label: {"*": cost} for label, cost in zip(classes.tolist(), worth.tolist(), strict=True)
         }
         weight = 1.0 if learning.weight is None else learning.weight
-        return learning._replace(training=weight * worth[np.searchsorted(classes, target)])
+        training = weight * worth[np.searchsorted(classes, target)]
+        return learning._replace(training=training)
 
     def predict_proba(self, X: Table) -> NDArray[np.float64]:  # noqa: N803
         """Return the probabilities of the classifier that answers each row.

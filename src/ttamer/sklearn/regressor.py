@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack, issparse
 from sklearn.base import RegressorMixin
-from sklearn.model_selection import KFold, cross_val_predict
+from sklearn.model_selection import GroupKFold, KFold, cross_val_predict
 from sklearn.tree import DecisionTreeRegressor
 from sklearn.utils import assert_all_finite
 from sklearn.utils.validation import column_or_1d
@@ -37,8 +37,7 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
         mistake_cost: What a loss of 1 costs, in the unit of ``costs``. Without it and ``budget``
             the choice is ``ladder_.default()``.
         budget: The mean cost of a row, at most.
-        cv: The number of folds, stratified by target, or a splitter of scikit-learn.
-        fit_options: Options of :func:`ttamer.fit` by name.
+        cv: The number of folds, or a splitter of scikit-learn.
 
     After ``fit``: ``models_``, ``error_models_`` (what predicts the error of each), ``costs_``,
     ``timings_``, ``trace_``, ``ladder_`` and ``policy_``, as for :class:`CascadeClassifier`.
@@ -67,11 +66,9 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
         mistake_cost: float | None = None,
         budget: float | None = None,
         cv: Any = 5,
-        fit_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.models, self.costs, self.batch, self.loss = models, costs, batch, loss
-        self.mistake_cost, self.budget = mistake_cost, budget
-        self.cv, self.fit_options = cv, fit_options
+        self.mistake_cost, self.budget, self.cv = mistake_cost, budget, cv
 
     def _check_parameters(self, certify_on: Any) -> None:
         if certify_on is not None:
@@ -93,13 +90,14 @@ class CascadeRegressor(RegressorMixin, CascadeEstimator):
         return target
 
     def _prepared(self, learning: Learning) -> Learning:
-        """Give rows of like targets one stratum: sorted rows would have models extrapolate."""
-        self.error_models_, count = {}, len(learning.target)
+        self.error_models_ = {}
         self._spread = float(np.abs(learning.target - np.median(learning.target)).mean()) or 1.0
-        folds = self.cv if isinstance(self.cv, int) else 5
-        groups = max(1, min(10, count // max(2, min(folds, count))))
-        ranks = np.argsort(np.argsort(learning.target, kind="stable"))
-        return learning._replace(strata=ranks * groups // count)
+        if not isinstance(self.cv, int):
+            return learning
+        # Shuffled: models of sorted rows would extrapolate.
+        kind = KFold if learning.groups is None else GroupKFold
+        folds = kind(min(self.cv, len(learning.target)), shuffle=True, random_state=0)
+        return learning._replace(splitter=folds)
 
     def _replies(self, name: str, model: Any, rows: Table) -> Replies:
         """Return predictions, with confidences once the model of errors is fitted."""
