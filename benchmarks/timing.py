@@ -26,6 +26,8 @@ __all__ = ["Fresh", "Ratio", "Samples", "interleaved", "rounds_of"]
 
 SAMPLE = 2e-3
 """A call shorter than this many seconds is repeated within a sample."""
+LONG = 1.0
+"""A call longer than this many seconds is warmed once."""
 MAX_FRESH = 50
 """At most this many calls that use up what they work on are made ready for one sample."""
 
@@ -113,5 +115,7 @@ def _loops(call: Callable[[], object] | Fresh) -> int:
         start = thread_time()
         turn()
         spent.append(thread_time() - start)
+        if spent[-1] > LONG:
+            break
     count = max(1, int(SAMPLE / max(min(spent), 1e-8)))
     return min(count, MAX_FRESH) if isinstance(call, Fresh) else count

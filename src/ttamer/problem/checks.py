@@ -23,11 +23,11 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 SMALLEST = 1e-150
 # A gain below this share of what it is compared with is rounding: stopping wins such ties.
 TIE = 1e-13
+Row = TypeVar("Row")
 
 
 def without_traces(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -107,14 +108,12 @@ def check_nodes(moves: str, nodes: Sequence[Node]) -> dict[str, int]:
     if not nodes:
         raise ProblemError("the problem has no nodes: give at least one model to ask")
     number: dict[str, int] = {}
-    answers = False
     for position, node in enumerate(nodes):
+        losses = node.losses
         if not isinstance(node.name, str) or not node.name:
             raise ProblemError(f"node {position}: name must be a non-empty string")
         if node.name in number:
             raise ProblemError(f"two nodes are named {node.name!r}: rename one of them")
-        number[node.name] = position
-        losses = node.losses
         if losses.ndim != 1 or not losses.size:
             raise ProblemError(
                 f"node {node.name!r}: losses must be a non-empty list, one loss per state"
@@ -126,8 +125,8 @@ def check_nodes(moves: str, nodes: Sequence[Node]) -> dict[str, int]:
                 "losses must be numbers from 0 up (inf where the node has no answer). Where losses "
                 "are negative, add one constant to all of them: it changes no decision"
             )
-        answers = answers or losses.min() < math.inf
-    if not answers:
+        number[node.name] = position
+    if all(node.losses.min() == math.inf for node in nodes):
         raise ProblemError("every loss is inf, so no node can answer: give some node finite losses")
     return number
 
@@ -138,83 +137,84 @@ def check_edges(
     """Check names, costs and probabilities; return (sources, target) numbers, the start as -1."""
     ends: dict[tuple[tuple[int, ...], int], None] = {}
     for edge in edges:
-        for name in (*edge.sources, edge.target):
-            if name is not None and name not in number:
+        names = edge.sources
+        for name in (*names, edge.target):
+            if name is None:
+                raise ProblemError(f"{edge}: an edge must lead to a node")
+            if name not in number:
                 raise ProblemError(
                     f"{edge}: there is no node {name!r}; the nodes are {', '.join(number)}"
                 )
-        if edge.target is None:
-            raise ProblemError(f"{edge}: an edge must lead to a node")
-        if moves == "walk" and len(edge.sources) > 1:
+        if moves == "walk" and len(names) > 1:
             raise ProblemError(
                 f'{edge}: on a walk an edge leaves one node; use "moves": "precedence" for a node '
                 "that is asked after several others"
             )
-        if len(set(edge.sources)) < len(edge.sources):
-            raise ProblemError(f"{edge}: a node is given twice as its source; keep one")
-        sources = tuple(number[name] for name in edge.sources) or (-1,)
-        target = number[edge.target]
-        if (sources, target) in ends:
-            raise ProblemError(f"{edge}: given twice; keep one")
-        ends[sources, target] = None
-        sizes = tuple(1 if source < 0 else nodes[source].losses.size for source in sources)
-        _check_cost(edge, sizes, nodes[target].losses.size)
-        _check_rows(edge, sizes, nodes[target].losses.size)
+        end = tuple(number[name] for name in names) or (-1,), number[edge.target]
+        if len(set(names)) < len(names) or end in ends:
+            what = "given twice" if end in ends else "a node is given twice as its source"
+            raise ProblemError(f"{edge}: {what}; keep one")
+        ends[end] = None
+        shape = tuple(nodes[node].losses.size if node >= 0 else 1 for node in (*end[0], end[1]))
+        _check_cost(edge, shape)
+        _check_rows(edge, shape)
     return tuple(ends)
 
 
-def _check_cost(edge: Edge, sources: tuple[int, ...], targets: int) -> None:
-    if edge.verify_cost is not None:
-        if not (is_number(edge.verify_cost) and 0 <= edge.verify_cost < math.inf):
-            raise ProblemError(
-                f"{edge}: verify_cost is {edge.verify_cost!r}; it must be finite and not negative"
-            )
-        if len(sources) > 1:
-            raise ProblemError(
-                f"{edge}: has verify_cost and several sources; only an answer asked after one "
-                "node, or at the start, may be returned unseen: remove verify_cost"
-            )
+def _check_cost(edge: Edge, shape: tuple[int, ...]) -> None:
+    """Refuse costs that do not fit so many states of the sources and of the target."""
+    look = edge.verify_cost
+    if look is not None and not (is_number(look) and 0 <= look < math.inf):
+        raise ProblemError(f"{edge}: verify_cost is {look!r}; it must be finite and not negative")
+    if look is not None and len(shape) > 2:
+        raise ProblemError(
+            f"{edge}: has verify_cost and several sources; only an answer asked after one node, or "
+            "at the start, may be returned unseen: remove verify_cost"
+        )
     costs = np.asarray(edge.cost)
-    if costs.ndim and costs.shape not in (sources, (*sources, targets)):
-        rows = " x ".join(map(str, sources))
+    if costs.ndim and costs.shape not in (shape[:-1], shape):
+        rows = " x ".join(map(str, shape[:-1]))
         raise ProblemError(
             f"{edge}: the costs have shape {costs.shape}; give one number, a list of {rows} "
-            f"(one per state of the source), or a table of {rows} row(s) of {targets} (one per "
+            f"(one per state of the source), or a table of {rows} row(s) of {shape[-1]} (one per "
             "state of the target)"
         )
-    valid = np.isfinite(costs) & (costs >= 0)
-    if not valid.all():
-        entry = np.argwhere(~valid)[0].tolist()
-        where = ("", ", state {0}")[len(entry)] if len(entry) < 2 else ", row {0}, column {1}"
+    if not (costs.min() >= 0 and costs.max() < math.inf):  # also NaN
+        entry = np.argwhere(~(np.isfinite(costs) & (costs >= 0)))[0].tolist()
+        where = f", state {entry[0]}" if len(entry) == 1 else _place(entry) if entry else ""
         raise ProblemError(
-            f"{edge}{where.format(*entry[:1], *entry[-1:])}: the cost is {costs[tuple(entry)]}; "
-            "it must be finite and not negative"
+            f"{edge}{where}: the cost is {costs[tuple(entry)]}; it must be finite and not negative"
         )
 
 
-def _check_rows(edge: Edge, sources: tuple[int, ...], targets: int) -> None:
+def _check_rows(edge: Edge, shape: tuple[int, ...]) -> None:
+    """Refuse probabilities that do not fit these states, or that are none."""
     rows = edge.probabilities
-    if rows.shape != (*sources, targets):
-        states = " x ".join(map(str, sources))
+    if rows.shape != shape:
+        states = " x ".join(map(str, shape[:-1]))
         raise ProblemError(
             f"{edge}: probabilities have shape {rows.shape}, and must have {states} row(s), one "
-            f"per state of the source, of {targets}, one per state of the target"
+            f"per state of the source, of {shape[-1]}, one per state of the target"
         )
-    rows = rows.reshape(-1, targets)
-    with np.errstate(over="ignore", invalid="ignore"):
-        sums = rows.dot(np.ones(targets))
     if not rows.min() >= 0:  # also NaN
-        row, column = np.argwhere(~(rows >= 0))[0]
+        entry = np.argwhere(~(rows >= 0))[0].tolist()
         raise ProblemError(
-            f"{edge}, row {row}, column {column}: the probability is {rows[row, column]}; "
+            f"{edge}{_place(entry)}: the probability is {rows[tuple(entry)]}; "
             "it must be a number from 0 to 1"
         )
-    excess = np.abs(sums - 1)
-    if excess.max() > 1e-9:
-        row = int(excess.argmax())
+    with np.errstate(over="ignore"):
+        sums = rows.dot(np.ones(shape[-1]))
+    if not (sums.max() <= 1 + 1e-9 and sums.min() >= 1 - 1e-9):
+        row = np.unravel_index(np.abs(sums - 1).argmax(), sums.shape)
         raise ProblemError(
-            f"{edge}, row {row}: probabilities sum to {sums[row]:.12g}, not 1; normalise the row"
+            f"{edge}, row {' '.join(map(str, row))}: probabilities sum to {sums[row]:.12g}, not 1; "
+            "normalise the row"
         )
+
+
+def _place(entry: Sequence[int]) -> str:
+    """Return where an entry of a table stands."""
+    return f", row {' '.join(map(str, entry[:-1]))}, column {entry[-1]}"
 
 
 def check_shape(
@@ -261,55 +261,67 @@ class NodeForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EdgeForm(
-    msgspec.Struct, forbid_unknown_fields=True, rename={"source": "from", "target": "to"}
+    msgspec.Struct,
+    Generic[Row],
+    forbid_unknown_fields=True,
+    rename={"source": "from", "target": "to"},
 ):
-    """An edge of a ``problem.json``; its tables are checked by :func:`table_of`."""
+    """An edge of a ``problem.json``; :func:`table_of` checks tables other than rows of numbers."""
 
     source: str | Annotated[list[str], msgspec.Meta(min_length=2)] | None
     target: str
     cost: float | list[Any]
-    probabilities: list[Any]
+    probabilities: list[Row]
     verify_cost: float | None = None
 
 
-class ProblemForm(msgspec.Struct, forbid_unknown_fields=True):
+class ProblemForm(msgspec.Struct, Generic[Row], forbid_unknown_fields=True):
     """The form of a ``problem.json``."""
 
     moves: str
     nodes: list[NodeForm]
-    edges: list[EdgeForm]
+    edges: list[EdgeForm[Row]]
 
 
-def check_form(data: object) -> ProblemForm:
-    """Check the form of what ``json.loads`` makes of a ``problem.json``.
+def form_of(parse: Callable[[Any], ProblemForm[Any]]) -> ProblemForm[Any]:
+    """Return what ``parse`` makes of a problem as a type; say in one line what is wrong with it.
 
     >>> nodes = [{"name": "a", "losses": ["inf"]}]
-    >>> check_form({"moves": "walk", "nodes": nodes, "edges": []}).nodes[0].losses
+    >>> data = {"moves": "walk", "nodes": nodes, "edges": []}
+    >>> form_of(lambda kind: msgspec.convert(data, kind)).nodes[0].losses
     ['inf']
     """
     try:
-        return msgspec.convert(data, ProblemForm)
+        with suppress(msgspec.ValidationError):
+            form = parse(ProblemForm[list[float]])  # nearly all problems: checked while it is read
+            for edge in form.edges:
+                edge.probabilities = packed(edge.probabilities)  # type: ignore[assignment]
+            return form
+        return parse(ProblemForm[Any])
     except msgspec.ValidationError as error:
-        raise _refusal(error) from None
+        reason, _, place = str(error).partition(" - at `$")
+        raise ProblemError(
+            f"{place.strip('.`') or 'the problem'}: {reason[0].lower()}{reason[1:]}; a problem has "
+            'moves, nodes (name, losses: numbers or "inf") and edges (from: a name, several, or '
+            "null; to, cost, probabilities, and verify_cost where answers may be returned unseen)"
+        ) from None
 
 
-def read_form(path: str | os.PathLike[str]) -> ProblemForm:
+def read_form(path: str | os.PathLike[str]) -> ProblemForm[Any]:
     """Read a ``problem.json``, or say in one line why it is none."""
     data = b""
     try:
         data = Path(path).read_bytes()
-        form = msgspec.json.decode(data, type=ProblemForm)
+        form = form_of(lambda kind: msgspec.json.decode(data, type=kind))
         keys = 3 + 2 * len(form.nodes)
         keys += sum(4 + (edge.verify_cost is not None) for edge in form.edges)
-        # Of equal keys msgspec takes the last. More keys than values, or names that look like keys:
-        if data.count(b'":') + data.count(b'" :') > keys:
+        # Of equal keys msgspec takes the last. More colons than keys are in values, or repeat them.
+        if data.count(b":") > keys:
             json.loads(data, object_pairs_hook=_without_repeats)
     except OSError as error:
         raise ProblemError(f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ProblemError("is not text in UTF-8") from None
-    except msgspec.ValidationError as error:
-        raise _refusal(error) from None
     except msgspec.DecodeError as error:
         reason, _, place = str(error).removeprefix("JSON is malformed: ").partition(" (byte ")
         before = data[: int(place.rstrip(")"))] if place else data
@@ -320,33 +332,32 @@ def read_form(path: str | os.PathLike[str]) -> ProblemForm:
     return form
 
 
-def table_of(values: float | list[Any], what: str) -> float | NDArray[np.float64]:
+def packed(rows: list[list[float]]) -> list[list[float]] | NDArray[np.float64]:
+    """Return rows of numbers as a table, several times as fast as NumPy; ragged rows as they are.
+
+    >>> packed([[0.5, 0.5]]).shape, packed([[1.0], [0.5, 0.5]])
+    ((1, 2), [[1.0], [0.5, 0.5]])
+    """
+    pack = struct.Struct(f"{len(rows[0]) if rows else 0}d").pack
+    try:
+        return np.frombuffer(b"".join([pack(*row) for row in rows])).reshape(len(rows), -1)
+    except (ValueError, struct.error):
+        return rows
+
+
+def table_of(values: Any, what: str) -> float | NDArray[np.float64]:
     """Return nested lists of numbers as an array; refuse other entries, and ragged rows."""
+    if isinstance(values, np.ndarray):
+        return values
     kind: Any = float
     entry: Any = values
     while isinstance(entry, list):
         kind, entry = list[kind], entry[0] if entry else None
     try:
         numbers = msgspec.convert(values, kind)  # truth values and text are no numbers
-        if kind is float:
-            return float(numbers)
-        if kind != list[list[float]]:
-            return np.array(numbers, dtype=np.float64)
-        # Several times as fast as NumPy, which looks at every entry for its type.
-        pack = struct.Struct(f"{len(numbers[0])}d").pack
-        return np.frombuffer(b"".join([pack(*row) for row in numbers])).reshape(len(numbers), -1)
-    except (msgspec.ValidationError, ValueError, struct.error):
+        return float(numbers) if kind is float else np.array(numbers, dtype=np.float64)
+    except (msgspec.ValidationError, ValueError):
         raise ProblemError(f"{what} must be numbers in rows of equal length") from None
-
-
-def _refusal(error: msgspec.ValidationError) -> ProblemError:
-    """Return what msgspec says of a wrong form, with its place first."""
-    reason, _, place = str(error).partition(" - at `$")
-    return ProblemError(
-        f"{place.strip('.`') or 'the problem'}: {reason[0].lower()}{reason[1:]}; a problem has "
-        'moves, nodes (name, losses: numbers or "inf") and edges (from: a name, several, or null; '
-        "to, cost, probabilities, and verify_cost where answers may be returned unseen)"
-    )
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -586,7 +587,7 @@ class Problem(Graph):
         >>> Problem.from_dict({"moves": "walk", "nodes": nodes, "edges": [edge]})
         Problem(walk, 1 node, 1 edge)
         """
-        return cls._of_form(checks.check_form(data))
+        return cls._of_form(checks.form_of(lambda kind: msgspec.convert(data, kind)))
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Problem:
@@ -608,7 +609,7 @@ class Problem(Graph):
             raise ProblemError(f"{path}: {error}") from None
 
     @classmethod
-    def _of_form(cls, form: checks.ProblemForm) -> Problem:
+    def _of_form(cls, form: checks.ProblemForm[Any]) -> Problem:
         nodes = tuple(Node(node.name, node.losses) for node in form.nodes)
         edges = tuple(
             Edge(
