@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
 
@@ -79,6 +80,12 @@ def require_number(value: object, name: str) -> None:
         raise ArgumentError(
             f"{name} is {value!r}; it must be a finite number, 0 or more", param=name
         )
+
+
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """Return the array, which can no longer be changed."""
+    array.setflags(write=False)
+    return array
 
 
 def number(value: float, unit: str = "") -> str:

@@ -37,19 +37,19 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import counted, is_number, number, require_kind, require_path
+from ttamer._checks import is_number, read_only, require_kind, require_path
 from ttamer.errors import ArgumentError, CascadeError
-from ttamer.show import card
 
 Kind = Literal["models", "exits"]
 Target = Literal["label", "last"]
@@ -207,15 +207,15 @@ class CascadeSpec:
     @cached_property
     def costs(self) -> NDArray[np.float64]:
         """Shape (n,): the cost of asking each node; read-only."""
-        return _read_only(np.array([node.cost for node in self.nodes]))
+        return read_only(np.array([node.cost for node in self.nodes]))
 
     @cached_property
     def reach(self) -> NDArray[np.float64]:
         """Shape (n,): of exits, the cost of going past each; 0 of models; read-only."""
         if self.kind == "models":
-            return _read_only(np.zeros(len(self)))
+            return read_only(np.zeros(len(self)))
         past = [node.cost if node.reach is None else node.reach for node in self.nodes]
-        return _read_only(np.array(past))
+        return read_only(np.array(past))
 
     @property
     def asks_each(self) -> bool:
@@ -232,7 +232,7 @@ class CascadeSpec:
     def required(self) -> NDArray[np.bool_]:
         """Shape (n, n): row v marks the nodes asked if only v is wanted, v included; read-only."""
         if self.asks_each:
-            return _read_only(np.tri(len(self), dtype=bool))
+            return read_only(np.tri(len(self), dtype=bool))
         required = np.eye(len(self), dtype=bool)
         for node in range(len(self)):
             above = list(self.parents[node])
@@ -240,7 +240,7 @@ class CascadeSpec:
                 if not required[node, parent]:
                     required[node, parent] = True
                     above += self.parents[parent]
-        return _read_only(required)
+        return read_only(required)
 
     @property
     def loss_bound(self) -> float | None:
@@ -258,7 +258,7 @@ class CascadeSpec:
             costs: Shape (n,): the cost of asking each node, where not the cascade's own.
 
         Returns:
-            Shape (n,): the cost of each node's answer.
+            Shape (n,): the costs.
 
         >>> CascadeSpec.of({"e1": 1.0, "e2": 2.0}, kind="exits").answer_costs().tolist()
         [1.0, 3.0]
@@ -269,28 +269,8 @@ class CascadeSpec:
             total = total + np.concatenate([[0.0], np.cumsum(self.reach)[:-1]])
         return np.asarray(total, np.float64)
 
-    def full_cost(self, costs: NDArray[np.float64] | None = None) -> float:
-        """Return the cost of the full model: the last exit of a network, or the most expensive.
-
-        Of a network it is the last exit and all that is asked or passed before it. It is 1 where
-        everything is free: there is nothing to compare with.
-
-        Args:
-            costs: Shape (n,): the cost of asking each node, where not the cascade's own.
-
-        Returns:
-            The cost, above 0.
-
-        >>> CascadeSpec.of({"small": 1.0, "large": 9.0}).full_cost()
-        9.0
-        """
-        if self.kind == "exits" and not self.asks_each:
-            return float(self.answer_costs(costs)[-1]) or 1.0
-        prices = self.costs if costs is None else costs
-        return float(prices.sum() if self.kind == "exits" else prices.max()) or 1.0
-
     def asking_order(self, costs: NDArray[np.float64] | None = None) -> tuple[int, ...]:
-        """Return the order in which a rule that asks one node after another asks them.
+        """Return the numbers of the nodes as a rule asks them that asks one after another.
 
         Exits are asked as they stand; models from the cheapest to the most expensive, each after
         its parents; equal costs in the cascade's order.
@@ -299,27 +279,28 @@ class CascadeSpec:
             costs: Shape (n,): the cost of asking each node, where not the cascade's own.
 
         Returns:
-            The number of every node, once each.
+            The numbers of all nodes.
 
         >>> CascadeSpec.of({"large": 9.0, "small": 1.0}).asking_order()
         (1, 0)
         """
+        waiting = list(range(len(self)))
         if self.kind == "exits":
-            return tuple(range(len(self)))
+            return tuple(waiting)
         prices = self.costs if costs is None else costs
         order: list[int] = []
-        while len(order) < len(self):
+        while waiting:
             # A parent may cost more than its child and is asked first all the same.
-            waiting = [v for v in range(len(self)) if v not in order]
-            ready = [v for v in waiting if set(np.flatnonzero(self.required[v])) <= {v, *order}]
+            ready = [v for v in waiting if set(self.parents[v]) <= set(order)]
             order.append(min(ready, key=lambda v: (prices[v], v)))
+            waiting.remove(order[-1])
         return tuple(order)
 
     def index_of(self, node: str) -> int:
-        """Return a node's number.
+        """Return the number of a node.
 
         Args:
-            node: The name of the node.
+            node: Its name.
 
         Returns:
             Its position among the nodes, counting from 0.
@@ -335,15 +316,13 @@ class CascadeSpec:
         return self.names.index(node)
 
     def with_costs(self, costs: Mapping[str, float]) -> CascadeSpec:
-        """Return the same cascade at other costs; a node not named keeps its own.
-
-        What passing a node costs stays as it is.
+        """Return the same cascade at other costs of asking; a node not named keeps its own.
 
         Args:
-            costs: The new cost of asking a node, by name.
+            costs: The new costs by name.
 
         Returns:
-            A new cascade; this one is unchanged.
+            A new cascade.
 
         Raises:
             ArgumentError: If no node has one of the names.
@@ -408,10 +387,10 @@ class CascadeSpec:
         return from_tables(tables)
 
     def to_toml(self) -> str:
-        """Return text that reads back to an equal cascade.
+        """Return the text of a ``cascade.toml`` that reads back to an equal cascade.
 
         Returns:
-            The content of a ``cascade.toml``.
+            The text.
 
         Raises:
             CascadeError: If a value cannot be written as TOML.
@@ -448,18 +427,6 @@ class CascadeSpec:
         nodes = [f"{node.name}: {node.cost:g}" for node in self.nodes[:6]]
         more = [f"{len(self) - 6} more"] if len(self) > 6 else []
         return f"CascadeSpec({', '.join([*nodes, *more])}; {self.kind}, target {self.target})"
-
-    def _repr_html_(self) -> str:
-        columns = {"node": self.names, "cost": map(number, self.costs)}
-        if any(self.parents):
-            columns["after"] = (", ".join(node.parents) or "-" for node in self.nodes)
-        if self.kind == "exits" and not self.asks_each:
-            columns["reach"] = map(number, self.reach)
-        notes = [f"{self.kind}, target {self.target}"]
-        notes += [f"costs in {self.unit}"] if self.unit else []
-        title = f"{self.name or 'Cascade'}: {counted(len(self), 'node')}"
-        rows = list(zip(*columns.values(), strict=True))
-        return card(title, notes=notes, head=list(columns), rows=rows)
 
 
 # Keys of [[node]] and of [cascade]; further ones of a node are the serving layer's.
@@ -683,12 +650,14 @@ def _checked_nodes(nodes: Iterable[CascadeNode], kind: Kind) -> tuple[CascadeNod
                 f"{where} ({name!r}): after is {parent!r}, and there is no such node; "
                 f"the nodes are {', '.join(parents)}"
             )
-    for name, where in tables.items():
-        if cycle := _cycle(name, parents):
-            raise CascadeError(
-                f"{where} ({name!r}): after is cyclic: {' after '.join(cycle)}; let one of them "
-                "start"
-            )
+    try:
+        TopologicalSorter(parents).prepare()
+    except CycleError as error:
+        cycle = error.args[1][::-1]  # from a child to its parent
+        raise CascadeError(
+            f"{tables[cycle[0]]} ({cycle[0]!r}): after is cyclic: {' after '.join(cycle)}; let one "
+            "of them start"
+        ) from None
     return tuple(checked)
 
 
@@ -737,19 +706,6 @@ def _checked_parents(after: object, where: str) -> str | tuple[str, ...] | None:
     return after[0] if len(after) == 1 else tuple(after)
 
 
-def _cycle(name: str, parents: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the names on a way from a node over its parents back to it; empty if there is none."""
-    ways = [[name, parent] for parent in parents[name]]
-    visited: set[str] = set()
-    for way in ways:  # grows as we go
-        if way[-1] == name:
-            return way
-        if way[-1] not in visited:
-            visited.add(way[-1])
-            ways += [[*way, parent] for parent in parents[way[-1]]]
-    return []
-
-
 def _price(value: object, what: str) -> float:
     """Return a number that is finite and not negative, or raise what is wrong with it."""
     if not is_number(value):
@@ -761,11 +717,6 @@ def _price(value: object, what: str) -> float:
     if not math.isfinite(price) or price < 0:
         raise CascadeError(f"{what} is {price}; it must be finite and not negative")
     return price
-
-
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    array.setflags(write=False)
-    return array
 
 
 def toml_text(table: Mapping[str, object]) -> str:

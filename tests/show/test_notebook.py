@@ -65,7 +65,7 @@ def shown(trace, ladder):
     }
 
 
-KINDS = ("trace", "cascade", "ladder", "policy", "mixture", "session", "explanation", "outcome")
+KINDS = ("trace", "ladder", "policy", "mixture", "session", "explanation", "outcome")
 KINDS += ("batch outcome", "frontier", "result", "solved policy", "solved ladder")
 DRAWN = ("session", "outcome", "solved policy")
 CURVES = ("ladder", "frontier", "solved ladder")
@@ -98,17 +98,6 @@ def test_the_table_of_a_trace_has_what_is_known(trace):
     unlabelled = tt.Trace(trace.spec, trace.confidence)
     assert "mean confidence" in unlabelled._repr_html_()
     assert tt.Trace(trace.spec, np.empty((0, 2)))._repr_html_()
-
-
-def test_the_table_of_a_cascade_has_what_its_nodes_have():
-    plain = tt.CascadeSpec.of({"a": 1.0, "b": 2.5})._repr_html_()
-    assert ">2.5<" in plain
-    assert "after" not in plain
-    exits = tt.CascadeSpec.of({"a": 1.0, "b": 2.5}, kind="exits", reach={"a": 0.75})
-    assert ">0.75<" in exits._repr_html_()
-    assert "costs in ms" in tt.CascadeSpec.of({"a": 1.0}, unit="ms")._repr_html_()
-    text = "[[node]]\nname = 'a'\ncost = 1\n[[node]]\nname = 'b'\ncost = 2\nafter = 'a'"
-    assert ">after<" in tt.CascadeSpec.from_toml(text)._repr_html_()
 
 
 def legend(figure):

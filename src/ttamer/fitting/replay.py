@@ -198,5 +198,16 @@ def outcomes(
 
 
 def full_cost(spec: CascadeSpec, trace: Trace) -> float:
-    """Return what the full model costs per row of a trace; see :meth:`CascadeSpec.full_cost`."""
-    return spec.full_cost(np.nanmean(trace.costs, axis=0))
+    """Return what the full model costs per row of a trace; 1 where everything is free.
+
+    It is the last exit of a network and all before it, or the most expensive model.
+
+    >>> from ttamer.trace.trace import Trace
+    >>> trace = Trace(CascadeSpec.of({"small": 1.0, "large": 9.0}), [[0.5, 0.5]])
+    >>> full_cost(trace.spec, trace)
+    9.0
+    """
+    prices = np.nanmean(trace.costs, axis=0)
+    if spec.kind == "exits" and not spec.asks_each:
+        return float(spec.answer_costs(prices)[-1]) or 1.0
+    return float(prices.sum() if spec.kind == "exits" else prices.max()) or 1.0

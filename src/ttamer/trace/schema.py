@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import shown
+from ttamer._checks import read_only, shown
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import CascadeError, TraceError
 
@@ -229,12 +229,6 @@ def is_filled(values: NDArray[Any]) -> NDArray[np.bool_]:
     if values.dtype.kind != "f":
         return np.asarray(values >= 0, bool)
     return np.asarray(~np.isnan(values), bool)
-
-
-def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array, which can no longer be changed."""
-    array.setflags(write=False)
-    return array
 
 
 def flags_of(array: NDArray[Any], what: str = "", start: int = 0) -> NDArray[np.int8]:

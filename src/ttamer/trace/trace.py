@@ -27,6 +27,7 @@ from ttamer._checks import (
     in_unit,
     number,
     percent,
+    read_only,
     require_kind,
     require_path,
     require_whole,
@@ -49,7 +50,6 @@ from ttamer.trace.schema import (
     faults,
     fields_of,
     is_of_node,
-    read_only,
     used_codes,
 )
 
