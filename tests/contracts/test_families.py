@@ -94,7 +94,7 @@ def scrambled(trace: Trace, asked: np.ndarray, seed: int) -> Trace:
     if trace.correct is not None:
         changed["correct"] = trace.correct == 0
     # A cost per row is known once it is paid, and then it is too late to matter.
-    changed["cost"] = rng.random(shape) if trace.cost.ndim == 2 else None
+    changed["cost"] = rng.random(shape) if trace.cost is not None else None
     extras = {}
     for name in ("margin", "entropy", "latency"):
         values = getattr(trace, name)

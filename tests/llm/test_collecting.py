@@ -39,7 +39,8 @@ def test_every_node_is_asked_about_every_prompt(served):
         assert [trace.classes[code] for code in trace.prediction[:, column]] == [a for a, _ in said]
         assert trace.confidence[:, column].tolist() == pytest.approx([sure for _, sure in said])
     assert [trace.classes[code] for code in trace.label] == [truth(q) for q in QUESTIONS]
-    assert trace.cost.tolist() == [1.0, 12.5]
+    assert trace.cost is None
+    assert trace.spec.costs.tolist() == [1.0, 12.5]
     assert trace.prompt.tolist() == QUESTIONS
 
 

@@ -31,7 +31,8 @@ def test_every_node_is_asked_about_every_input():
     assert trace.names == ("short", "full")
     assert trace.confidence.tolist() == [[0.6, 0.9]] * 3
     assert trace.loss.tolist() == [[True, False], [False, False], [True, False]]
-    assert trace.cost.tolist() == [1.0, 5.0]
+    assert trace.cost is None
+    assert trace.spec.costs.tolist() == [1.0, 5.0]
     assert (trace.spec.kind, trace.spec.target) == ("models", "label")
     assert trace.left_out == {}
 

@@ -236,7 +236,7 @@ def test_a_cascade_given_goes_before_the_one_in_the_file(tmp_path):
     big_trace(5).write(tmp_path / "t.parquet")
     AB.with_costs({"a": 9.0}).to_file(tmp_path / "cascade.toml")
     trace = Trace.read(tmp_path / "t.parquet", cascade=tmp_path / "cascade.toml")
-    assert trace.cost.tolist() == [9.0, 2.0]
+    assert trace.spec.costs.tolist() == [9.0, 2.0]
 
 
 def test_a_cascade_in_the_file_that_cannot_be_used_is_reported(tmp_path):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 
 from support.traces import answering_trace
-from ttamer.trace import CascadeSpec, Trace, label_warnings
+from ttamer.trace import CascadeSpec, Trace
+from ttamer.trace.checks import check_for_fit
 
 SPEC = CascadeSpec.of({"small": 1.0, "large": 5.0}, target="label")
 
@@ -19,6 +22,14 @@ def trace_of(rows, *, agreeing=0, right=1, target="label"):
     confidence = np.random.default_rng(0).random((rows, 2))
     answers = list(zip(small, large, strict=True))
     return Trace.from_arrays(spec, confidence, prediction=answers, label=label)
+
+
+def label_warnings(trace):
+    """What a fit warns of but for the number of rows."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_for_fit(trace, enough=0)
+    return tuple(str(warning.message) for warning in caught)
 
 
 def test_nodes_that_hardly_ever_agree_get_a_warning():

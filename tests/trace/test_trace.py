@@ -32,10 +32,10 @@ def test_arrays_are_as_described():
     assert trace.prediction.dtype == trace.label.dtype == np.int32
     assert trace.classes == ("x", "y", "z")
     assert trace.prediction.tolist() == [[0, 0], [1, 0], [-1, 1]]
-    assert trace.cost.tolist() == [1.0, 4.0]
+    assert trace.cost is None
     assert trace.costs.shape == (3, 2)
     assert trace.inputs["length"].dtype == np.float64
-    for array in (trace.confidence, trace.prediction, trace.label, trace.cost, trace.costs):
+    for array in (trace.confidence, trace.prediction, trace.label, trace.costs):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
 
@@ -104,7 +104,7 @@ def test_what_is_needed_to_judge_is_reported(fields, target, says):
             "and b.margin has a value there",
         ),
         ({"confidence": [[np.inf, 0.1]]}, "'a.confidence': row 0 .* is missing, NaN or infinite"),
-        ({"cost": [1.0, 5.0]}, "the cascade's own"),
+        ({"cost": [1.0, 5.0]}, r"cost: has shape \(2,\), and"),
         ({"cost": [[1.0, -5.0]]}, "'b.cost': row 0 .* is negative, and a cost is not"),
         ({"cost": [[1.0, np.nan]]}, "'b.cost': row 0 .* is missing"),
         ({"prediction": [[0, 1]]}, "codes from 0 to 1"),
@@ -316,7 +316,7 @@ def test_values_that_are_no_class():
 def test_repr_is_one_short_line_with_the_coverage():
     trace = pair(cost=np.ones((3, 2)), inputs={"s": [1, 2, 3]}, correct=np.ones((3, 2), bool))
     assert repr(trace) == (
-        "Trace(2 nodes, prediction, correct, cost per row, label, input.s; 3 rows, each with an "
+        "Trace(2 nodes, prediction, correct, cost, label, input.s; 3 rows, each with an "
         "answer of every node; a label on all; the loss of every answer is known)"
     )
     gaps = np.full((4, 30), np.nan)

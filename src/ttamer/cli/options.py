@@ -248,7 +248,7 @@ class Reading:
         trace = Trace.read(path, spec, on_bad=self.on_bad)
         print_notes(trace, path)
         if self.prices:
-            trace = replace(trace, cost=trace.spec.costs)
+            trace = replace(trace, cost=None)
         elif spec is not None:
             _warn_of_prices(trace)
         return trace.with_verification()
@@ -277,7 +277,7 @@ def _require_costs(path: str) -> None:
 
 def _warn_of_prices(trace: Trace) -> None:
     """Warn where the cascade and the log's cost columns differ."""
-    if trace.cost.ndim == 1:
+    if trace.cost is None:
         return
     # A node that was not asked on a row has no cost there.
     means = np.ma.masked_invalid(trace.costs).mean(axis=0).filled(np.nan).tolist()

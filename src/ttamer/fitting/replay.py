@@ -139,8 +139,8 @@ def paid(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64]:
     >>> paid(np.array([[True, False], [True, True], [False, True]]), trace).tolist()
     [3.0, 8.0, 7.0]
     """
-    if trace.cost.ndim == 1:
-        cost = asked @ trace.cost
+    if trace.cost is None:
+        cost = asked @ trace.spec.costs
     else:  # NaN where a node asked has no cost
         cost = np.where(asked, trace.cost, 0.0).sum(axis=1)
     if trace.spec.kind == "exits" and not trace.spec.asks_each:

@@ -64,13 +64,10 @@ class ClassMatch:
 
     def add(self, trace: Columns) -> None:
         """Take more rows into account; columns that say what is right need no match."""
-        is_met = bool(set.intersection(*self._seen.values()))
-        if trace.correct is None and trace.raw_loss is None and not is_met:
-            columns = {"labels": trace.label, "predictions": trace.prediction}
-            for name, codes in columns.items():
-                if codes is not None:
-                    used = np.flatnonzero(used_codes([codes], len(trace.classes)))
-                    self._seen[name].update(used.tolist())
+        if trace.correct is None and trace.raw_loss is None:
+            for name, codes in (("labels", trace.label), ("predictions", trace.prediction)):
+                used = used_codes([] if codes is None else [codes], len(trace.classes))
+                self._seen[name].update(np.flatnonzero(used).tolist())
 
     def check(self, classes: Sequence[str]) -> None:
         """Refuse a trace in which no label is ever predicted by any node."""
@@ -111,20 +108,16 @@ def warn_of_variants(classes: Sequence[str], where: str) -> None:
     first: dict[str, str] = {}
     for text in classes:
         plain = re.sub(r"^([+-]?\d+)\.0+$", r"\1", text.strip()).casefold()
-        alike = first.setdefault(plain, text)
-        if alike == text:
+        if (alike := first.setdefault(plain, text)) == text:
             continue
         how = "are the same number"
-        if alike.strip().casefold() == text.strip().casefold():
-            spaces = alike.strip() == text.strip()
-            how = f"differ only in {'white space' if spaces else 'capitals'}"
+        if alike.strip() == text.strip():
+            how = "differ only in white space"
+        elif alike.strip().casefold() == text.strip().casefold():
+            how = "differ only in capitals"
         longer, shorter = sorted((text, alike), key=len, reverse=True)
-        warnings.warn(
-            f"{where}: the classes {longer!r} and {shorter!r} {how}, and count as two classes; "
-            "write them alike",
-            TraceWarning,
-            stacklevel=3,
-        )
+        message = f"{where}: the classes {longer!r} and {shorter!r} {how}, and count as two classes"
+        warnings.warn(f"{message}; write them alike", TraceWarning, stacklevel=3)
         return
 
 
@@ -166,7 +159,7 @@ def check_for_fit(trace: Trace, enough: int = 100) -> None:
             "no costs were given, so that nodes without a column of costs cost 1 each: give them, "
             'as in Trace.read(path, {"small": 1.0, "large": 12.5}) or from_frame(frame, {...})'
         )
-    checks = (label_warnings, _cost_warnings, _scale_warnings, _mistake_warnings)
+    checks = (_label_warnings, _cost_warnings, _scale_warnings, _mistake_warnings)
     texts += [f"the trace: {text}" for check in checks for text in check(trace)]
     for text in texts:
         warnings.warn(text, TraceWarning, stacklevel=3)
@@ -234,31 +227,16 @@ def _mistake_warnings(trace: Trace) -> Iterator[str]:
         )
 
 
-def label_warnings(trace: Trace) -> tuple[str, ...]:
-    """Return warnings about answers that hardly ever match.
+def _label_warnings(trace: Trace) -> Iterator[str]:
+    """Yield warnings about answers that hardly ever match; none where losses say what is right.
 
     Long answers in prose are almost never equal as text. A fit then offers one node or another, and
-    nothing in between, however good the nodes are.
-
-    >>> from ttamer.trace import CascadeSpec, Trace
-    >>> spec = CascadeSpec.of({"small": 1.0, "large": 5.0}, target="last")
-    >>> answers = [[f"answer {row}", f"the answer is {row}"] for row in range(30)]
-    >>> (warning,) = label_warnings(Trace.from_arrays(spec, np.ones((30, 2)), prediction=answers))
-    >>> warning.partition(";")[0]
-    "no two nodes give the same answer on more than 0.0% of rows ('small' and 'large')"
-
-    Args:
-        trace: The rows to be fitted.
-
-    Returns:
-        One sentence for each problem; empty where there is none, or with fewer than 20 rows, too
-        few to conclude anything from how often answers match.
+    nothing in between, however good the nodes are. With fewer than 20 rows how often answers match
+    says nothing.
     """
-    require_trace(trace, "label_warnings")
     if len(trace) < 20:
-        return ()
-    texts = []
-    if trace.prediction is not None and len(trace.spec) > 1 and trace.raw_loss is None:
+        return
+    if trace.prediction is not None and trace.raw_loss is None:
         pairs = combinations(zip(trace.names, trace.prediction.T, trace.answered.T, strict=True), 2)
         shares = [
             (float(np.mean((first == second)[rows] & (first >= 0)[rows])), one, other)
@@ -268,25 +246,24 @@ def label_warnings(trace: Trace) -> tuple[str, ...]:
         ]
         share, one, other = max(shares, default=(1.0, "", ""))
         if share < 0.2:
-            texts.append(
+            yield (
                 f"no two nodes give the same answer on more than {share:.1%} of rows ({one!r} and "
                 f"{other!r}); free text is seldom equal word for word: bring answers into one form "
                 "by a rule (compare in [serve]), as ttamer collect and ttamer import answers do"
             )
     if trace.is_graded:
-        return tuple(texts)  # no loss is too large
-    texts += _strange_answers(trace)
+        return  # no loss is too large
+    yield from _strange_answers(trace)
     with suppress(TraceError):  # which answers are right is not known
         wrong = np.ma.masked_invalid(trace.loss).mean(axis=0).filled(0.0)
         # If even the best node is wrong on most rows, labels and answers do not fit together.
         best = int(wrong.argmin())
         if wrong[best] > 0.5:
-            texts.append(
+            yield (
                 f"every node is wrong on most rows; the best, {trace.names[best]!r}, on "
                 f"{wrong[best]:.1%}: check that labels and answers are written alike, and how they "
                 "were compared (compare in [serve], when answers were collected or imported)"
             )
-    return tuple(texts)
 
 
 def _strange_answers(trace: Trace) -> Iterator[str]:

@@ -104,13 +104,13 @@ class Column:
 
     def _text(self, array: NDArray[Any]) -> NDArray[Any]:
         # Types first: texts are many, and a loop over them takes long.
-        if not set(map(type, array.tolist())) <= {str, type(None)}:
-            for row, value in enumerate(array.tolist()):
-                if value is not None and not isinstance(value, str):
-                    raise TraceError(
-                        f"{self.name}: row {row} (counting from 0) holds {value!r:.80}; text is "
-                        "needed, or None"
-                    )
+        odd = set(map(type, array.tolist())) - {str, type(None)}
+        for row, value in enumerate(array.tolist() if odd else ()):
+            if type(value) in odd and not isinstance(value, str):
+                raise TraceError(
+                    f"{self.name}: row {row} (counting from 0) holds {value!r:.80}; text is "
+                    "needed, or None"
+                )
         return read_only(array.view())
 
 
@@ -216,6 +216,12 @@ def faults(arrays: Mapping[Column, NDArray[Any]], names: Sequence[str]) -> Itera
             if column.high == 1 and (bad := values > 1).any():
                 yield Fault(name, bad, f"above 1, and a {column.name} is from 0 to 1", is_gap=False)
     yield from (fault for fault in gaps if fault.rows.any())
+
+
+def refuse_faults(arrays: Mapping[Column, NDArray[Any]], names: Sequence[str]) -> None:
+    """Raise the first fault of columns."""
+    for fault in faults(arrays, names):
+        raise fault.error()
 
 
 def is_filled(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -331,8 +337,7 @@ class ClassCodes:
         if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
             return self._encode_numbers(values)
         array = np.asarray(values, dtype=object)
-        flat = np.fromiter(map(self.code, array.ravel().tolist()), np.int32, array.size)
-        return flat.reshape(array.shape)
+        return np.fromiter(map(self.code, array.ravel().tolist()), np.int32).reshape(array.shape)
 
     def recode(self, values: NDArray[Any], texts: Sequence[object]) -> NDArray[np.int32]:
         """Return the codes of positions in a list of values; -1 is no answer.
@@ -441,44 +446,44 @@ def _check_nodes(
     strangers: Sequence[str], unused: Sequence[str], spec: CascadeSpec, uses: Mapping[str, Any]
 ) -> None:
     """Refuse columns of other nodes, a node without confidences, and predictions of some alone."""
+    names = [f"{node}.{column}" for node in spec.names for column in filter(is_of_node, BY_NAME)]
+    # Columns that are there already are no target of a renaming.
+    missing = [name for name in names if name not in uses]
     if strangers:
-        remedy = _renames(strangers, spec, uses) or (
+        remedy = _renames(strangers, missing, 1.0) or (
             f": {shown(strangers)}; the cascade has {shown(spec.names)}: add a [[node]], or an "
             "entry in costs, for each of them, or remove the columns"
         )
         raise TraceError(f"columns of nodes that are not in the cascade{remedy}")
     for column in ("confidence", "prediction"):
-        lacking = [f"{n}.{column}" for n in spec.names if f"{n}.{column}" not in uses]
+        lacking = [name for name in missing if name.rpartition(".")[2] == column]
         if not lacking or (column == "prediction" and len(lacking) == len(spec)):
             continue
-        hint = _renames(unused, spec, uses)
-        if not hint and (alike := get_close_matches(lacking[0], unused, n=1, cutoff=0.75)):
-            hint = f": rename {alike[0]!r}"
-        elif not hint:
+        hint = _renames(unused, missing, 1.0) or _renames(unused, lacking, 0.75)
+        if not hint:
             hint = f"; there are {shown([*uses, *unused], 12)}"
-            if unused:
-                hint += f" (not understood: {shown(unused)})"
+            hint += f" (not understood: {shown(unused)})" if unused else ""
             if column == "confidence" and len(lacking) == len(spec):
                 hint += "; where a node gives no confidence, write 0 on every row"
-        if column == "prediction":
-            hint = f", and prediction is needed for all nodes or none{hint}"
-        raise TraceError(f"the column {lacking[0]!r} is missing{hint}")
+        needed = (
+            ", and prediction is needed for all nodes or none" if column != "confidence" else ""
+        )
+        raise TraceError(f"the column {lacking[0]!r} is missing{needed}{hint}")
 
 
-def _renames(columns: Iterable[str], spec: CascadeSpec, uses: Mapping[str, Any]) -> str:
-    """Return which columns to rename: those that are missing but for marks, spaces and capitals.
+def _renames(columns: Iterable[str], missing: Sequence[str], likeness: float) -> str:
+    """Return which columns to rename: those like a missing one but for marks and capitals.
 
-    >>> _renames(["a_confidence", "id"], CascadeSpec.of({"a": 1.0}), {})
+    >>> _renames(["a_confidence", "id"], ["a.confidence"], 1.0)
     ": rename 'a_confidence' to 'a.confidence'"
     """
 
     def letters(name: str) -> str:
         return "".join(filter(str.isalnum, name)).casefold()
 
-    wanted = (f"{node}.{column}" for node in spec.names for column in filter(is_of_node, BY_NAME))
-    # Columns that are there already are no target of a renaming.
-    missing = {letters(name): name for name in wanted if name not in uses}
-    pairs = [(name, missing[letters(name)]) for name in columns if letters(name) in missing]
+    plain = {letters(name): name for name in missing}
+    alike = {name: get_close_matches(letters(name), plain, 1, likeness) for name in columns}
+    pairs = [(name, plain[matches[0]]) for name, matches in alike.items() if matches]
     listed = ", ".join(f"{name!r} to {new!r}" for name, new in pairs[:2])
     more = f", and {len(pairs) - 2} more alike" if len(pairs) > 2 else ""
     return f": rename {listed}{more}" if pairs else ""
@@ -513,7 +518,7 @@ def infer_spec(
         raise TraceError(f"there is no column <node>.confidence; there are {shown(columns, 12)}")
     mean_costs = mean_costs or {}
     try:
-        spec = CascadeSpec.of({name: mean_costs.get(name, 1.0) for name in names})
+        spec = CascadeSpec.of(dict.fromkeys(names, 1.0) | dict(mean_costs))
     except CascadeError as error:
         raise TraceError(f"the columns make no cascade: {error}") from None
     # A note that ends so is warned about by a fit.

@@ -47,9 +47,9 @@ from ttamer.trace.schema import (
     ClassCodes,
     Column,
     column_of_input,
-    faults,
     fields_of,
     is_of_node,
+    refuse_faults,
     used_codes,
 )
 
@@ -66,8 +66,8 @@ class Columns:
     confidence: NDArray[np.float64]
     """Shape (T, n): any number that grows with the node's certainty; NaN: no answer."""
     _: KW_ONLY
-    cost: NDArray[np.float64] = None  # type: ignore[assignment]  # the cascade's, if not given
-    """Shape (n,), the cascade's own, or (T, n) where the log has one per row. Not negative."""
+    cost: NDArray[np.float64] | None = None
+    """Shape (T, n): what each call cost, not negative; ``None``: the cascade's costs hold."""
     prediction: NDArray[np.int32] | None = None
     """Shape (T, n): codes into ``classes``; -1: no answer."""
     label: NDArray[np.int32] | None = None
@@ -109,18 +109,6 @@ class Columns:
         fields: dict[str, Any] = {"left_out": dict(self.left_out)}
         fields |= {name: tuple(getattr(self, name)) for name in ("classes", "groups", "notes")}
         shape = (len(np.atleast_1d(self.confidence)), len(self.spec))
-        cost: object = self.cost
-        if cost is None:
-            fields["cost"] = self.spec.costs
-        elif np.ndim(self.cost) == 1:
-            fields["cost"] = COST.array(cost, shape[1:])
-            # Two lists of costs per node would disagree sooner or later.
-            if not np.array_equal(self.cost, self.spec.costs):
-                raise TraceError(
-                    "cost: one cost per node must be the cascade's own; give the cascade these "
-                    "costs (CascadeSpec.with_costs), or one cost per row and node",
-                    param="cost",
-                )
         arrays = {c: c.array(v, shape[: 2 if c.by == "node" else 1]) for c, v in self.columns()}
         for name, value in (fields | fields_of(arrays)).items():
             object.__setattr__(self, name, value)  # the class is frozen
@@ -133,8 +121,7 @@ class Columns:
                     f"{column.texts}; there are codes from {codes.min()} to {codes.max()}",
                     param=column.field,
                 )
-        for fault in faults(arrays, self.names):
-            raise fault.error()
+        refuse_faults(arrays, self.names)
         if self.raw_loss is not None:
             self._check_losses(self.raw_loss)
 
@@ -160,7 +147,7 @@ class Columns:
         """Yield the columns that have a value for each row, with their arrays."""
         for column in SCHEMA:
             values = getattr(self, column.field)
-            if values is not None and not (column is COST and np.ndim(values) == 1):
+            if values is not None:
                 yield column, values
         for name, values in self.inputs.items():
             yield column_of_input(name), values
@@ -174,7 +161,8 @@ class Columns:
     def costs(self) -> NDArray[np.float64]:
         """Shape (T, n): what asking each node costs on each row, NaN where not known; a view."""
         # No memory where the cascade's costs hold on every row.
-        return np.broadcast_to(self.cost, self.confidence.shape)
+        cost = self.spec.costs if self.cost is None else self.cost
+        return np.broadcast_to(cost, self.confidence.shape)
 
     @cached_property
     def answered(self) -> NDArray[np.bool_]:
@@ -223,15 +211,13 @@ class Columns:
         return checks.coverage(self)
 
     def take(self, rows: ArrayLike | slice) -> Self:
-        """Return the trace of some rows: positions, a mask or a slice.
-
-        Classes keep their codes. ``left_out`` describes the reading, and is not passed on.
+        """Return the trace of some rows, without ``left_out``, which describes the reading.
 
         Args:
             rows: Positions counting from 0, a mask of shape (T,), or a slice.
 
         Returns:
-            The trace of these rows, in the order given.
+            The trace of these rows, in the order given; classes keep their codes.
 
         Raises:
             ArgumentError: If a position is out of range, or a mask has another length.
@@ -301,12 +287,8 @@ class Columns:
             codes = [array for column, array in self.columns() if column.texts == texts]
             ranks[texts], used[texts] = _ranks(codes, getattr(self, texts))
         # Names and order are those of 0.2: policy files hold digests.
-        head = {
-            "rows": len(self),
-            "nodes": self.names,
-            "classes": used["classes"],
-            "cost": self.cost.ndim,
-        }
+        head: dict[str, Any] = {"rows": len(self), "nodes": self.names, "classes": used["classes"]}
+        head["cost"] = 1 if self.cost is None else 2  # the dimensions of the array of costs
         if used["groups"]:
             head["groups"] = used["groups"]
         if (passing := _reach_of(self.spec)) is not None:
@@ -316,7 +298,7 @@ class Columns:
         titles = {name: name for name in (*first, "prompt")}
         titles |= {INPUT + name: f"signal.{name}" for name in sorted(self.inputs)}
         titles |= {name: f"extra.{name}" for name in ("entropy", "latency", "margin")}
-        columns = {"cost": (COST, self.cost)} | {c.name: (c, v) for c, v in self.columns()}
+        columns = {"cost": (COST, self.spec.costs)} | {c.name: (c, v) for c, v in self.columns()}
         for name in filter(columns.__contains__, titles):
             column, array = columns[name]
             sha.update(f"\n{titles[name]}\n".encode())
@@ -372,7 +354,7 @@ class Trace(Columns):
             **fields: Further fields of the class, such as ``inputs``, ``correct`` and ``cost``.
 
         Returns:
-            The trace; ``classes`` lists every label and prediction once.
+            The trace.
 
         Raises:
             TraceError: If an array has another shape or a value that cannot be used, or if no
@@ -384,8 +366,7 @@ class Trace(Columns):
         >>> Trace.from_arrays({"small": 1.0, "large": 9.0}, [[0.4, 0.9]], loss=[[3.5, 0.2]]).names
         ('small', 'large')
         """
-        if not isinstance(spec, CascadeSpec):
-            spec = CascadeSpec.of(spec)
+        spec = spec if isinstance(spec, CascadeSpec) else CascadeSpec.of(spec)
         codes, groups = ClassCodes(), ClassCodes()
         for name, values, coder in (
             ("label", label, codes),
@@ -393,15 +374,14 @@ class Trace(Columns):
             ("group", group, groups),
         ):
             fields[name] = None if values is None else coder.encode(values)
-        if loss is not None and score is not None:
-            raise TraceError("give losses or scores, not both")
         if loss is not None:
             fields["raw_loss"] = loss
         if score is not None:
+            if loss is not None:
+                raise TraceError("give losses or scores, not both")
             grades = ((CONFIDENCE, confidence), (SCORE, score))
             arrays = {c: c.array(v, (np.shape(confidence)[0], len(spec))) for c, v in grades}
-            for fault in faults(arrays, spec.names):
-                raise fault.error()
+            refuse_faults(arrays, spec.names)
             spec, fields["raw_loss"] = graded(spec, arrays[SCORE])
         fields |= {"classes": codes.classes, "groups": groups.classes}
         trace = cls(spec, confidence, **fields)  # type: ignore[arg-type]
@@ -426,12 +406,8 @@ class Trace(Columns):
             TraceError: If the frame cannot be used; the message names column and row.
 
         >>> import pandas
-        >>> frame = pandas.DataFrame({
-        ...     "small.confidence": [0.9, 0.4], "small.prediction": ["cat", "dog"],
-        ...     "large.confidence": [0.8, 0.7], "large.prediction": ["cat", "cat"],
-        ...     "label": ["cat", "cat"],
-        ... })
-        >>> len(Trace.from_frame(frame, {"small": 1.0, "large": 10.0}))
+        >>> frame = pandas.DataFrame({"a.confidence": [0.9, 0.4], "a.correct": [True, False]})
+        >>> len(Trace.from_frame(frame, {"a": 1.0}))
         2
         """
         from ttamer.trace.io import read_all, source_of_frame
@@ -443,9 +419,6 @@ class Trace(Columns):
 
         Returns:
             A frame, one row for each input.
-
-        Raises:
-            MissingExtra: If pandas is not installed.
 
         >>> trace = Trace(CascadeSpec.of({"only": 1.0}), [[0.5], [0.6]])
         >>> trace.to_frame()["only.confidence"].tolist()
@@ -510,13 +483,13 @@ class Trace(Columns):
         write_trace(self, path)
 
     def __repr__(self) -> str:
-        names = ["cost per row" if c is COST else c.name for c, _ in self.columns()][1:]
+        names = [column.name for column, _ in self.columns()][1:]
         if len(names) > 9:
             names = [*names[:8], f"{len(names) - 8} more columns"]
         return f"Trace({', '.join([counted(len(self.spec), 'node'), *names])}; {self.coverage})"
 
     def _repr_html_(self) -> str:
-        head, *rows = self._cells()
+        head, *rows = _cells(self)
         title = f"Trace: {counted(len(self), 'row', ',')}, {counted(len(self.spec), 'node')}"
         return card(title, notes=[*self.notes, self.coverage], head=head, rows=rows)
 
@@ -531,31 +504,8 @@ class Trace(Columns):
           node  answers  cost  mean confidence  right
           a        100%     1              0.6  50.0%
         """
-        head, *rows = self._cells()
+        head, *rows = _cells(self)
         return table(head, rows)
-
-    def _cells(self) -> list[list[str]]:
-        """Return a head, and a row for each node."""
-
-        def means(values: NDArray[np.float64]) -> list[float]:
-            mean: list[float] = np.ma.masked_invalid(values).mean(axis=0).filled(np.nan).tolist()
-            return mean  # NaN where nothing is known
-
-        columns = {
-            "node": list(self.names),
-            "answers": [percent(share) for share in means(self.answered.astype(float))],
-            in_unit("cost", self.spec.unit): map(number, means(self.costs)),
-            "mean confidence": map(number, means(self.confidence)),
-        }
-        with suppress(TraceError):  # it does not have which answers are right
-            losses = means(self.loss * self.unit)
-            right = f"agrees with {self.names[-1]}" if self.spec.target == "last" else "right"
-            if self.is_graded:
-                columns[self.measure] = map(number, losses)
-            else:
-                columns[right] = [percent(1 - loss, digits=1) for loss in losses]
-        rows = [list(row) for row in zip(*columns.values(), strict=True)] if len(self) else []
-        return [list(columns), *rows]
 
     def with_spec(self, spec: CascadeSpec) -> Trace:
         """Return the same rows for a cascade of the same nodes with other costs, kind or target.
@@ -568,17 +518,13 @@ class Trace(Columns):
 
         Raises:
             ArgumentError: If the cascade has other nodes.
-
-        >>> trace = Trace(CascadeSpec.of({"a": 1.0, "b": 2.0}), [[0.1, 0.2]])
-        >>> trace.with_spec(CascadeSpec.of({"a": 3.0, "b": 4.0}, kind="exits")).costs.tolist()
-        [[3.0, 4.0]]
         """
         if spec.names != self.names:
             raise ArgumentError(
                 f"the cascade has the nodes {', '.join(spec.names)}, and the trace "
                 f"{', '.join(self.names)}: they must be the same, in the same order"
             )
-        return dataclasses.replace(self, spec=spec, cost=spec.costs)
+        return dataclasses.replace(self, spec=spec, cost=None)
 
     def with_verification(self) -> Trace:
         """Return the trace with each verified answer as a node of its own, after the answer.
@@ -589,13 +535,10 @@ class Trace(Columns):
         Returns:
             The trace of the split cascade; this one where no node has a ``verify_cost``.
 
-        Raises:
-            CascadeError: If a name is taken.
-
         >>> from ttamer.cascade import CascadeNode
         >>> trace = Trace(CascadeSpec((CascadeNode("a", 1.0, verify_cost=0.5),)), [[0.9], [0.4]])
         >>> split = trace.with_verification()
-        >>> split.names, split.confidence.tolist(), split.cost.tolist()
+        >>> split.names, split.confidence.tolist(), split.spec.costs.tolist()
         (('a', 'a (verified)'), [[0.0, 0.9], [0.0, 0.4]], [1.0, 0.5])
         """
         spec, source = split_nodes(self.spec)
@@ -607,12 +550,11 @@ class Trace(Columns):
         fields = _fields_for(self, spec, source)
         confidence = fields["confidence"]
         confidence[:, unseen] = np.where(np.isnan(confidence[:, unseen]), np.nan, 0.0)
-        if self.cost.ndim == 2:
-            fields["cost"][:, after] = spec.costs[after]
         # The latency is the answer's; its margin and entropy are known once it is verified.
-        for name, lacking in (("latency", after), ("margin", unseen), ("entropy", unseen)):
+        new = (("cost", after, spec.costs[after]), ("latency", after, np.nan))
+        for name, nodes, values in (*new, ("margin", unseen, np.nan), ("entropy", unseen, np.nan)):
             if name in fields:
-                fields[name][:, lacking] = np.nan
+                fields[name][:, nodes] = values
         return dataclasses.replace(self, **fields)
 
     @classmethod
@@ -629,28 +571,21 @@ class Trace(Columns):
 
         Raises:
             TraceError: If the traces differ in their nodes or in the columns they have.
-
-        >>> part = Trace(CascadeSpec.of({"only": 1.0}), [[0.5], [0.6]])
-        >>> len(Trace.concat([part, part]))
-        4
         """
         require_kind(traces, Iterable, "concat takes a list of traces", "write [one, two]")
         traces = list(traces)
-        for trace in traces:
-            checks.require_trace(trace, "concat")
         if not traces:
             raise TraceError("concat: there are no traces; give at least one")
         for position, trace in enumerate(traces):
+            checks.require_trace(trace, "concat")
             _check_alike(traces[0], trace, position)
         return traces[0] if len(traces) == 1 else _joined(traces)
 
     def restrict(self, nodes: Iterable[str]) -> Trace:
         """Return the trace of some nodes, in the cascade's own order.
 
-        A node cannot stay without its parent (``after``), nor any node without the last one where
-        that is the target: what is right would change. An exit left out is always passed: the cost
-        of that is added to the next exit that stays. Where each is asked that is all its cost,
-        since the share of its ramp is not known.
+        An exit left out is always passed: the cost of that is added to the next exit that stays.
+        Where each is asked that is all its cost, since the share of its ramp is not known.
 
         Args:
             nodes: The names to keep.
@@ -659,7 +594,8 @@ class Trace(Columns):
             The trace of these nodes, with all rows.
 
         Raises:
-            ArgumentError: If a name is unknown, or the target or a parent is left out.
+            ArgumentError: If a name is unknown, or a node is left out that others need: the parent
+                of one that stays, the last one where that is the target.
 
         >>> trace = Trace(CascadeSpec.of({"a": 1.0, "b": 2.0, "c": 3.0}), [[0.1, 0.2, 0.3]])
         >>> fewer = trace.restrict(["c", "a"])
@@ -676,10 +612,33 @@ class Trace(Columns):
             past = None if node.reach is None else node.reach + more
             fewer.append(dataclasses.replace(node, cost=node.cost + more, reach=past))
         fields = _fields_for(self, dataclasses.replace(spec, nodes=tuple(fewer)), stay)
-        # Costs of the cascade have the means already.
-        if self.cost.ndim == 2:
+        if "cost" in fields:  # costs of the cascade have the means already
             fields["cost"] = fields["cost"] + between
         return dataclasses.replace(self, **fields)
+
+
+def _cells(trace: Trace) -> list[list[str]]:
+    """Return a head, and a row for each node."""
+
+    def means(values: NDArray[np.float64]) -> list[float]:
+        mean: list[float] = np.ma.masked_invalid(values).mean(axis=0).filled(np.nan).tolist()
+        return mean  # NaN where nothing is known
+
+    columns = {
+        "node": list(trace.names),
+        "answers": [percent(share) for share in means(trace.answered.astype(float))],
+        in_unit("cost", trace.spec.unit): map(number, means(trace.costs)),
+        "mean confidence": map(number, means(trace.confidence)),
+    }
+    with suppress(TraceError):  # it does not have which answers are right
+        losses = means(trace.loss * trace.unit)
+        right = f"agrees with {trace.names[-1]}" if trace.spec.target == "last" else "right"
+        if trace.is_graded:
+            columns[trace.measure] = map(number, losses)
+        else:
+            columns[right] = [percent(1 - loss, digits=1) for loss in losses]
+    rows = [list(row) for row in zip(*columns.values(), strict=True)] if len(trace) else []
+    return [list(columns), *rows]
 
 
 def graded(
@@ -746,7 +705,7 @@ def _joined(traces: Sequence[Trace]) -> Trace:
     codes = {name: ClassCodes(texts) for name, texts in lists.items()}
     parts: dict[Column, list[NDArray[Any]]] = {column: [] for column, _ in first.columns()}
     # Equal costs stay those of the cascade, and need no array of rows.
-    if any(t.cost.ndim == 2 or not np.array_equal(t.cost, first.cost) for t in traces):
+    if any(t.cost is not None or (t.spec.costs != first.spec.costs).any() for t in traces):
         parts[COST] = []
     for trace in traces:
         for column, values in (dict(trace.columns()) | {COST: trace.costs}).items():
@@ -779,7 +738,7 @@ def _nodes_to_keep(spec: CascadeSpec, nodes: Iterable[str]) -> list[int]:
     stay = sorted({spec.index_of(name) for name in nodes})
     if not stay:
         raise ArgumentError("a trace needs at least one node: name one to keep")
-    if spec.target == "last" and len(spec) - 1 not in stay:
+    if spec.target == "last" and stay[-1] != len(spec) - 1:
         raise ArgumentError(
             f'target = "last" means that {spec.names[-1]!r} is right: keep it, or use '
             'target = "label"'
@@ -800,7 +759,7 @@ def _fields_for(trace: Trace, spec: CascadeSpec, nodes: Sequence[int]) -> dict[s
         for column, values in trace.columns()
         if column.by == "node"
     }
-    return {"spec": spec, "cost": spec.costs} | arrays
+    return {"spec": spec} | arrays
 
 
 def _reach_of(spec: CascadeSpec) -> list[float] | None:
