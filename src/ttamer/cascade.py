@@ -460,12 +460,6 @@ def from_tables(data: object) -> CascadeSpec:
             if key not in options:
                 raise CascadeError(f"{where}{named} lacks {key}; a node has a name and a cost")
         fields = {key: options.pop(key) for key in NODE_KEYS if key in options}
-        # A key that is misspelt would be left out without a word where nothing is served.
-        for key in options.keys() - {*OPTION_KEYS}:
-            if alike := get_close_matches(key, (*NODE_KEYS, *OPTION_KEYS), n=1, cutoff=0.75):
-                raise CascadeError(
-                    f"{where}{named}: has an unknown key {key!r}; did you mean {alike[0]!r}?"
-                )
         nodes.append(CascadeNode(**fields, options=options))
     return CascadeSpec(tuple(nodes), serve=tables.get("serve", {}), **head)
 
@@ -674,6 +668,10 @@ def _checked_node(node: CascadeNode, where: str, kind: Kind) -> CascadeNode:
     for key in node.options:
         if key in NODE_KEYS:
             raise CascadeError(f"{where}: {key!r} cannot stand among the options as well")
+        # A key that is misspelt would be left out without a word where nothing is served.
+        if key not in OPTION_KEYS:
+            for alike in get_close_matches(str(key), (*NODE_KEYS, *OPTION_KEYS), 1, 0.75):
+                raise CascadeError(f"{where}: has an unknown key {key!r}; did you mean {alike!r}?")
     prices: dict[str, Any] = {"cost": _price(node.cost, f"{where}: cost")}
     for key in ("reach", "verify_cost", "cost_per_call"):
         if (value := getattr(node, key)) is not None:

@@ -77,7 +77,7 @@ def test_a_confidence_that_is_gone_says_what_to_write():
         ("compare = 'like'", "", "compare: kind is 'like'"),
         ("compare = 3", "", "compare is 3; it must be a kind"),
         ("compare = {kind = 'numeric', x = 1}", "", "unknown key 'x'; allowed are kind, tolerance"),
-        ("", "[serve.embeddings]\nmodel = 'm'", r"\[serve.embeddings\]: lacks upstream"),
+        ("", "[serve.embeddings]\nmodel = 'm'", r"\[serve.embeddings\]: it lacks upstream"),
         ("mode = 'shadow'", "", 'mode = "shadow" needs log, and .serve.audit.'),
         ("incumbent = 'a'", "", 'has incumbent, which needs mode = "shadow"'),
         ("incumbent = 'c'", "", "incumbent is 'c'; the nodes are a, b"),

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from ttamer.cascade import CascadeNode, CascadeSpec
-from ttamer.errors import CascadeError
+from ttamer.errors import ArgumentError, CascadeError
 from ttamer.llm.compare import Comparison
 
 Above0 = Annotated[float, Meta(gt=0)]
@@ -242,6 +242,8 @@ def checked(kind: type[T], table: Any, where: str) -> T:
         if "enum value" in reason:
             allowed = getattr(fields[key], "values", None) or fields[key].item_type.values
             reason = f"it must be {' or '.join(map(repr, allowed))}"
+        if isinstance(error.__cause__, ArgumentError):  # in words of our own
+            raise CascadeError(f"{where}: {reason}") from None
         for pattern, words in _WORDS.items():
             reason = re.sub(pattern, words, reason)
         received = f"{key} is {table[key]!r}; " if key in table else ""
@@ -252,7 +254,7 @@ _WORDS = {
     r", got `.*": "",
     "`": "",
     "^Expected ": "it must be ",
-    "Object missing required field ": "lacks ",
+    "Object missing required field ": "it lacks ",
     "Object contains unknown field (.*)": r"\1 is unknown",
     r"\bfloat\b": "a number",
     r"\bint\b": "a whole number",
