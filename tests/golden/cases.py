@@ -18,7 +18,7 @@ import ttamer as tt
 from golden import files, fits
 from golden.parts import GROUPS, Entries, flat, group, loaded, reported, rows_of, saved_bytes
 from ttamer import datasets
-from ttamer.artefact.records import describe_solved
+from ttamer.artefact.records import describe
 
 assert files.FILES  # groups of other modules are listed when these are imported
 assert fits.FITS
@@ -75,10 +75,10 @@ TRADEOFFS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 1.0)
 
 def of_tables(solved: tt.Policy | tt.Ladder) -> Entries:
     """What the file of a solved policy holds: its problem, and every table."""
-    record, arrays = describe_solved(solved.policies if hasattr(solved, "policies") else [solved])
+    record, arrays = describe(solved, {})
     for part in ("moves", "names", "sources", "states", "targets"):
-        yield f"header problem {part}", getattr(record, part)
-    yield "header recall", record.recall
+        yield f"header problem {part}", getattr(record.solved, part)
+    yield "header recall", record.solved.recall
     for name, array in arrays.items():
         yield f"array {name.removeprefix('solved.')}", array
     raw = saved_bytes(solved)

@@ -37,6 +37,7 @@ from ttamer.policy.walk import WalkPolicy
 from ttamer.problem.problem import START, STOP, Edge, Node, Problem
 from ttamer.trace.trace import Measure
 
+Kind = Literal["policy", "ladder", "mixture"]
 Deciding = FittedPolicy | FittedLadder | Mixture  # by confidences: what a cascade can be run with
 Savable = Policy | Ladder | Deciding
 
@@ -130,7 +131,7 @@ class FittedRecord(_Struct, frozen=True):
 class Record(_Struct, frozen=True):
     """What a file says beside its arrays: one of ``solved`` and ``fitted``."""
 
-    kind: Literal["policy", "ladder", "mixture"]
+    kind: Kind
     format: int = FORMAT
     library: str = __version__
     notes: dict[str, str] = {}
@@ -145,37 +146,36 @@ def describe(policy: Savable, notes: dict[str, str]) -> tuple[Record, Arrays]:
     Raises:
         ArgumentError: It cannot be saved.
     """
-    kind: Literal["policy", "ladder", "mixture"] = "policy"
+    kind: Kind = "policy"
     if isinstance(policy, Ladder | FittedLadder | Mixture):
         kind = "mixture" if isinstance(policy, Mixture) else "ladder"
+    arrays: Arrays = {}
     if isinstance(policy, Deciding):
-        fitted, arrays = describe_fitted(policy)
-        return Record(kind=kind, notes=notes, fitted=fitted), arrays
+        return Record(kind=kind, notes=notes, fitted=describe_fitted(policy, arrays)), arrays
     if not isinstance(policy, Policy | Ladder):
         raise ArgumentError(
             f"a policy, a ladder or a mixture can be saved, not a {type(policy).__name__}"
         )
-    solved, arrays = describe_solved(policy.policies if isinstance(policy, Ladder) else [policy])
-    return Record(kind=kind, notes=notes, solved=solved), arrays
+    policies = policy.policies if isinstance(policy, Ladder) else [policy]
+    return Record(kind=kind, notes=notes, solved=describe_solved(policies, arrays)), arrays
 
 
 def restore(record: Record, arrays: Arrays) -> Savable:
     """Check all that a file says, and return its policy."""
-    solved, fitted, kind = record.solved, record.fitted, record.kind
-    either = record.format == FORMAT and (solved is None) != (fitted is None)
+    either = record.format == FORMAT and (record.solved is None) != (record.fitted is None)
     require(either, "a file holds either solved policies or fitted ones")
+    stored = Stored(arrays)
     restored: Savable
     with np.errstate(all="ignore"):  # a forged array holds anything; what comes of it is checked
-        if fitted is not None:
-            return restore_fitted(kind, fitted, arrays)
-        assert solved is not None  # noqa: S101 - a file has one of the two
-        stored = Stored(arrays)
-        policies = restore_solved(solved, stored)
+        if record.fitted is not None:
+            restored = restore_fitted(record.kind, record.fitted, stored)
+        elif record.solved is not None:
+            restored = Ladder(restore_solved(record.solved, stored))
     stored.done()
-    require(kind != "mixture", "a mixture is one of fitted policies")
-    one = kind == "ladder" or len(policies) == 1
-    require(one, f"it holds {len(policies)} tradeoffs, and a policy has one")
-    restored = Ladder(policies) if kind == "ladder" else policies[0]
+    if isinstance(restored, Ladder) and record.kind != "ladder":
+        fits = record.kind == "policy" and len(restored) == 1
+        require(fits, f"a policy is one, and the file holds {len(restored)} as a {record.kind}")
+        return restored[0]
     return restored
 
 
@@ -211,8 +211,8 @@ def facts_of(policy: Savable) -> dict[str, Any]:
 # Solved policies.
 
 
-def describe_solved(policies: Sequence[Policy]) -> tuple[SolvedRecord, Arrays]:
-    """Return what a file says of policies of one problem.
+def describe_solved(policies: Sequence[Policy], arrays: Arrays) -> SolvedRecord:
+    """Return what a file says of policies of one problem, and add their arrays.
 
     Raises:
         ArgumentError: They are of several problems, or of a kind that cannot be saved.
@@ -227,19 +227,9 @@ def describe_solved(policies: Sequence[Policy]) -> tuple[SolvedRecord, Arrays]:
                 "the policies of a ladder must solve the same problem, all with recall or all "
                 "without, to be saved as one file: solve it with solve_ladder"
             )
-    record = SolvedRecord(
-        moves=problem.moves,
-        recall=bool(first.recall),
-        names=list(problem.names),
-        states=[len(node.losses) for node in problem.nodes],
-        sources=[source for source, _ in problem.ends],
-        targets=[target for _, target in problem.ends],
-        cost_axes=[np.ndim(edge.cost) for edge in problem.edges],
-    )
     tables: dict[str, Any] = dict.fromkeys(("sigma", "choices", "phi"))
     for name in _tables_of(problem.moves):
         tables[name] = np.stack([np.concatenate(getattr(policy, name)) for policy in policies])
-    arrays: Arrays = {}
     parts = {
         "losses": np.concatenate([node.losses for node in problem.nodes]),
         "costs": np.concatenate([np.ravel(edge.cost) for edge in problem.edges]),
@@ -248,7 +238,15 @@ def describe_solved(policies: Sequence[Policy]) -> tuple[SolvedRecord, Arrays]:
         "values": [policy.value for policy in policies],
     }
     put(arrays, "solved", parts | tables)
-    return record, arrays
+    return SolvedRecord(
+        moves=problem.moves,
+        recall=bool(first.recall),
+        names=list(problem.names),
+        states=[len(node.losses) for node in problem.nodes],
+        sources=[source for source, _ in problem.ends],
+        targets=[target for _, target in problem.ends],
+        cost_axes=[np.ndim(edge.cost) for edge in problem.edges],
+    )
 
 
 def _kind(problem: Problem) -> type[IndexPolicy | WalkPolicy]:
@@ -284,22 +282,25 @@ def restore_solved(record: SolvedRecord, stored: Stored) -> tuple[Policy, ...]:
         tables["choices"] = tables["choices"].astype(np.int32)
     for table in tables.values():
         table.setflags(write=False)  # policies of a ladder share one array
-    parts = {name: [cut(part, rows) for part in table] for name, table in tables.items()}
-    policies: list[Policy] = []
-    for number, (tradeoff, value) in enumerate(zip(tradeoffs, values, strict=True)):
-        facts: dict[str, Any] = {name: part[number] for name, part in parts.items()}
-        facts |= {"tradeoff": float(tradeoff), "value": float(value), "recall": record.recall}
-        policies.append(_kind(problem)(problem=problem, **facts))
-    return tuple(policies)
+    parts: dict[str, Any] = {n: [cut(part, rows) for part in t] for n, t in tables.items()}
+    return tuple(
+        _kind(problem)(
+            problem=problem,
+            tradeoff=float(tradeoffs[number]),
+            value=float(values[number]),
+            recall=record.recall,
+            **{name: part[number] for name, part in parts.items()},
+        )
+        for number in range(len(tradeoffs))
+    )
 
 
 def _problem(record: SolvedRecord, stored: Stored) -> Problem:
     names, states, sources, targets = record.names, record.states, record.sources, record.targets
     axes = record.cost_axes
-    alike = len(states) == len(names) and len(sources) == len(targets) == len(axes)
-    require(alike, "it needs as many states as names, and as many targets and axes as sources")
-    inside = max([*sources, *targets], default=0) < len(names)
-    require(inside, "an edge leads to a node that it lacks")
+    fits = len(states) == len(names) and len(sources) == len(targets) == len(axes)
+    fits = fits and max([*sources, *targets], default=0) < len(names)
+    require(fits, "its nodes and edges do not agree: states, sources, targets or axes")
     shapes = [
         (1 if source == START else states[source], states[target])
         for source, target in zip(sources, targets, strict=True)
@@ -308,15 +309,15 @@ def _problem(record: SolvedRecord, stored: Stored) -> Problem:
     sizes, cost_sizes = list(map(prod, shapes)), list(map(prod, cost_shapes))
     stored.sizes |= {"losses": sum(states), "costs": sum(cost_sizes), "probabilities": sum(sizes)}
     losses, costs, chances = stored.read("solved", "losses", "costs", "probabilities").values()
-    starts = [None if source == START else names[source] for source in sources]
-    ends = [names[target] for target in targets]
     costs_by_edge = map(np.reshape, cut(costs, cost_sizes), cost_shapes)
     chances_by_edge = map(np.reshape, cut(chances, sizes), shapes)
-    parts = zip(starts, ends, costs_by_edge, chances_by_edge, strict=True)
+    ends = zip(sources, targets, costs_by_edge, chances_by_edge, strict=True)
     try:
-        edges = [Edge(start, end, cost=c, probabilities=p) for start, end, c, p in parts]
-        nodes = tuple(map(Node, names, cut(losses, states)))
-        return Problem(record.moves, nodes, tuple(edges))
+        edges = tuple(
+            Edge(None if u == START else names[u], names[v], cost=c, probabilities=p)
+            for u, v, c, p in ends
+        )
+        return Problem(record.moves, tuple(map(Node, names, cut(losses, states))), edges)
     except ProblemError as error:
         raise ArtefactDamaged(f"its problem cannot be: {error}") from None
 
@@ -335,14 +336,16 @@ def _check_choices(problem: Problem, choices: NDArray[Any], rows: Sequence[int])
 # Fitted policies.
 
 
-def describe_fitted(policy: Deciding) -> tuple[FittedRecord, Arrays]:
-    """Return the record and the arrays of what was fitted."""
+def describe_fitted(policy: Deciding, arrays: Arrays) -> FittedRecord:
+    """Return the record of what was fitted, and add its arrays."""
     fitted, facts = policy.fitted, dict[str, Any]()
-    arrays: Arrays = {"tradeoffs": fitted.tradeoffs}
+    arrays["tradeoffs"] = fitted.tradeoffs
     if isinstance(fitted.tables, StepTables):
         facts["steps"] = _describe_steps(fitted.tables, arrays)
     else:
-        facts["states"] = _describe_states(fitted.tables, arrays)
+        put(arrays, "states", vars(fitted.tables))
+        solved = describe_solved(fitted.tables.ladder.policies, arrays)
+        facts["states"] = StateRecord(columns=list(map(int, fitted.tables.columns)), solved=solved)
     if isinstance(policy, FittedLadder):
         put(arrays, "points", vars(policy.points))
         facts |= {"rows": policy.points.rows, "promises": list(policy.promises)}
@@ -357,7 +360,7 @@ def describe_fitted(policy: Deciding) -> tuple[FittedRecord, Arrays]:
         facts["chosen"] = [_describe_chosen(policy)]
     facts |= {name: getattr(fitted, name) for name in OF_FIT}
     facts["full_cost"], facts["unit"] = float(fitted.full_cost), float(fitted.unit)
-    return FittedRecord(cascade=to_tables(_bare(fitted.spec)), **facts), arrays
+    return FittedRecord(cascade=to_tables(_bare(fitted.spec)), **facts)
 
 
 def _bare(spec: CascadeSpec) -> CascadeSpec:
@@ -408,14 +411,7 @@ def _padded(steps: Iterable[Step]) -> NDArray[np.int32]:
     return np.array(rows, np.int32).reshape(-1, width)
 
 
-def _describe_states(tables: StateTables, arrays: Arrays) -> StateRecord:
-    solved, of_problem = describe_solved(tables.ladder.policies)
-    arrays |= of_problem
-    put(arrays, "states", vars(tables))
-    return StateRecord(columns=list(map(int, tables.columns)), solved=solved)
-
-
-def restore_fitted(kind: str, record: FittedRecord, arrays: Arrays) -> Deciding:
+def restore_fitted(kind: Kind, record: FittedRecord, stored: Stored) -> Deciding:
     """Check all that a file says of a fit, and return it."""
     try:
         spec = from_tables(record.cascade)
@@ -424,7 +420,7 @@ def restore_fitted(kind: str, record: FittedRecord, arrays: Arrays) -> Deciding:
     # A stranger's file must not bring addresses or settings of a server along.
     bare = spec == _bare(spec) and to_tables(spec) == record.cascade
     require(bare, "its cascade holds more than nodes and costs")
-    stored, steps, states = Stored(arrays, nodes=len(spec)), record.steps, record.states
+    stored.sizes["nodes"], steps, states = len(spec), record.steps, record.states
     either = (steps is None) != (states is None)
     require(either, "a fit has policies on answers or policies on states")
     fitted = Fitted(
@@ -435,35 +431,32 @@ def restore_fitted(kind: str, record: FittedRecord, arrays: Arrays) -> Deciding:
     )
     _check_promises(record, len(fitted.tradeoffs), spec)
     policies, promises = [_chosen(chosen, fitted) for chosen in record.chosen], record.promises
-    restored: Deciding
     if kind == "ladder":
         require(not policies, "a ladder has no policy that is chosen")
-        restored = _ladder(record, fitted, stored)
-    else:
-        count = 2 if kind == "mixture" else 1
-        fits = len(policies) == count > len(promises) and record.held is None
-        require(fits, "a policy is one, without a promise; a mixture two, with at most one")
-        restored = policies[0]
-        if kind == "mixture":
-            cheap, expensive = policies
-            restored = Mixture(cheap, expensive, record.share, record.seed, *promises)
-    stored.done()
-    return restored
+        return _ladder(record, fitted, stored)
+    count = 2 if kind == "mixture" else 1
+    fits = len(policies) == count > len(promises) and record.held is None
+    require(fits, "a policy is one, without a promise; a mixture two, with at most one")
+    if kind == "policy":
+        return policies[0]
+    return Mixture(policies[0], policies[1], record.share, record.seed, *promises)
 
 
 def _chosen(chosen: ChosenRecord, fitted: Fitted) -> FittedPolicy:
     nodes, count = len(fitted.spec), len(fitted.tradeoffs)
     estimates = (chosen.number, chosen.error, chosen.cost)
     require(chosen.number < count + nodes, "the file chooses a policy that it has not")
-    fits = (chosen.number >= count) == (chosen.before is not None) == (chosen.backups is not None)
+    is_node = chosen.number >= count
+    fits = is_node == (chosen.before is not None) == (chosen.backups is not None)
     require(fits, "a node by itself says which nodes it needs and which stand in for it")
-    if chosen.before is None or chosen.backups is None:
+    if not is_node:
         return FittedPolicy(fitted, fitted.rule(chosen.number), *estimates)
-    node, before, backups = chosen.number - count, tuple(chosen.before), tuple(chosen.backups)
+    node, before, backups = chosen.number - count, chosen.before or [], chosen.backups or []
     listed = [node, *before, *backups]
     fits = len({*listed}) == len(listed) and {*listed} <= {*range(nodes)}
     require(fits, "a node by itself, those before it and its backups are nodes, each once")
-    return FittedPolicy(fitted, fitted.single_node(node, before, backups), *estimates)
+    single = fitted.single_node(node, tuple(before), tuple(backups))
+    return FittedPolicy(fitted, single, *estimates)
 
 
 def _sets(rows: NDArray[Any], name: str) -> tuple[Step, ...]:
@@ -482,8 +475,8 @@ def _steps(record: StepRecord, spec: CascadeSpec, stored: Stored) -> StepTables:
     steps, source = _sets(values.pop("steps"), "tables.steps"), values["source"]
     distinct = steps and not steps[0] and len(set(steps)) == len(steps)
     require(distinct, "the sets of a policy are distinct, and the first is empty")
-    require(len(values["prices"]), "a ladder has at least one price")
-    require(len(source) <= 2**24, "it has more than 2**24 ways")
+    fits = len(values["prices"]) and len(source) <= 2**24
+    require(fits, "a ladder has at least one price, and at most 2**24 ways")
     # Play ends because every way leads to a node that is not in its set.
     inside = np.array([[node in step for node in range(len(spec))] for step in steps])
     repeats = inside[source, values["node"]].any()
@@ -566,9 +559,8 @@ def _states(record: StateRecord | None, spec: CascadeSpec, stored: Stored) -> St
     stored.sizes["prices"] = len(policies)
     problem, columns = policies[0].problem, record.columns
     complete = sorted(columns) == list(range(len(spec)))
-    require(complete, "the columns of the fit must hold every node once")
-    alike = [spec.names[column] for column in columns] == list(problem.names)
-    require(alike, "the fit and the problem differ in their nodes")
+    fits = complete and [spec.names[column] for column in columns] == list(problem.names)
+    require(fits, "the columns of the fit must be the nodes of its problem, each once")
     values = stored.read("states")
     states = [len(values["edges"][column]) + 1 for column in columns]
     require(states == record.solved.states, "the edges of a node must agree with its states")
@@ -585,11 +577,9 @@ def _ladder(record: FittedRecord, fitted: Fitted, stored: Stored) -> FittedLadde
         return FittedLadder(fitted, points, None, promises)
     values = stored.read("held")
     policies = tuple(values.pop("policies").tolist())
-    distinct = policies and len(set(policies)) == len(policies)
-    require(distinct, "promises are tested on policies that differ")
-    require(stored.sizes["rows"] >= 1, "promises are tested on at least one row")
     weights = values["weight"] is None or len(values["weight"]) == len(policies) + len(fitted.spec)
-    require(weights, "rows are weighted for each policy and node")
+    fits = policies and len(set(policies)) == len(policies) and stored.sizes["rows"] and weights
+    require(fits, "promises are tested on at least one row, weighted for each policy and node")
     held = Held(
         **msgspec.structs.asdict(record.held),
         names=fitted.spec.names,

@@ -22,7 +22,7 @@ import numpy as np
 from ttamer._checks import counted
 from ttamer._files import atomic_write
 from ttamer.artefact.file import open_artefact, pack, unpack
-from ttamer.artefact.records import restore_fitted
+from ttamer.artefact.records import restore
 from ttamer.cascade import CascadeSpec
 from ttamer.drift.audits import AuditedRow, AuditedRows
 from ttamer.drift.loop import Event, Loop, LoopSettings, serving_of
@@ -209,5 +209,5 @@ def _opened(content: bytes) -> tuple[FittedLadder, str]:
             "the file holds one policy, and the loop chooses among those of a ladder: put the "
             "ladder that ttamer fit wrote there"
         )
-    ladder: Any = restore_fitted(record.kind, record.fitted, arrays)
+    ladder: Any = restore(record, arrays)
     return ladder, record.sha256[:16]
