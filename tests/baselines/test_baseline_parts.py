@@ -11,7 +11,7 @@ from support.small_traces import (
     random_trace,
 )
 from ttamer.baselines import fit_families
-from ttamer.baselines.routing import states_of
+from ttamer.baselines.no_recall import states_of
 from ttamer.baselines.rules import RuleScorer, sweep_prices, walk_of
 from ttamer.baselines.threshold import Isotonic, level_starts
 from ttamer.cascade import CascadeNode, CascadeSpec

@@ -23,7 +23,6 @@ from ttamer.artefact.file import load, save
 from ttamer.baselines import FAMILIES, Unsuitable, fit_families
 from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.errors import ArgumentError, TraceError, TTamerError
-from ttamer.evaluation.results import measure
 from ttamer.fitting.replay import Setting
 from ttamer.trace.trace import Trace
 
@@ -130,47 +129,6 @@ SEEN = {
         "a" * 10 + "c" * 10,
         None,
     ),
-    # a is sure on the first ten rows; where it is not, b is right and c is wrong.
-    "routing goes where the first answer points": (
-        "routing",
-        make(
-            [[0.9, 0.1, 0.5]] * 10 + [[0.1, 0.9, 0.5]] * 10,
-            [[1, 0, 0]] * 10 + [[0, 1, 0]] * 10,
-            costs=[1, 2, 1.5],
-        ),
-        [(1.0, 0.5), ((10 * 1 + 10 * 3) / 20, 0.0)],
-        ["a"] * 10 + ["ab"] * 10,
-        "a" * 10 + "b" * 10,
-        None,
-    ),
-    # Where a says 0.4 it is right half the time. b is always right at 0.9 and never at 0.1.
-    "routing returns the surest answer even if it is an earlier one": (
-        "routing",
-        make(
-            [[0.4, 0.9]] * 10 + [[0.4, 0.1]] * 10,
-            [[0, 1]] * 10 + [[1, 0]] * 10,
-            kind="exits",
-            costs=[1, 1],
-        ),
-        [(1.0, 0.5), (2.0, 0.0)],
-        ["ab"] * 20,
-        "b" * 10 + "a" * 10,
-        None,
-    ),
-    # At 0.4 both are right half the time; b is asked for the rows where it says 0.9.
-    "routing keeps the earlier of two answers as sure as each other": (
-        "routing",
-        make(
-            [[0.4, 0.9]] * 10 + [[0.4, 0.4]] * 20,
-            [[1, 1]] * 5 + [[0, 1]] * 5 + [[1, 0], [0, 1]] * 10,
-            kind="exits",
-            costs=[1, 1],
-        ),
-        [(1.0, 0.5), (2.0, 1 / 3)],
-        ["ab"] * 30,
-        "b" * 10 + "a" * 20,
-        None,
-    ),
     "the oracle takes the cheapest right answer": (
         "oracle",
         make(
@@ -267,8 +225,6 @@ def test_knobs_name_nodes():
     _, trace, *_ = SEEN["a chain leaves out a model that does not help"]
     knob = fit("chain", trace)[-1].knob
     assert (knob["nodes"], knob["thresholds"]) == (["a", "c"], [1.0])
-    _, trace, *_ = SEEN["routing goes where the first answer points"]
-    assert fit("routing", trace)[-1].knob["start"] == "a"
 
 
 def test_many_confidences_are_swept_by_quantiles():
@@ -326,18 +282,12 @@ def test_patience_counts_equal_answers_in_a_row(times, expected):
     assert asked(Setting({}, rule), trace) == expected
 
 
-def test_routing_helps_by_recall():
-    _, trace, *_ = SEEN["routing returns the surest answer even if it is an earlier one"]
-    played = fit("routing", trace)[-1].rule.play(trace)
-    assert measure(played, trace, resamples=0).recall_helped == 0.5
-
-
 def test_parents_are_asked_first():
     nodes = (CascadeNode("a", 1.0), CascadeNode("b", 1.0, "a"), CascadeNode("c", 0.1, "b"))
     rng = np.random.default_rng(5)
     right = np.column_stack([rng.random((40, 2)) < 0.5, np.ones(40, bool)])
     trace = Trace(CascadeSpec(nodes), rng.random((40, 3)), correct=right)
-    for family in ("routing", "chain", "pairwise", "no-recall"):
+    for family in ("chain", "pairwise", "no-recall"):
         for setting in fit(family, trace):
             assert set(asked(setting, trace)) <= {"a", "ab", "abc"}
 
@@ -364,7 +314,7 @@ def test_the_families_have_their_names_in_a_stable_order():
     assert list(FAMILIES) == [
         *("always-first", "always-last", "always-best", "threshold", "threshold-per-exit"),
         *("entropy", "margin", "patience", "calibrated", "chain", "pairwise", "no-recall"),
-        *("frugalml", "routing", "router", "oracle"),
+        *("frugalml", "router", "oracle"),
     ]
     assert all(family.name == name for name, family in FAMILIES.items())
 
@@ -436,5 +386,5 @@ def test_a_trace_without_rows_is_refused(name):
 def test_a_node_right_by_definition_is_never_left_for_another():
     said = [list("xy"), list("yy"), list("xx")]
     trace = make(np.ones((3, 2)), prediction=said, target="last", kind="exits")
-    for name in ("threshold", "calibrated", "no-recall", "routing", "oracle"):
+    for name in ("threshold", "calibrated", "no-recall", "oracle"):
         assert points(fit(name, trace), trace)[-1][1] == 0.0

@@ -96,8 +96,7 @@ evaluate ladder.ttamer test.parquet --tradeoff 2 | --tradeoff must be a number f
 evaluate ladder.ttamer test.parquet --budget nan | --budget is nan
 evaluate ladder.ttamer test.parquet --budget 0.001 | no policy of this ladder costs as little
 evaluate ladder.ttamer test.parquet --mistake-cost 0 | --mistake-cost is 0.0
-evaluate ladder.ttamer test.parquet --p95 3 | no latencies: add columns <node>.latency
-evaluate ladder.ttamer test.parquet --p95 3 --budget 3 | --budget cannot be used with --p95
+evaluate ladder.ttamer test.parquet --tradeoff .5 --budget 3 | cannot be used with --tradeoff
 evaluate ladder.ttamer test.parquet --against test.parquet | is not a ttamer file
 evaluate one.ttamer test.parquet --tradeoff 0.5 | holds one policy, so that there is nothing
 certify fit.parquet ladder.ttamer | fit.parquet is a trace; ttamer fit makes a policy

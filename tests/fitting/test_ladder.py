@@ -11,7 +11,7 @@ import pytest
 from ttamer import datasets
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceWarning
-from ttamer.fitting.fits import fit, fit_batches
+from ttamer.fitting.fits import fit, fit_file
 from ttamer.fitting.fitted import FitRecord
 from ttamer.fitting.points import Mix
 from ttamer.fitting.promises import were_fitted_to
@@ -278,7 +278,6 @@ def test_mixtures_draw_by_key():
         ({"tradeoffs": [0.5]}, "leave tradeoffs out"),
         ({"states": 4}, 'states: only belief="markov"'),
         ({"inputs": ["prompt"]}, "the trace has no input 'prompt'"),
-        ({"latency_weight": 1.0}, "the trace has no latency of small"),
         ({"without": "tiny"}, "tiny"),
         (
             {"embedders": {"vector": "mini 2"}},
@@ -321,7 +320,7 @@ def test_too_few_complete_rows_are_refused():
     assert issubclass(TraceWarning, UserWarning)
 
 
-def test_latencies_are_bounded_and_weighed():
+def test_latencies_are_weighed():
     rows = simulated(800)
     slow = np.tile([1.0, 5.0, 50.0], (800, 1))
     label = np.array(rows.classes, object)[rows.label]
@@ -330,26 +329,28 @@ def test_latencies_are_bounded_and_weighed():
         rows.spec, rows.confidence, prediction=prediction, label=label, latency=slow
     )
     ladder = fit(log)
-    assert ladder.for_latency(p95=60.0).error <= ladder.for_latency(p95=6.0).error
-    with pytest.raises(ArgumentError, match="the fastest takes 1"):
-        ladder.for_latency(p95=0.5)
-    with pytest.raises(ArgumentError, match="40 rows are too few"):
-        fit(log.take(slice(40)), belief="threshold").for_latency(p95=60.0)
-    weighed = fit(log, latency_weight=1.0)
+    spec = dataclasses.replace(rows.spec, latency_weight=1.0)
+    with pytest.raises(ArgumentError, match="the trace has no latency of small"):
+        fit(rows.with_spec(spec))
+    weighed = fit(log.with_spec(spec))
     assert weighed.record.latency_weight == 1.0
     assert (
         weighed.at(0.8).play(log).asked[:, 2].mean() <= ladder.at(0.8).play(log).asked[:, 2].mean()
     )
 
 
-def test_a_file_larger_than_memory_is_fitted_by_a_sample():
-    rows = simulated(900)
+def test_a_file_larger_than_memory_is_fitted_by_a_sample(tmp_path, monkeypatch):
+    rows, path = simulated(900), tmp_path / "log.parquet"
+    rows.write(path)
     parts = [rows.take(slice(at, at + 300)) for at in range(0, 900, 300)]
-    whole = fit_batches(lambda: parts, belief="threshold")
+    monkeypatch.setattr("ttamer.trace.io.read_batches", lambda *_, **__: iter(parts))
+    whole = fit_file(path, belief="threshold")
     assert whole.record.trace_digest == rows.digest
-    sampled = fit_batches(lambda: parts, sample_rows=400, belief="threshold")
+    sampled = fit_file(path, sample_rows=400, belief="threshold")
     assert (sampled.record.rows, sampled.record.sampled) == (900, 400)
     assert sampled.record.trace_digest.startswith("batches:")
+    with pytest.raises(ArgumentError, match="fitted to 900 of these 900"):
+        fit_file(path, sample_rows=400).for_error(0.3, on=rows)
 
 
 @pytest.mark.parametrize("belief", BELIEFS)

@@ -13,7 +13,8 @@ from ttamer.fitting.belief import CHANCES, GRID, Belief, Seen, chance, chance_of
 from ttamer.fitting.crossfit import StepFit, fit_steps
 from ttamer.fitting.inputs import FeatureSpec
 from ttamer.fitting.planner import Log, PlanOptions
-from ttamer.fitting.policy import SingleNode, play
+from ttamer.fitting.policy import play
+from ttamer.fitting.session import SingleNode
 from ttamer.stats.logistic import log_loss, sigmoid
 
 

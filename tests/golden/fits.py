@@ -18,7 +18,7 @@ import ttamer as tt
 from golden.parts import GROUPS, Entries, group, loaded, reported, rows_of, saved_bytes
 from support.exit_networks import adding_network, batches, evidence, measured
 from ttamer import torch as exits
-from ttamer.fitting import fit_batches
+from ttamer.fitting import fit_file
 
 NODES = ("cld2", "fasttext", "lingua")
 
@@ -54,6 +54,13 @@ def with_prompts(part: str, count: int) -> tt.Trace:
     )
 
 
+def of_file_of(trace: tt.Trace) -> tt.FittedLadder:
+    """A sample of a file, as a fit of a file larger than memory takes it."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace.write(Path(folder, "trace.parquet"))
+        return fit_file(Path(folder, "trace.parquet"), trace.spec, sample_rows=400)
+
+
 ROWS: dict[str, Callable[[str, int], tt.Trace]] = {
     "models": models,
     "gaps": lambda part, count: with_gaps(models(part, count)),
@@ -73,10 +80,7 @@ FITS: dict[str, tuple[str, Callable[[], tt.FittedLadder]]] = {
     "threshold": ("exits", lambda: tt.fit(rows_of("minilm-imdb", "fit", 300), belief="threshold")),
     "stream": (
         "exits",
-        lambda: fit_batches(
-            lambda: (rows_of("minilm-imdb", "fit", 900).take(slice(k, k + 300)) for k in (0, 300)),
-            sample_rows=400,
-        ),
+        lambda: of_file_of(rows_of("minilm-imdb", "fit", 600)),
     ),
 }
 

@@ -52,8 +52,6 @@ def shown(trace, ladder):
         "trace": trace,
         "cascade": trace.spec,
         "ladder": ladder,
-        "policy": ladder[20],
-        "mixture": policy,
         "session": turn,
         "explanation": turn.explain(),
         "outcome": outcome,
@@ -65,7 +63,7 @@ def shown(trace, ladder):
     }
 
 
-KINDS = ("trace", "ladder", "policy", "mixture", "session", "explanation", "outcome")
+KINDS = ("trace", "ladder", "session", "explanation", "outcome")
 KINDS += ("batch outcome", "frontier", "result", "solved policy", "solved ladder")
 DRAWN = ("session", "outcome", "solved policy")
 CURVES = ("ladder", "frontier", "solved ladder")

@@ -23,8 +23,8 @@ from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import PairTable
 from ttamer.fitting.crossfit import fit_steps
 from ttamer.fitting.planner import Log, PlanOptions
-from ttamer.fitting.policy import SingleNode
 from ttamer.fitting.regression import BeliefOptions
+from ttamer.fitting.session import SingleNode
 from ttamer.torch.cuda.decide_kernel import KernelDecider
 from ttamer.torch.deciding import (
     BeliefTables,

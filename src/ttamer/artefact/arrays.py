@@ -88,7 +88,6 @@ DECLARED: Mapping[str, Mapping[str, Declared]] = {
         "excess_error": Declared("prices", 0, 1 + 1e-9),
         "alone_error": Declared("nodes", 0, 1 + 1e-9),
         "alone_cost": Declared("nodes", 0),
-        "latency": Declared("points 3", 0, optional=True),
     },
     "held": {
         "policies": Declared("tested", 0, of="prices"),

@@ -28,8 +28,9 @@ from ttamer.fitting.inputs import FeatureSpec, InputFeature, Prior
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
 from ttamer.fitting.markov import StateTables
 from ttamer.fitting.points import OperatingPoints
-from ttamer.fitting.policy import SingleNode, StepTables
+from ttamer.fitting.policy import StepTables
 from ttamer.fitting.promises import Held, Promise
+from ttamer.fitting.session import SingleNode
 from ttamer.policy.base import Ladder, Policy
 from ttamer.policy.index import IndexPolicy
 from ttamer.policy.joint import JointPolicy
@@ -569,7 +570,6 @@ def _states(record: StateRecord | None, spec: CascadeSpec, stored: Stored) -> St
 
 def _ladder(record: FittedRecord, fitted: Fitted, stored: Stored) -> FittedLadder:
     promises = tuple(record.promises)
-    stored.sizes["points"] = len(fitted.tradeoffs) + len(fitted.spec)
     # Standard errors and certificates divide by them.
     require(record.rows >= 1, "estimates rest on at least one row")
     points = OperatingPoints(**stored.read("points"), rows=record.rows)

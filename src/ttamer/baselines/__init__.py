@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from ttamer._checks import require_kind
 from ttamer.baselines.chain import Chain, Pairwise
 from ttamer.baselines.frugalml import FrugalML
+from ttamer.baselines.no_recall import NoRecall
 from ttamer.baselines.reference import Always, Oracle
-from ttamer.baselines.routing import NoRecall, Router, Routing
-from ttamer.baselines.rules import Unsuitable
+from ttamer.baselines.rules import Router, Unsuitable
 from ttamer.baselines.threshold import (
     Calibrated,
     Confidence,
@@ -44,15 +44,14 @@ FAMILIES: dict[str, Family] = {
         Pairwise(),
         NoRecall(),
         FrugalML(),
-        Routing(),
-        Router(),
+        Router("router", max_nodes=1),
         Oracle(),
     )
 }
 
 
 def known_names(names: Iterable[str], families: Mapping[str, Family]) -> list[str]:
-    """Return the names of families as a list, each once.
+    """Return the names of families as a list, each once; refuse others.
 
     Args:
         names: The names.
@@ -60,9 +59,6 @@ def known_names(names: Iterable[str], families: Mapping[str, Family]) -> list[st
 
     Returns:
         The names, in their order.
-
-    Raises:
-        ArgumentError: If there is no family of a name, or it is one name, or nothing with names.
 
     >>> known_names(["chain", "oracle", "chain"], FAMILIES)
     ['chain', 'oracle']
@@ -98,21 +94,9 @@ def fit_families(
     Returns:
         The settings of each by name, and why others were left out.
 
-    Raises:
-        ArgumentError: If there is no family of a name.
-
-    >>> from ttamer.cascade import CascadeSpec
-    >>> from ttamer.trace.trace import Trace
-    >>> trace = Trace(
-    ...     CascadeSpec.of({"small": 1.0, "large": 10.0}),
-    ...     [[0.9, 0.8], [0.4, 0.7]],
-    ...     correct=[[True, True], [False, True]],
-    ... )
-    >>> settings, left_out = fit_families(trace, ["threshold", "patience"])
-    >>> [setting.knob for setting in settings["threshold"]]
-    [{'threshold': 0.4}, {'threshold': 0.9}]
-    >>> left_out
-    {'patience': 'it compares predictions, and the trace has none'}
+    >>> from ttamer import datasets
+    >>> fit_families(datasets.load("minilm-imdb").take(slice(50)), ["always-first", "chain"])[1]
+    {'chain': 'it takes nodes for separate models, and these are exits of one network'}
     """
     names = list(families) if names is None else known_names(names, families)
     settings: dict[str, list[Setting]] = {}

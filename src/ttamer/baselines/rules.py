@@ -119,6 +119,20 @@ class FitFamily:
         return [Setting({"tradeoff": policy.tradeoff}, policy) for policy in ladder]
 
 
+class Router(FitFamily):
+    """One model for each input, by the errors and costs that the input predicts.
+
+    Its settings are fitted policies: they can be saved and served.
+    """
+
+    def fit(self, trace: Trace) -> list[Setting]:
+        """Return one policy for each tradeoff."""
+        require_models(trace.spec)
+        if trace.prompt is None and not trace.inputs:
+            raise Unsuitable("it reads the input, and the trace has no prompt and no inputs")
+        return super().fit(trace)
+
+
 class RuleScorer:
     """Cost and error of rules on a trace of at least one row, as ``evaluation.measure`` has them.
 

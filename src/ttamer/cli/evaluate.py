@@ -25,7 +25,6 @@ Choice = FittedPolicy | Mixture
 @cli.number("--tradeoff", "L", "One policy of the ladder (default: its frontier, and its default).")
 @cli.number("--budget", "C", "The mixture that costs C per input in expectation.")
 @cli.number("--mistake-cost", "M", "The policy of least total cost if a mistake costs M.")
-@cli.number("--p95", "T", "The policy of least error with 95% of latencies within T.")
 @cli.option("--against", "FILE", "Another policy: on how many rows they differ, and what changes.")
 @cli.skip_option
 def evaluate_command(
@@ -122,7 +121,7 @@ def _chosen(
         if stated and not is_other:  # of two files, the options choose where there is a choice
             raise ArgumentError(
                 f"{path} holds one policy, so that there is nothing to choose: remove --tradeoff, "
-                "--budget, --mistake-cost and --p95"
+                "--budget and --mistake-cost"
             )
         return loaded, loaded
     if not isinstance(loaded, FittedLadder):
@@ -134,7 +133,6 @@ def _chosen(
         "tradeoff": loaded.at,
         "budget": loaded.for_budget,
         "mistake_cost": loaded.for_mistake_cost,
-        "p95": lambda time: loaded.for_latency(p95=time),
     }
     for name, value in stated.items():
         return loaded, choose[name](value)

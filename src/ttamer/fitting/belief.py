@@ -1,8 +1,7 @@
 """A belief: how likely each answer is wrong, given any subset of answers and what the input says.
 
-An answer that is absent was not asked for, failed, or is a gap of a log: all are the same, NaN. For
-answers a, b of a set S, with z the log-odds of errors that the input says (its mean over nodes is
-``bar``)::
+An answer that was not asked for, one that failed, and a gap of a log are the same: NaN. For answers
+a, b of a set S, with z the log-odds of errors that the input says (``bar`` is their mean)::
 
     o[a]    = curve[a](confidence[a])                        log-odds that a is wrong
     off[a]  = offset[a](class[a])                            what the predicted class adds
@@ -85,8 +84,7 @@ def chance_of(odds: float) -> float:
 class Seen:
     """What was seen of T inputs by n nodes.
 
-    >>> answers = Seen(np.array([[0.9, np.nan]]))
-    >>> answers.answered.tolist()
+    >>> Seen(np.array([[0.9, np.nan]])).answered.tolist()
     [[True, False]]
     """
 
@@ -124,13 +122,13 @@ class RiskModel(Protocol):
     """What a belief has to say; a researcher's own model needs this only."""
 
     def risks(self, answers: Seen) -> Floats:
-        """Say how likely each answer is wrong.
+        """Return how likely each answer is wrong, shape (T, n); NaN where there is none.
 
         Args:
-            answers: To T inputs; NaN where there is none.
+            answers: To T inputs.
 
         Returns:
-            Shape (T, n): the chance of each; NaN where there is no answer.
+            The chances.
         """
         ...
 

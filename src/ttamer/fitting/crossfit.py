@@ -133,7 +133,7 @@ class CrossFit:
 
     def _answers(self, out: Folds) -> Seen:
         """Return all rows, with what the prior says that was fitted without some folds."""
-        z = None if self.prior is None else self.prior.log_odds(out)
+        z = None if self.prior is None else self.prior.of_rows(out)[0]
         return Seen(self.log.confidence, self.log.codes, z)
 
     def _belief(self, out: Folds) -> Belief:
@@ -177,7 +177,7 @@ class CrossFit:
         """Return the cost that inputs predict of rows, or the means."""
         if self.prior is None:
             return np.broadcast_to(self.cost.mean(axis=0), (len(rows), len(self.names)))
-        return self.prior.costs(out)[rows]
+        return self.prior.of_rows(out)[1][rows]
 
     def _planned(self, out: Folds) -> tuple[Planner, Candidates]:
         """Return the planner on the rows outside some folds, and what it planned."""

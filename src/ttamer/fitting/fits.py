@@ -7,23 +7,22 @@
    held out.
 
 A file larger than memory is read once, a batch at a time, and fitted by a uniform sample of its
-rows: policies of that many rows differ from those of all by less than their own standard errors.
+rows: its policies differ from those of all rows by less than their own standard errors.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import combinations
 from typing import Any, get_args
 
 import msgspec
 import numpy as np
 
-from ttamer._checks import counted, is_number, require_number, require_whole
+from ttamer._checks import counted, is_number, require_whole
 from ttamer.cascade import CascadeSpec, answer_rules
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitting.belief import Bools, Floats, Ints, Seen
@@ -34,9 +33,9 @@ from ttamer.fitting.ladder import FittedLadder
 from ttamer.fitting.markov import StateTables, check_markov, fit_states
 from ttamer.fitting.planner import Log, PlanOptions, folds_of
 from ttamer.fitting.points import OperatingPoints
-from ttamer.fitting.policy import StepTables, play
-from ttamer.fitting.promises import CAP, groups_of, rows_split
-from ttamer.fitting.replay import full_cost, latency_of, outcomes
+from ttamer.fitting.policy import play
+from ttamer.fitting.promises import CAP, groups_of, least_chance, rows_split
+from ttamer.fitting.replay import full_cost, outcomes
 from ttamer.fitting.threshold import default_thresholds, threshold_tables
 from ttamer.policy.base import one_thread
 from ttamer.problem.checks import check_tradeoffs
@@ -59,12 +58,14 @@ def fit(
     max_nodes: int | None = None,
     hold_out: float = 0.0,
     seed: int = 0,
-    latency_weight: float | None = None,
     states: int | None = None,
     tradeoffs: Iterable[float] | None = None,
     progress: ProgressOption = None,
 ) -> FittedLadder:
     """Fit a ladder of policies to a trace.
+
+    Where the cascade has a ``latency_weight``, policies minimise the loss and
+    ``cost + latency_weight * latency``.
 
     Args:
         trace: The answers of each node to each input. Rows may have gaps: every part of the fit
@@ -84,8 +85,6 @@ def fit(
         hold_out: The share of rows held out to test promises on (``ladder.for_error``,
             ``ladder.for_drop``), at most 0.9; groups are not split.
         seed: Of the folds, and of the choice of rows held out.
-        latency_weight: What a unit of latency is worth, in the unit of cost: policies minimise the
-            loss and ``cost + latency_weight * latency``. By default the cascade's.
         states: With ``"markov"``: how many states a node has; by default by the number of rows.
         tradeoffs: With ``"markov"``: those to solve for, from 0 to 1. With ``"threshold"``: the
             thresholds.
@@ -102,9 +101,9 @@ def fit(
     >>> ladder.record.belief, ladder.record.rows
     ('answers', 500)
     """
-    _check_options(belief, hold_out, seed, latency_weight, states, tradeoffs, max_nodes)
-    require_trace(trace, "a fit")
     without = (without,) if isinstance(without, str) else tuple(without)
+    require_trace(trace, "a fit")
+    _check_options(trace.spec.kind, belief, hold_out, seed, states, tradeoffs, max_nodes)
     trace = _with_nodes(trace, without, rename or {})
     check_for_fit(trace)
     held: Trace | None = None
@@ -120,11 +119,10 @@ def fit(
     if len(log) > MAX_ROWS:
         generator = np.random.default_rng([len(log), 2])
         trace = log.take(np.sort(generator.permutation(len(log))[:MAX_ROWS]))
-    rows, full = _complete_rows(trace, belief, seed), full_cost(trace.spec, trace)
-    waiting = trace.spec.latency_weight if latency_weight is None else latency_weight
-    _require_latency(trace, waiting)
-    weighting: Weighting = "none"
-    features = markov = weight = None
+    rows, full, spec = _complete_rows(trace, belief, seed), full_cost(trace.spec, trace), trace.spec
+    _require_latency(trace)
+    weight: Floats | None = None
+    facts: dict[str, Any] = {}  # further ones of the record
     with shown(progress) as report, one_thread():
         if callable(report):
             report(f"fitting belief {belief} to {counted(len(trace), 'row')}")
@@ -132,27 +130,28 @@ def fit(
         tables: Tables
         if belief == "answers":
             features = _feature_spec(trace, inputs, embedders or {})
-            weighting = _weighting(trace, complete=len(rows) == len(trace))
-            if max_nodes is not None and trace.spec.kind == "exits":
-                raise ArgumentError(
-                    "max_nodes limits separate models, and these are exits of one network: leave "
-                    "exits out (without=...)",
-                    param="max_nodes",
-                )
+            facts["weighting"] = _weighting(trace, is_complete=len(rows) == len(trace))
             options = PlanOptions(seed=seed, max_nodes=max_nodes or PlanOptions.max_nodes)
-            tables, asked, answer, weight = _answers(trace, features, weighting, waiting, options)
+            is_weighted = facts["weighting"] == "chance"
+            tables, asked, answer, weight = _answers(trace, features, is_weighted, options)
             reached = 1 / (1 + tables.prices[::-1] * full)
+            if facts["weighting"] != "none":
+                facts["effective"] = float(weight.sum() ** 2 / (weight @ weight))
+            if features is not None and tables.prior is not None:
+                facts["inputs"] = features.names
         elif belief == "markov":  # only complete rows say how states or thresholds do
-            tables, asked, answer = _states(rows, waiting, seed, chosen, states)
+            tables, asked, answer = _states(rows, seed, chosen, states)
             reached = np.array(tables.ladder.tradeoffs)
-            markov = check_markov(tables, rows.confidence, seed)
+            facts["markov"] = check_markov(tables, rows.confidence, seed)
         else:
             reached = default_thresholds() if chosen is None else chosen
-            tables, asked, answer = _thresholds(rows, reached)
-    reads = isinstance(tables, StepTables) and tables.prior is not None
-    effective = None
-    if weight is not None and weighting != "none":
-        effective = float(weight.sum() ** 2 / (weight @ weight))
+            tables = threshold_tables(rows, reached)
+            view = tables.belief.view(Seen(rows.confidence))
+            played = [play(tables.policy(number), view) for number in range(len(reached))]
+            asked, answer = (
+                np.stack([p.asked for p in played]),
+                np.stack([p.answer for p in played]),
+            )
     record = FitRecord(
         belief=belief,
         rows=len(log),
@@ -162,15 +161,12 @@ def fit(
         folds=PlanOptions.folds,
         held_out=0 if held is None else len(held),
         sampled=len(trace) if len(trace) < len(log) else None,
-        weighting=weighting,
-        effective=effective,
-        latency_weight=waiting,
+        latency_weight=spec.latency_weight,
         without=without,
-        inputs=features.names if features is not None and reads else (),
-        markov=markov,
+        **facts,
     )
     fitted = Fitted(
-        spec=trace.spec,
+        spec=spec,
         tables=tables,
         tradeoffs=reached,
         full_cost=full,
@@ -178,30 +174,34 @@ def fit(
         measure=trace.measure,
         unit=trace.unit,
         thresholds=belief == "threshold",
-        compare=answer_rules(trace.spec),
+        compare=answer_rules(spec),
     )
     # A ladder rises in tradeoff, tables in price.
-    ladder = FittedLadder(fitted, _points(rows, asked[::-1], answer[::-1], weight))
-    if held is not None:
-        return ladder.with_holdout(held)
-    if belief == "threshold" and not (trace.is_graded and trace.spec.loss_bound is None):
-        return ladder.with_holdout(trace)
-    return ladder
+    outcome = outcomes(rows, asked[::-1], answer[::-1])
+    group = None if rows.group is None else groups_of(rows)
+    ladder = FittedLadder(fitted, OperatingPoints.of(*outcome, weight=weight, group=group))
+    if belief == "threshold" and not (trace.is_graded and spec.loss_bound is None):
+        held = trace
+    return ladder if held is None else ladder.with_holdout(held)
 
 
 def fit_file(
     path: str | os.PathLike[str],
     cascade: CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None = None,
     *,
+    sample_rows: int = MAX_ROWS,
     on_bad: OnBad = "refuse",
     **options: Any,
 ) -> FittedLadder:
     """Fit a trace file of any length, reading it in batches.
 
+    With no more rows than ``sample_rows`` the result is that of a fit in memory.
+
     Args:
         path: A Parquet, CSV or JSON Lines file.
         cascade: The cascade, the path of a ``cascade.toml``, or the cost of each node by name; by
             default the one kept in the file.
+        sample_rows: How many rows the ladder is fitted to, a uniform sample of more.
         on_bad: As for :meth:`ttamer.Trace.read`.
         **options: As for :func:`ttamer.fit`.
 
@@ -210,7 +210,7 @@ def fit_file(
 
     Raises:
         ArgumentError: An option is out of range.
-        TraceError: The file cannot be read.
+        TraceError: The file cannot be read, or has no rows.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -224,45 +224,12 @@ def fit_file(
     """
     from ttamer.trace.io import read_batches  # it imports pyarrow for some formats
 
-    return fit_batches(partial(read_batches, path, cascade, on_bad=on_bad), **options)
-
-
-def fit_batches(
-    batches: Callable[[], Iterable[Trace]], *, sample_rows: int = MAX_ROWS, **options: Any
-) -> FittedLadder:
-    """Fit batches of rows, in one reading.
-
-    With no more rows than ``sample_rows`` the result is that of a fit in memory.
-
-    Args:
-        batches: A function that returns them.
-        sample_rows: How many rows the ladder is fitted to, a uniform sample of more.
-        **options: As for :func:`ttamer.fit`.
-
-    Returns:
-        A ladder as :func:`ttamer.fit` returns.
-
-    Raises:
-        ArgumentError: An option is out of range.
-        TraceError: There are no rows.
-
-    >>> from ttamer import datasets
-    >>> trace = datasets.load("minilm-imdb").take(slice(400))
-    >>> parts = [trace.take(slice(0, 200)), trace.take(slice(200, 400))]
-    >>> fit_batches(lambda: parts, belief="threshold").record.rows
-    400
-    """
-    if not callable(batches):
-        raise ArgumentError(
-            f"fit_batches takes a function that returns traces, not {type(batches).__name__}: "
-            "write lambda: traces, or call fit(trace)"
-        )
     require_whole(sample_rows, "sample_rows", least=1)
     report = options.get("progress")
     generator = np.random.default_rng([options.get("seed", 0), 1])  # a stream of its own
     sample: Trace | None = None
     keys, rows, digest = np.empty(0), 0, hashlib.sha256()
-    for batch in batches():
+    for batch in read_batches(path, cascade, on_bad=on_bad):
         rows += len(batch)
         digest.update(batch.digest.encode())
         sample = batch if sample is None else Trace.concat([sample, batch])
@@ -277,12 +244,8 @@ def fit_batches(
     ladder = fit(sample, **options)
     if rows == len(sample):
         return ladder
-    record = msgspec.structs.replace(
-        ladder.record,
-        rows=rows,
-        sampled=len(sample),
-        trace_digest=f"batches:{digest.hexdigest()}",
-    )
+    kept = {"rows": rows, "sampled": len(sample), "trace_digest": f"batches:{digest.hexdigest()}"}
+    record = msgspec.structs.replace(ladder.record, **kept)
     return replace(ladder, fitted=replace(ladder.fitted, record=record))
 
 
@@ -321,24 +284,19 @@ def _complete_rows(trace: Trace, belief: BeliefKind, seed: int) -> Trace:
     return trace if len(complete) == len(trace) else trace.take(complete)
 
 
-def _weighting(trace: Trace, *, complete: bool) -> Weighting:
+def _weighting(trace: Trace, *, is_complete: bool) -> Weighting:
     """Return how complete rows stand for all."""
     if trace.chance is None:
-        return "none" if complete else "raked"
+        return "none" if is_complete else "raked"
     # Complete rows, too, may have been drawn with different chances.
-    return "none" if complete and not np.ptp(_chance_weights(trace)) > 0 else "chance"
+    return "none" if is_complete and not np.ptp(_chance_weights(trace)) > 0 else "chance"
 
 
 def _answers(
-    trace: Trace,
-    features: FeatureSpec | None,
-    weighting: Weighting,
-    waiting: float,
-    options: PlanOptions,
+    trace: Trace, features: FeatureSpec | None, is_weighted: bool, options: PlanOptions
 ) -> StepFit:
     """Fit policies on what answers and inputs say."""
-    spec = trace.spec
-    agree = _equal_answers_lose_alike(trace)
+    agree, spec = _equal_answers_lose_alike(trace), trace.spec
     codes = trace.prediction if agree else None
     log = Log(
         losses=np.asarray(trace.loss),
@@ -349,15 +307,15 @@ def _answers(
         features=None if features is None else features.rows(_input_columns(trace)),
         spec=features,
         latency=trace.latency,
-        latency_weight=waiting,
+        latency_weight=spec.latency_weight,
         groups=None if trace.group is None else groups_of(trace),
-        weight=_chance_weights(trace) if weighting == "chance" else None,
+        weight=_chance_weights(trace) if is_weighted else None,
         kind=spec.kind,
         parents=first_parents(spec),
     )
     fitted = fit_steps(spec.names, log, options=options)
-    tables = replace(fitted.tables, belief=replace(fitted.tables.belief, agree=agree))
-    return fitted._replace(tables=tables)
+    belief = replace(fitted.tables.belief, agree=agree)
+    return fitted._replace(tables=replace(fitted.tables, belief=belief))
 
 
 def _equal_answers_lose_alike(trace: Trace) -> bool:
@@ -378,7 +336,7 @@ def _equal_answers_lose_alike(trace: Trace) -> bool:
 
 
 def _states(
-    trace: Trace, waiting: float, seed: int, tradeoffs: Floats | None, states: int | None
+    trace: Trace, seed: int, tradeoffs: Floats | None, states: int | None
 ) -> tuple[StateTables, Bools, Ints]:
     """Fit the paper's learner to complete rows; what it does is estimated by folds."""
     spec, cost = trace.spec, np.asarray(trace.costs, float)
@@ -388,8 +346,8 @@ def _states(
             'asked after several: use belief="answers"',
             param="belief",
         )
-    if waiting and trace.latency is not None:
-        cost = cost + waiting * trace.latency
+    if spec.latency_weight and trace.latency is not None:
+        cost = cost + spec.latency_weight * trace.latency
 
     def learn(rows: Ints | slice, tradeoffs: Floats | None) -> StateTables:
         seen, means, full = trace.confidence[rows], cost[rows].mean(axis=0), full_cost(spec, trace)
@@ -409,32 +367,9 @@ def _states(
     return tables, asked, answer
 
 
-def _thresholds(trace: Trace, thresholds: Floats) -> tuple[StepTables, Bools, Ints]:
-    """Set thresholds, and replay them on complete rows: nothing was fitted to these."""
-    tables = threshold_tables(trace, thresholds)
-    view = tables.belief.view(Seen(trace.confidence))
-    played = [play(tables.policy(number), view) for number in range(len(thresholds))]
-    return tables, np.stack([p.asked for p in played]), np.stack([p.answer for p in played])
-
-
-def _points(trace: Trace, asked: Bools, answer: Ints, weight: Floats | None) -> OperatingPoints:
-    """Return what policies, and nodes by themselves, do on complete rows."""
-    alone = [np.broadcast_to(nodes, trace.confidence.shape) for nodes in trace.spec.required]
-    waits = [latency_of(nodes, trace) for nodes in (*asked, *alone)]
-    timed = [wait for wait in waits if wait is not None]
-    return OperatingPoints.of(
-        *outcomes(trace, asked, answer),
-        weight=weight,
-        waited=np.stack(timed) if len(timed) == len(waits) else None,
-        group=None if trace.group is None else groups_of(trace),
-    )
-
-
 def _chance_weights(trace: Trace) -> Floats:
     """Return one over the least chance of the nodes that answered on each row, clipped; mean 1."""
-    assert trace.chance is not None  # noqa: S101 - the caller has looked
-    chance = np.where(trace.answered & ~np.isnan(trace.chance), trace.chance, 1.0).min(axis=1)
-    weight = np.minimum(1 / np.maximum(chance, 1 / CAP), CAP)
+    weight = np.minimum(1 / np.maximum(least_chance(trace.answered, trace), 1 / CAP), CAP)
     return np.asarray(weight / weight.mean())
 
 
@@ -472,52 +407,65 @@ def _input_columns(trace: Trace) -> dict[str, list[Any]]:
 
 
 def _check_options(
+    kind: str,
     belief: object,
-    hold_out: float,
+    hold_out: object,
     seed: int,
-    latency_weight: float | None,
     states: int | None,
     tradeoffs: Iterable[float] | None,
     max_nodes: int | None,
 ) -> None:
     """Refuse options that are out of range, or do not go together."""
-    if belief not in get_args(BeliefKind):
-        old = {"full": "answers", "calibrated": "answers", "none": "markov"}
-        hint = f': {belief!r} is now "{old[str(belief)]}"' if belief in old else ""
-        kinds = ", ".join(get_args(BeliefKind))
-        raise ArgumentError(f"belief must be one of {kinds}, not {belief!r}{hint}", param="belief")
     require_whole(seed, "seed")
-    if latency_weight is not None:
-        require_number(latency_weight, "latency_weight")
-    if not is_number(hold_out) or not 0 <= hold_out <= 0.9:
-        raise ArgumentError(f"hold_out is {hold_out!r}; it must be from 0 to 0.9", param="hold_out")
-    for name, value, owner in (("states", states, "markov"), ("max_nodes", max_nodes, "answers")):
+    for name, value in (("states", states), ("max_nodes", max_nodes)):
         if value is not None:
             require_whole(value, name, least=1)
-            if belief != owner:
-                raise ArgumentError(f'{name}: only belief="{owner}" takes it', param=name)
-    if tradeoffs is not None and belief == "answers":
-        raise ArgumentError(
-            'belief="answers" finds policies for all tradeoffs at once: leave tradeoffs out, and '
-            "choose one with ladder.at(tradeoff)",
-            param="tradeoffs",
-        )
-    if hold_out and belief == "threshold":
-        raise ArgumentError(
-            'belief="threshold" fits nothing, so promises are tested on all rows: leave hold_out '
-            "(--hold-out) out",
-            param="hold_out",
-        )
+    kinds, old = (
+        get_args(BeliefKind),
+        {"full": "answers", "calibrated": "answers", "none": "markov"},
+    )
+    hint = f': {belief!r} is now "{old[str(belief)]}"' if belief in old else ""
+    in_range = is_number(hold_out) and 0 <= hold_out <= 0.9
+    of_all = 'belief="answers" finds policies for all tradeoffs at once: choose one with '
+    fits_nothing = 'belief="threshold" fits nothing, so promises are tested on all rows: '
+    refusals = [
+        ("belief", belief not in kinds, f"belief must be {', '.join(kinds)}, not {belief!r}{hint}"),
+        ("hold_out", not in_range, f"hold_out is {hold_out!r}; it must be from 0 to 0.9"),
+        ("states", states and belief != "markov", 'states: only belief="markov" takes it'),
+        (
+            "max_nodes",
+            max_nodes and belief != "answers",
+            'max_nodes: only belief="answers" takes it',
+        ),
+        (
+            "max_nodes",
+            max_nodes and kind == "exits",
+            "max_nodes limits separate models: leave exits of a network out (without=...)",
+        ),
+        (
+            "tradeoffs",
+            tradeoffs is not None and belief == "answers",
+            f"{of_all}ladder.at(tradeoff), and leave tradeoffs out",
+        ),
+        (
+            "hold_out",
+            hold_out and belief == "threshold",
+            f"{fits_nothing}leave hold_out (--hold-out) out",
+        ),
+    ]
+    for param, is_refused, text in refusals:
+        if is_refused:
+            raise ArgumentError(text, param=param)
 
 
-def _require_latency(trace: Trace, weight: float) -> None:
+def _require_latency(trace: Trace) -> None:
     """Refuse a trace that lacks a latency, where one counts."""
     latency = np.full(trace.answered.shape, np.nan) if trace.latency is None else trace.latency
-    lacks = np.flatnonzero((np.isnan(latency) & trace.answered).any(axis=0))
-    lacking = [trace.names[node] for node in lacks]
-    if weight and lacking:
+    lacking = np.flatnonzero((np.isnan(latency) & trace.answered).any(axis=0))
+    if trace.spec.latency_weight and lacking.size:
         raise ArgumentError(
-            f"latency_weight is {weight:g}, and the trace has no latency of {', '.join(lacking)}: "
-            "add columns <node>.latency, or remove the weight",
+            f"latency_weight is {trace.spec.latency_weight:g}, and the trace has no latency of "
+            f"{', '.join(trace.names[node] for node in lacking)}: add columns <node>.latency, or "
+            "remove the weight",
             param="latency_weight",
         )

@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer import __version__
-from ttamer._checks import is_number
+from ttamer._checks import is_number, percent
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Floats, Ints, Seen, Step, View
 from ttamer.fitting.markov import MarkovRecord, StatePolicy, StateTables
-from ttamer.fitting.policy import SingleNode, StepPolicy, StepTables, play
+from ttamer.fitting.policy import StepPolicy, StepTables, play
 from ttamer.fitting.replay import Played
+from ttamer.fitting.session import SingleNode
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Measure, Trace
 
@@ -95,13 +96,13 @@ class Fitted:
 
     def only_node(self, rule: PolicyRule) -> str | None:
         """Return the only node that a rule ever asks; ``None`` where it may ask a second one."""
-        starts: Step = ()
+        nodes: Step = ()
         if isinstance(rule, SingleNode):
-            starts = (*rule.before, rule.node)
+            nodes = (*rule.before, rule.node)
         elif isinstance(rule, StepPolicy):
-            starts = tuple({*rule.ahead(())})
-            starts += tuple(node for start in starts for node in rule.ahead((start,)))
-        return self.spec.names[starts[0]] if len(starts) == 1 else None
+            first = rule.ahead(())
+            nodes = (*{*first}, *(second for node in first for second in rule.ahead((node,))))
+        return self.spec.names[nodes[0]] if len(nodes) == 1 else None
 
     def alone(self, node: int, error: Floats) -> SingleNode:
         """Return what asks one node; where it fails, the others in order of these errors."""
@@ -124,14 +125,11 @@ class Fitted:
         """Return rows as policies see them."""
         require_trace(trace, "a replay")
         if trace.names != self.spec.names:
+            verifies = any(node.verify_cost is not None for node in trace.spec.nodes)
             raise ArgumentError(
                 f"the policy was fitted for {', '.join(self.spec.names)}, and the trace has "
                 f"{', '.join(trace.names)}: use the same cascade.toml for both"
-                + (
-                    "; trace.with_verification()"
-                    if any(node.verify_cost is not None for node in trace.spec.nodes)
-                    else ""
-                )
+                f"{'; trace.with_verification()' if verifies else ''}"
             )
         prior, costs = self.of_inputs(trace.prompt, trace.inputs, len(trace))
         return Rows(self, Seen(trace.confidence, self._codes(trace), prior), costs)
@@ -144,17 +142,16 @@ class Fitted:
         A row of which nothing is known that policies read has the mean log-odds and costs.
         """
         prior = self.tables.prior if isinstance(self.tables, StepTables) else None
-        if prior is None:
+        if prior is None or prior.spec is None:
             return None, None
         odds, costs = (np.tile(mean, (count, 1)) for mean in (prior.base, self.tables.costs))
         columns = dict(inputs) if prompt is None else {**inputs, "prompt": prompt}
-        names = () if prior.spec is None else prior.spec.names
-        columns = {name: columns[name] for name in names if name in columns}
+        columns = {name: columns[name] for name in prior.spec.names if name in columns}
         present = np.zeros(count, bool)
         for column in columns.values():
             present |= [not (v is None or (is_number(v) and v != v)) for v in column]
         rows = np.flatnonzero(present)
-        if prior.spec is not None and rows.size:
+        if rows.size:
             stated = {name: [column[t] for t in rows.tolist()] for name, column in columns.items()}
             odds[rows], costs[rows] = prior(prior.spec.rows(stated))
         return odds, costs
@@ -191,6 +188,15 @@ class Rows:
 
 def first_parents(spec: CascadeSpec) -> tuple[int, ...]:
     """Return by node one that must have answered before it, -1 for none; empty for exits."""
-    return (
-        tuple(nodes[0] if nodes else -1 for nodes in spec.parents) if spec.kind == "models" else ()
-    )
+    if spec.kind == "exits":
+        return ()
+    return tuple(nodes[0] if nodes else -1 for nodes in spec.parents)
+
+
+def shown_error(value: float, measure: Measure, *, digits: int = 2) -> str:
+    """Return an error as a percentage with these digits, or a mean loss as a number.
+
+    >>> shown_error(0.0412, "error"), shown_error(41.23456, "mean loss")
+    ('4.12%', '41.23')
+    """
+    return percent(value, digits=digits) if measure == "error" else f"{value:.4g}"

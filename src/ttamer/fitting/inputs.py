@@ -186,14 +186,10 @@ class FeatureSpec:
         words: int = 1024,
         most_levels: int = 32,
     ) -> FeatureSpec:
-        """Return how these inputs become features.
+        """Return how inputs become features, by name one value for each row.
 
-        Args:
-            columns: By name, one value for each row: numbers, texts (categories) or arrays
-                (vectors); ``"prompt"`` is the text of the prompt.
-            embedders: By name of a vector: the name and version of what made it.
-            words: How many columns hashed words have.
-            most_levels: The most categories of an input, the frequent ones.
+        Numbers, texts (categories) or arrays (vectors); ``"prompt"`` is the text of the prompt.
+        ``words`` is how many columns hashed words have, ``most_levels`` the most categories.
         """
         features = []
         for name, values in columns.items():
@@ -226,11 +222,7 @@ class FeatureSpec:
         return vectors or sum(feature.width for feature in self.features)
 
     def rows(self, columns: Mapping[str, Sequence[Any]]) -> Features:
-        """Return features, shape (T, D); what is missing counts as nothing known.
-
-        Raises:
-            ArgumentError: An input has another form than those fitted to.
-        """
+        """Return features, shape (T, D); what is missing counts as nothing known."""
         parts = [np.zeros((max(map(len, columns.values()), default=0), 0))]
         for feature in self.features:
             part = np.zeros((len(parts[0]), feature.width))
@@ -349,10 +341,7 @@ class CrossFittedPrior:
         fold: Ints,
         spec: FeatureSpec | None = None,
     ) -> None:
-        """Prepare what all folds share.
-
-        Features (T, D) are on their grid; losses, in [0, 1], are of the R complete rows.
-        """
+        """Prepare what all folds share; losses, in [0, 1], are of the R complete rows."""
         self.features, self.complete, self.fold, self.spec = features, complete, fold, spec
         self.losses, self.mean_cost = on_grid(losses), cost.mean(axis=0)
         self.near = near_columns(features, features.shape[1] if spec is None else spec.near)
@@ -361,15 +350,7 @@ class CrossFittedPrior:
         self._prepare_ridge(np.hstack([self.losses, shares]))
         self._prepare_neighbours()
         self._prepare_clusters()
-        self.without, self._of_rows = cache(self._without), cache(self._all_rows)
-
-    def log_odds(self, out: Folds) -> Floats:
-        """Return the log-odds of all rows, shape (T, n), by priors without some folds."""
-        return self._of_rows(out)[0]
-
-    def costs(self, out: Folds) -> Floats:
-        """Return the costs of all rows, likewise."""
-        return self._of_rows(out)[1]
+        self.without, self.of_rows = cache(self._without), cache(self._of_rows)
 
     def _without(self, out: Folds) -> Prior:
         """Return the prior of all complete rows but those of some folds."""
@@ -388,7 +369,7 @@ class CrossFittedPrior:
             spec=self.spec,
         )
 
-    def _all_rows(self, out: Folds) -> tuple[Floats, Floats]:
+    def _of_rows(self, out: Folds) -> tuple[Floats, Floats]:
         """Return log-odds and costs of all rows: each by the prior without its fold and others."""
         z, cost = np.empty((2, len(self.features), self.nodes))
         near = self._neighbours(out, self.count)

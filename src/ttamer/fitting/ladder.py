@@ -1,7 +1,7 @@
 """A fitted ladder: the policies of all tradeoffs, what each does on new rows, and choices.
 
-``FittedLadder(fitted, points, ...)`` is the only way to make one. Choices by cost or error are made
-in :mod:`ttamer.fitting.points`, certified ones in :mod:`ttamer.fitting.promises`.
+Choices by cost or error are made in :mod:`ttamer.fitting.points`, certified ones in
+:mod:`ttamer.fitting.promises`.
 
 The tradeoff t of a policy and its price, in losses per unit of cost, are two names of one number:
 ``price = (1 - t) / t / full_cost``.
@@ -25,20 +25,20 @@ from ttamer._checks import counted, in_unit, is_number, number, percent, priced
 from ttamer._extras import require
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
-from ttamer.fitting.belief import Bools, Ints, chance_of
-from ttamer.fitting.fitted import FitRecord, Fitted, PolicyRule
+from ttamer.fitting.belief import Bools, chance_of
+from ttamer.fitting.fitted import FitRecord, Fitted, PolicyRule, shown_error as shown_error
 from ttamer.fitting.markov import StatePolicy
 from ttamer.fitting.points import Mix, OperatingPoints
-from ttamer.fitting.policy import SingleNode, StepBatch, StepPolicy
+from ttamer.fitting.policy import StepBatch, StepPolicy
 from ttamer.fitting.promises import Held, Kind, Promise, held_of, make_promise
 from ttamer.fitting.replay import Played
-from ttamer.fitting.session import FittedSession
+from ttamer.fitting.session import FittedSession, SingleNode
 from ttamer.problem.checks import check_tradeoff
 from ttamer.show import card, table
 from ttamer.show.curves import draw_curves
 from ttamer.show.graph import Arrow, Box, Drawing, draw_graph
 from ttamer.stats.envelope import lower_envelope
-from ttamer.trace.trace import Measure, Trace
+from ttamer.trace.trace import Trace
 
 
 class PartOfFit:
@@ -58,10 +58,26 @@ class PartOfFit:
 
 
 class Deciding(PartOfFit):
-    """What a policy and a mixture of two have in common."""
+    """What decides: one policy, or two, one of which is drawn for each input."""
 
     error: float | None
     cost: float | None
+    promise: Promise | None = None
+    """What is promised of it, where it was chosen by a promise, and whether that holds."""
+
+    @property
+    def parts(self) -> tuple[FittedPolicy, ...]:
+        """The policies that decide, the cheaper one first."""
+        raise NotImplementedError
+
+    def draws(self, rows: int) -> Bools:
+        """Return which inputs the second policy decides, numbered from 0."""
+        return np.zeros(rows, bool)
+
+    def drawn(self, key: str | int | None) -> FittedPolicy:
+        """Return the policy that decides the input of this key."""
+        del key
+        return self.parts[0]
 
     @property
     def described(self) -> str:
@@ -75,21 +91,44 @@ class Deciding(PartOfFit):
     @property
     def single_node(self) -> str | None:
         """The only node that is ever asked; ``None`` where a second node may be asked."""
-        nodes = {self.fitted.only_node(rule) for rule in self._rules(0)[0]}
+        nodes = {self.fitted.only_node(part.rule) for part in self.parts}
         return nodes.pop() if len(nodes) == 1 else None
 
-    def _rules(self, count: int) -> tuple[list[PolicyRule], Ints]:
-        """Return what decides, and which of them decides each of the next inputs."""
-        raise NotImplementedError
+    def play(self, trace: Trace) -> Played:
+        """Decide for every row of a trace of the same cascade; a mixture numbers rows from 0."""
+        rows = self.fitted.read(trace)
+        played = [rows.play(part.rule) for part in self.parts]
+        of_row = self.draws(len(trace)).astype(int), np.arange(len(trace))
+        return Played(
+            np.stack([part.answer for part in played])[of_row],
+            np.stack([part.asked for part in played])[of_row],
+            np.stack([part.last for part in played])[of_row],
+        )
 
-    def _card(self, kind: str, promise: Promise | None = None) -> str:
-        """Return it as HTML: what it costs, how often it errs, and its nodes."""
-        notes = [self.described]
-        notes += [f"it always asks {self.single_node!r} alone"] * (self.single_node is not None)
-        notes += [str(promise)] * (promise is not None)
-        rows = [[node.name, number(node.cost)] for node in self.spec.nodes]
-        title = f"{kind} over {counted(len(rows), 'node')}"
-        return card(title, notes=notes, head=["node", "cost"], rows=rows)
+    def session(
+        self,
+        *,
+        max_cost: float | None = None,
+        key: str | int | None = None,
+        prompt: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> FittedSession:
+        """Start deciding for one input.
+
+        Args:
+            max_cost: No node is asked that would take the cost above this.
+            key: What a mixture draws its policy by; by default the number of the call.
+            prompt: The text of the input, where the policy reads it.
+            inputs: What else is known of the input, by name.
+
+        """
+        rule = self.drawn(key).rule
+        if isinstance(rule, StepPolicy) and (prompt is not None or inputs):
+            rows = {name: [value] for name, value in (inputs or {}).items()}
+            prior, costs = self.fitted.of_inputs([prompt], rows, 1)
+            if prior is not None and costs is not None:
+                return rule.session(prior[0], costs[0], max_cost)
+        return rule.session(max_cost=max_cost)
 
     def batch(
         self,
@@ -100,19 +139,13 @@ class Deciding(PartOfFit):
     ) -> StepBatch | None:
         """Start deciding for many inputs in step, without caps; a mixture numbers them from 0.
 
-        Args:
-            count: The number of inputs.
-            prompt: Their texts, where the policy reads them.
-            inputs: What else is known of them, by name.
-
-        Returns:
-            Sessions over arrays; ``None`` for policies that only have sessions of one input.
+        ``None`` for policies that only have sessions of one input.
         """
-        rules, drawn = self._rules(count)
-        steps = [rule for rule in rules if isinstance(rule, StepPolicy)]
-        if len(steps) < len(rules):
+        rules = [part.rule for part in self.parts if isinstance(part.rule, StepPolicy)]
+        if len(rules) < len(self.parts):
             return None
-        return StepBatch(steps, drawn, *self.fitted.of_inputs(prompt, inputs or {}, count))
+        known = self.fitted.of_inputs(prompt, inputs or {}, count)
+        return StepBatch(rules, self.draws(count).astype(np.intp), *known)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -140,8 +173,10 @@ class FittedPolicy(Deciding):
         names = ", ".join(self.spec.names)
         return f"FittedPolicy({names}; {self.described}, {self.setting})"
 
-    def _repr_html_(self) -> str:
-        return self._card("Policy")
+    @property
+    def parts(self) -> tuple[FittedPolicy, ...]:
+        """Itself."""
+        return (self,)
 
     @property
     def tradeoff(self) -> float | None:
@@ -179,21 +214,17 @@ class FittedPolicy(Deciding):
             for step, ways in rule.indices.items()
         }
 
-    def _cells(self) -> list[tuple[tuple[str, ...], str, str]]:
-        """Return the table of indices: the nodes asked, the next, and the chance that pays."""
-        return [
-            (asked, node, percent(index, digits=2))
-            for asked, ways in self.indices.items()
-            for node, index in ways.items()
-        ]
-
     def table(self) -> str:
         """Return its table of indices as text.
 
         Returns:
             For the nodes asked so far: which node it may ask next, and where that pays.
         """
-        rows = [[", ".join(asked), node, chance] for asked, node, chance in self._cells()]
+        rows = [
+            [", ".join(asked), node, percent(index, digits=2)]
+            for asked, ways in self.indices.items()
+            for node, index in ways.items()
+        ]
         return table(["asked", "then", "if wrong with a chance above"], rows)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Drawing:
@@ -209,56 +240,15 @@ class FittedPolicy(Deciding):
             return self.rule.solved.plot(path)
         order, indices = self.spec.names.index, self.indices
         ways = [
-            (asked, tuple(sorted((*asked, node), key=order)), f"> {chance}")
-            for asked, node, chance in self._cells()
-            if indices[asked][node] < 1
+            (asked, tuple(sorted((*asked, node), key=order)), f"> {percent(index, digits=2)}")
+            for asked, following in indices.items()
+            for node, index in following.items()
+            if index < 1
         ]
         sets = list(dict.fromkeys([*indices, *(target for _, target, _ in ways)]))
         boxes = [Box((", ".join(asked),), len(asked)) for asked in sets]
         arrows = [Arrow(sets.index(a), sets.index(b), label) for a, b, label in ways]
         return draw_graph(boxes, arrows, caption=self.described).written(path)
-
-    def play(self, trace: Trace) -> Played:
-        """Decide for every row of a trace.
-
-        Args:
-            trace: Rows of the same cascade.
-
-        Returns:
-            The nodes asked and the node that answers, row by row.
-        """
-        return self.fitted.read(trace).play(self.rule)
-
-    def session(
-        self,
-        *,
-        max_cost: float | None = None,
-        key: str | int | None = None,
-        prompt: str | None = None,
-        inputs: Mapping[str, Any] | None = None,
-    ) -> FittedSession:
-        """Start deciding for one input.
-
-        Args:
-            max_cost: No node is asked that would take the cost above this.
-            key: Only mixtures use it.
-            prompt: The text of the input, where the policy reads it.
-            inputs: What else is known of the input, by name.
-
-        Returns:
-            A session that takes confidences and predictions.
-        """
-        del key
-        if not isinstance(self.rule, StepPolicy) or (prompt is None and not inputs):
-            return self.rule.session(max_cost=max_cost)
-        rows = {name: [value] for name, value in (inputs or {}).items()}
-        prior, costs = self.fitted.of_inputs([prompt], rows, 1)
-        if prior is None or costs is None:
-            return self.rule.session(max_cost=max_cost)
-        return self.rule.session(prior[0], costs[0], max_cost)
-
-    def _rules(self, count: int) -> tuple[list[PolicyRule], Ints]:
-        return [self.rule], np.zeros(count, np.intp)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -279,7 +269,6 @@ class Mixture(Deciding):
     share: float
     seed: int = 0
     promise: Promise | None = None
-    """What is promised of it, where it was chosen by a promise, and whether that holds."""
 
     # Fractional parts of multiples of the golden ratio are spread evenly over [0, 1). Larger
     # numbers are hashed: their multiples have no fraction left.
@@ -289,8 +278,10 @@ class Mixture(Deciding):
     def __repr__(self) -> str:
         return f"Mixture({', '.join(self.spec.names)}; {self.described})"
 
-    def _repr_html_(self) -> str:
-        return self._card("Mixture of two policies", self.promise)
+    @property
+    def parts(self) -> tuple[FittedPolicy, ...]:
+        """Its two policies."""
+        return self.cheap, self.expensive
 
     @property
     def fitted(self) -> Fitted:  # type: ignore[override]
@@ -321,62 +312,6 @@ class Mixture(Deciding):
         """Its points in the ladder, and its share."""
         return Mix(self.cheap.number, self.expensive.number, self.share)
 
-    def drawn(self, key: str | int) -> FittedPolicy:
-        """Return the policy that decides the input of this key.
-
-        Args:
-            key: The key of the input; the same key always draws the same policy. Whole numbers
-                below 2**32 are numbers of inputs, drawn in turn; all others are drawn by a hash.
-
-        Returns:
-            ``cheap`` or ``expensive``.
-        """
-        return self.expensive if self._draw(key) < self.share else self.cheap
-
-    def session(
-        self,
-        *,
-        max_cost: float | None = None,
-        key: str | int | None = None,
-        prompt: str | None = None,
-        inputs: Mapping[str, Any] | None = None,
-    ) -> FittedSession:
-        """Start deciding for one input, by the policy that its key draws.
-
-        Args:
-            max_cost: No node is asked that would take the cost above this.
-            key: The key of the input; by default inputs are numbered from 0 in the order of the
-                calls.
-            prompt: The text of the input, where the policy reads it.
-            inputs: What else is known of the input, by name.
-
-        Returns:
-            A session that takes confidences and predictions.
-        """
-        policy = self.drawn(next(self._count) if key is None else key)
-        return policy.session(max_cost=max_cost, prompt=prompt, inputs=inputs)
-
-    def _rules(self, count: int) -> tuple[list[PolicyRule], Ints]:
-        return [self.cheap.rule, self.expensive.rule], self.draws(count).astype(np.intp)
-
-    def play(self, trace: Trace) -> Played:
-        """Decide for every row of a trace; rows are numbered from 0.
-
-        Args:
-            trace: Rows of the same cascade.
-
-        Returns:
-            The nodes asked and the node that answers, row by row.
-        """
-        rows = self.fitted.read(trace)
-        cheap, expensive = rows.play(self.cheap.rule), rows.play(self.expensive.rule)
-        drawn = self.draws(len(trace))
-        return Played(
-            np.where(drawn, expensive.answer, cheap.answer),
-            np.where(drawn[:, np.newaxis], expensive.asked, cheap.asked),
-            np.where(drawn, expensive.last, cheap.last),
-        )
-
     def draws(self, rows: int) -> Bools:
         """Return which inputs the expensive policy decides, numbered from 0.
 
@@ -388,10 +323,24 @@ class Mixture(Deciding):
         """
         return np.asarray((self._start + self._golden_ratio * np.arange(rows)) % 1.0 < self.share)
 
-    def _draw(self, key: str | int) -> float:
+    def drawn(self, key: str | int | None) -> FittedPolicy:
+        """Return the policy that decides the input of this key.
+
+        Args:
+            key: The same key always draws the same policy. Whole numbers below 2**32 are numbers of
+                inputs, drawn in turn; others are drawn by a hash. Without a key inputs are numbered
+                from 0 in the order of the calls.
+
+        Returns:
+            ``cheap`` or ``expensive``.
+        """
+        if key is None:
+            key = next(self._count)
         if isinstance(key, int | np.integer) and abs(int(key)) < self._max_number:
-            return (self._start + self._golden_ratio * int(key)) % 1.0
-        return _uniform(f"{self.seed}:{key}")
+            draw = (self._start + self._golden_ratio * int(key)) % 1.0
+        else:
+            draw = _uniform(f"{self.seed}:{key}")
+        return self.expensive if draw < self.share else self.cheap
 
     @cached_property
     def _start(self) -> float:
@@ -430,33 +379,17 @@ class PolicyList(PartOfFit):
         return self.policies[number]
 
     def point(self, number: int) -> FittedPolicy:
-        """Return a policy by its number: those of the ladder come first, then nodes alone.
-
-        Args:
-            number: From 0 to the number of policies and nodes, less one.
-
-        Returns:
-            The policy, with its expected error and cost.
-        """
+        """Return a policy by its number: those of the ladder come first, then nodes alone."""
         fitted, points, node = self.fitted, self.points, number - len(self)
         rule = fitted.rule(number) if node < 0 else fitted.alone(node, points.alone_error)
         error = fitted.unit * float(points.errors[number])
         return FittedPolicy(fitted, rule, number, error, float(points.costs[number]))
 
     def alone(self, node: str) -> FittedPolicy:
-        """Return the policy that returns the answer of one node, whatever it is.
+        """Return the policy that returns the answer of one node of this name, whatever it is.
 
         Nodes that must be asked before it are asked too. Where the node fails, the others are asked
         until one answers: separate models by their error, the lowest first, others in their order.
-
-        Args:
-            node: The name of a node of the cascade.
-
-        Returns:
-            A policy with the node's error and cost on the rows fitted to.
-
-        Raises:
-            ArgumentError: There is no such node.
         """
         return self.point(self.points.alone(self.spec.index_of(node)))
 
@@ -475,18 +408,15 @@ class PolicyList(PartOfFit):
     def _cells(self, limit: int) -> list[list[str]]:
         """Return a head, and a row for each policy of the frontier."""
         points, fitted, measure = self.points, self.fitted, self.fitted.measure
-        times = np.empty((len(points.costs), 0)) if points.latency is None else points.latency
-        head = [in_unit("cost", self.spec.unit), "of full", measure, "std. error"]
-        rows = [[*head, *["latency", "95% within"][: times.shape[1]], "policy"]]
+        cells = [[in_unit("cost", self.spec.unit), "of full", measure, "std. error", "policy"]]
         for k in points.corners[:: -(-len(points.corners) // limit)]:
             cost, spread = float(points.costs[k]), ""
             if k < len(self):  # nodes alone are counted, not estimated
                 spread = shown_error(fitted.unit * float(points.standard_error[k]), measure)
             error = shown_error(fitted.unit * float(points.errors[k]), measure)
-            waits = map(number, times[k, :2].tolist())
             share = f"{cost / fitted.full_cost:.1%}"
-            rows.append([number(cost), share, error, spread, *waits, self.point(k).setting])
-        return rows
+            cells.append([number(cost), share, error, spread, self.point(k).setting])
+        return cells
 
     def table(self) -> str:
         """Return what the policies of the frontier cost per input and how they err, as text.
@@ -508,9 +438,6 @@ class PolicyList(PartOfFit):
 
         Returns:
             A pandas frame with one row for each.
-
-        Raises:
-            MissingExtra: If pandas is not installed.
         """
         pandas = require("pandas", "frames")
         points = [self.point(k) for k in range(len(self.points.costs))]
@@ -532,15 +459,13 @@ class PolicyList(PartOfFit):
 
         Returns:
             A matplotlib figure.
-
-        Raises:
-            MissingExtra: If matplotlib is not installed.
         """
-        points, unit, measure = self.points, self.fitted.unit, self.fitted.measure
+        points, measure = self.points, self.fitted.measure
         corners = lower_envelope(points.cost, points.error)
-        alone = zip(points.alone_cost.tolist(), (unit * points.alone_error).tolist(), strict=True)
+        costs, errors = points.costs.tolist(), (self.fitted.unit * points.errors).tolist()
+        alone = list(zip(costs, errors, strict=True))[len(self) :]
         return draw_curves(
-            {"policies": (points.cost[corners].tolist(), (unit * points.error[corners]).tolist())},
+            {"policies": ([costs[k] for k in corners], [errors[k] for k in corners])},
             in_unit("cost per input", self.spec.unit),
             measure,
             marks=dict(zip(self.spec.names, alone, strict=True)),
@@ -549,14 +474,7 @@ class PolicyList(PartOfFit):
         )
 
     def play_all(self, trace: Trace) -> Iterator[Played]:
-        """Play every policy on a trace, reading it once.
-
-        Args:
-            trace: Rows of the same cascade.
-
-        Returns:
-            What each policy does, in the order of the ladder.
-        """
+        """Play every policy on a trace of the same cascade, reading it once."""
         rows = self.fitted.read(trace)
         return (rows.play(policy.rule) for policy in self)
 
@@ -596,37 +514,33 @@ class FittedLadder(PolicyList):
             numbers = np.nan_to_num(odds, posinf=1e9, neginf=-1e9)
         return self[int(np.abs(numbers[:-1] - numbers[-1]).argmin())]
 
-    def for_mistake_cost(self, cost: float, *, price: float = 1.0) -> FittedPolicy:
+    def for_mistake_cost(self, cost: float) -> FittedPolicy:
         """Return the policy that minimises ``cost of mistakes + cost of asking``.
 
         Args:
             cost: What one wrong answer, or one unit of loss, costs, in the cascade's unit.
-            price: What asking costs on this input, as a multiple of its mean on the rows fitted
-                to: with prices by token, the tokens of the prompt over their mean number.
 
         Returns:
             The policy of the nearest price; of thresholds, the one of least cost on the rows.
 
         Raises:
-            ArgumentError: The cost or the price is not positive and finite.
+            ArgumentError: The cost is not positive and finite.
         """
-        for name, value in (("mistake_cost", cost), ("price", price)):
-            if not is_number(value) or not (isfinite(value) and value > 0):
-                raise ArgumentError(
-                    f"{name} is {value!r}; it must be a finite number above 0", param=name
-                )
+        if not is_number(cost) or not (isfinite(cost) and cost > 0):
+            raise ArgumentError(
+                f"mistake_cost is {cost!r}; it must be a finite number above 0",
+                param="mistake_cost",
+            )
         worth = cost * self.fitted.unit
         if self.fitted.thresholds:
-            return self[int((worth * self.points.error + price * self.points.cost).argmin())]
-        return self.at(worth / (worth + price * self.fitted.full_cost))
+            return self[int((worth * self.points.error + self.points.cost).argmin())]
+        return self.at(worth / (worth + self.fitted.full_cost))
 
     def default(self, *, seed: int = 0) -> Mixture:
-        """Return the cheapest mixture that errs no more than the best node.
+        """Return the cheapest mixture that errs no more than the node of least error by itself.
 
-        The best node is the one with the least error by itself. Estimates are compared with it row
-        by row, with caution by their own standard errors (:mod:`ttamer.fitting.points`); where
-        none stands the comparison the node is used alone. Where the last node is right by
-        definition (``target = "last"``), a drop of one point is allowed.
+        Estimates are compared with that node row by row, with caution by their own standard errors
+        (:mod:`ttamer.fitting.points`); where none stands the comparison the node is used alone.
 
         Args:
             seed: The seed of the mixture's draws.
@@ -660,10 +574,10 @@ class FittedLadder(PolicyList):
         Args:
             cost: The mean cost per input, in the cascade's unit.
             exceeded_at_most: Instead, the share of inputs that may cost more than ``cost``; it is
-                certified on rows held out, as :meth:`for_error` is.
-            confidence: The chance with which that holds, at least.
-            on: Rows to test it on that the ladder was not fitted to.
-            seed: The seed of the draws.
+                certified on rows held out.
+            confidence: As for :meth:`for_error`.
+            on: Likewise.
+            seed: Likewise.
 
         Returns:
             A mixture; with its ``promise`` where a share is given.
@@ -679,27 +593,6 @@ class FittedLadder(PolicyList):
             "budget", exceeded_at_most, confidence, on, seed, self.points.best, budget=cost
         )
 
-    def for_latency(self, *, p95: float) -> FittedPolicy:
-        """Return the policy of least expected error that answers within a time on 95% of inputs.
-
-        Nodes are asked one after another, so a row takes the sum of the latencies of the nodes
-        asked. A policy qualifies if an upper bound on the 95% quantile, with confidence 0.95 for
-        each policy, is at most ``p95``. Policies are not mixed: the quantile of a mixture may be
-        that of its slower part.
-
-        Args:
-            p95: The time that 95% of inputs may take, in the unit of ``<node>.latency``.
-
-        Returns:
-            One policy of the ladder, or one node alone; of equal errors, the cheapest.
-
-        Raises:
-            ArgumentError: The rows fitted to have no latencies, or no policy is that fast.
-        """
-        if not is_number(p95):
-            raise ArgumentError(f"p95 is {p95!r}; it must be a number", param="p95")
-        return self.point(self.points.for_latency(p95))
-
     def for_error(
         self, at_most: float, *, confidence: float = 0.95, on: Trace | None = None, seed: int = 0
     ) -> Mixture:
@@ -712,7 +605,7 @@ class FittedLadder(PolicyList):
         Args:
             at_most: The error that is promised, in the trace's unit.
             confidence: The chance with which the promise holds, at least.
-            on: Rows to test on that the ladder was not fitted to.
+            on: Rows to test on that the ladder was not fitted to; by default those held out.
             seed: The seed of the mixture's draws.
 
         Returns:
@@ -741,29 +634,23 @@ class FittedLadder(PolicyList):
             at_most: The difference of errors that is promised, in the trace's unit.
             against: ``"last"``, the last node; ``"best"``, the node with the lowest error by itself
                 on the rows fitted to; or any node's name.
-            confidence: The chance with which the promise holds, at least.
-            on: Rows to test on that the ladder was not fitted to.
-            seed: The seed of the mixture's draws.
+            confidence: As for :meth:`for_error`.
+            on: Likewise.
+            seed: Likewise.
 
         Returns:
-            A mixture with its ``promise``; all else as for :meth:`for_error`.
-
-        Raises:
-            ArgumentError: There are no rows to test on, or a number is out of range.
+            A mixture with its ``promise``.
         """
-        names, chosen = self.spec.names, False
-        if against in names:
-            node = names.index(against)
-        elif against == "last":
-            node = len(names) - 1
-        elif against == "best":
-            node, chosen = self.points.best, self.fitted.thresholds
-        else:
+        names = self.spec.names
+        known = {"best": self.points.best, "last": len(names) - 1}
+        known |= {name: node for node, name in enumerate(names)}
+        if against not in known:
             raise ArgumentError(
                 f"against is {against!r}; it must be 'last', 'best' or one of {', '.join(names)}",
                 param="against",
             )
-        return self._promised("drop", at_most, confidence, on, seed, node, chosen=chosen)
+        chosen = self.fitted.thresholds and against == "best" and against not in names
+        return self._promised("drop", at_most, confidence, on, seed, known[against], chosen=chosen)
 
     def _promised(
         self,
@@ -789,7 +676,7 @@ class FittedLadder(PolicyList):
             The losses and costs of each point, row by row.
 
         Raises:
-            ArgumentError: There are none.
+            ArgumentError: There are none, or they are rows fitted to, or no evidence.
         """
         if on is not None:
             return held_of(self.fitted, self.points, on)
@@ -810,23 +697,17 @@ class FittedLadder(PolicyList):
 
         Returns:
             The same ladder.
-
-        Raises:
-            ArgumentError: These are rows fitted to, or no row is evidence.
         """
-        return dataclasses.replace(self, held=held_of(self.fitted, self.points, trace))
+        return dataclasses.replace(self, held=self.held_rows(trace))
 
     def with_promise(self, policy: Mixture) -> FittedLadder:
         """Return the ladder with a mixture's promise in it, to be saved and checked again.
 
         Args:
-            policy: A mixture that :meth:`for_error`, :meth:`for_drop` or :meth:`for_budget` gave.
+            policy: A mixture with a promise.
 
         Returns:
             The same ladder with one more promise.
-
-        Raises:
-            ArgumentError: The mixture has no promise.
         """
         if policy.promise is None:
             raise ArgumentError("this mixture has no promise: make one with for_error or for_drop")
@@ -840,7 +721,7 @@ class FittedLadder(PolicyList):
             seed: The seed of the draws.
 
         Returns:
-            The mixture, with the promise.
+            The mixture.
         """
         return dataclasses.replace(self.mixed(promise.mix, seed=seed), promise=promise)
 
@@ -855,15 +736,6 @@ class FittedLadder(PolicyList):
             The mixture, with its expected error and cost.
         """
         return Mixture(self.point(mix.cheap), self.point(mix.expensive), mix.share, seed)
-
-
-def shown_error(value: float, measure: Measure, *, digits: int = 2) -> str:
-    """Return an error as a percentage with these digits, or a mean loss as a number.
-
-    >>> shown_error(0.0412, "error"), shown_error(41.23456, "mean loss")
-    ('4.12%', '41.23')
-    """
-    return percent(value, digits=digits) if measure == "error" else f"{value:.4g}"
 
 
 def _uniform(text: str) -> float:

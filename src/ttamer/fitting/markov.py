@@ -70,10 +70,7 @@ class StateTables:
         return StatePolicy(self, number)
 
     def states(self, confidence: Floats) -> NDArray[np.intp]:
-        """Return, in the problem's order, the states of confidences of shape (T, n).
-
-        What is no number carries no information, and has state 0.
-        """
+        """Return, in the problem's order, the states of confidences (T, n); 0 of what is NaN."""
         return states_of(confidence[:, self.columns], [self.edges[v] for v in self.columns])
 
 
@@ -110,11 +107,7 @@ class StatePolicy:
         return self.tables.ladder[len(self.tables) - 1 - self.number]
 
     def capped(self, max_cost: float) -> Policy:
-        """Return the solved policy of which no input costs more, failures included.
-
-        Raises:
-            ProblemError: Under a cap the problem has too many states to be solved.
-        """
+        """Return the solved policy of which no input costs more, failures included."""
         problem = self.solved.problem
         nodes = zip(self.tables.columns, problem.incoming, strict=True)
         units = [(self.tables.costs[v], problem.edges[into[0]].cost) for v, into in nodes]
@@ -257,17 +250,7 @@ def fit_states(
 
     Where a node has a parent the cascade is a forest, whose branches are independent given their
     parents. Other models are asked in order of cost, any of them left out; exits one after another.
-
-    Args:
-        spec: The cascade, no node of which comes after several.
-        confidence: Of rows.
-        cost: Shape (n,): the mean cost of each node.
-        full_cost: The unit of cost of the problem.
-        states: How many states a node has; by default by the number of rows.
-        tradeoffs: To solve for.
-
-    Raises:
-        ArgumentError: A confidence is missing or not from 0 to 1.
+    ``cost`` (n,) is the mean of each node, ``full_cost`` the unit of cost of the problem.
     """
     from ttamer.solvers import solve_ladder  # deciding by what was learnt needs no solver
 

@@ -23,10 +23,8 @@ from ttamer._checks import number
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Floats, Ints
 from ttamer.fitting.replay import SLACK
-from ttamer.stats.bounds import quantile_upper
 from ttamer.stats.envelope import lower_envelope
 
-UNBOUNDED = float(np.finfo(float).max)  # in place of infinity, which a file does not have
 TOLERANCE = 5e-4  # expected losses per row that a choice may err by
 
 
@@ -114,9 +112,6 @@ class OperatingPoints:
     alone_error: Floats  # (n,): the mean loss of each node by itself
     alone_cost: Floats  # (n,): what its answer costs by itself
     rows: int  # how many rows the estimates rest on
-    # (P + n, 3): the mean latency of each point, its 95% quantile, and an upper bound on that
-    # quantile with confidence 0.95
-    latency: Floats | None = None
 
     @classmethod
     def of(
@@ -127,13 +122,12 @@ class OperatingPoints:
         alone_paid: Floats,
         *,
         weight: Floats | None = None,
-        waited: Floats | None = None,
         group: Ints | None = None,
     ) -> OperatingPoints:
         """Summarise what points do on R rows.
 
-        Policies (P, R) in increasing order of tradeoff, nodes by themselves (R, n), waits of both
-        (P + n, R); weights of rows are 1 if ``None``, and rows of one group are not independent.
+        Policies (P, R) in increasing order of tradeoff, nodes by themselves (R, n); weights of rows
+        are 1 if ``None``, and rows of one group are not independent.
         """
         weight = np.ones(lost.shape[1]) if weight is None else weight
 
@@ -154,7 +148,6 @@ class OperatingPoints:
             alone_error=alone,
             alone_cost=mean(alone_paid.T),
             rows=lost.shape[1],
-            latency=None if waited is None else np.array(list(map(_latency, waited))),
         )
 
     def __len__(self) -> int:
@@ -231,31 +224,3 @@ class OperatingPoints:
         # The cheapest corner that is as good, but for what nobody would notice.
         enough = np.flatnonzero(errors[:right] <= mix.mean(self.errors) + tolerance)
         return Mix.of(corners[int(enough[0])]) if enough.size else mix
-
-    def for_latency(self, p95: float) -> int:
-        """Return the point of least loss whose latency is at most this on 95% of inputs."""
-        if self.latency is None:
-            raise ArgumentError(
-                "the rows fitted to have no latencies: add columns <node>.latency to the trace, "
-                "and fit it again"
-            )
-        bounds = self.latency[:, 2]
-        fast = np.flatnonzero(bounds <= p95)
-        if not fast.size and bounds.min() == UNBOUNDED:
-            raise ArgumentError(
-                f"{self.rows} rows are too few to bound the time that 95% of inputs take: 59 "
-                "complete ones are needed"
-            )
-        if not fast.size:
-            raise ArgumentError(
-                f"no policy of this ladder answers 95% of inputs within {number(p95)}: the fastest "
-                f"takes {number(float(bounds.min()))} (an upper bound); give at least that",
-                param="p95",
-            )
-        return int(min(fast, key=lambda point: (self.errors[point], self.costs[point])))
-
-
-def _latency(wait: Floats) -> tuple[float, float, float]:
-    # Of too few rows the largest seen bounds nothing.
-    bound = min(quantile_upper(wait, 0.95, 0.05), UNBOUNDED)
-    return float(wait.mean()), float(np.quantile(wait, 0.95)), bound

@@ -21,14 +21,17 @@ decide alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ttamer._checks import number, percent
 from ttamer.fitting.belief import (
     GRID,
     NOTHING,
@@ -41,10 +44,12 @@ from ttamer.fitting.belief import (
     bar_of,
     by_pattern,
     chance,
+    chance_of,
 )
 from ttamer.fitting.inputs import Prior
-from ttamer.fitting.replay import SLACK, Played
-from ttamer.fitting.session import SingleNodeSession, StepSession
+from ttamer.fitting.replay import Played
+from ttamer.fitting.session import FittedSession
+from ttamer.policy.session import NO_ANSWER, Explanation
 from ttamer.trace.schema import class_text
 
 Ways = Sequence[tuple[int, Step, int, ArrayLike, ArrayLike, ArrayLike]]
@@ -210,26 +215,14 @@ class StepPolicy:
         costs: Floats | None = None,
         max_cost: float | None = None,
     ) -> StepSession:
-        """Start deciding for one input.
+        """Start deciding for one input, given the log-odds and the costs that it predicts, (n,).
 
-        Args:
-            prior: Shape (n,): the log-odds of errors that the input says. Where the policy uses
-                inputs and there is none, those of an input of which nothing is known.
-            costs: Shape (n,): the cost that the input predicts; the means if ``None``.
-            max_cost: A cap on the cost.
-
-        Raises:
-            ArgumentError: No node can be asked within the cap.
+        By default those of an input of which nothing is known.
         """
         return StepSession(self, prior, costs, max_cost)
 
     def play(self, answers: Seen, costs: Floats | None = None) -> Played:
-        """Decide for rows: what sessions would do, one for each.
-
-        Args:
-            answers: T rows. A node without an answer fails where it is asked.
-            costs: Shape (T, n): the cost that the input predicts; the means if ``None``.
-        """
+        """Decide for rows: what sessions would do. A node without an answer fails if asked."""
         return play(self, self.tables.belief.view(answers), costs)
 
     def choose(
@@ -333,9 +326,8 @@ class StepBatch:
         self.answer = np.full(len(drawn), -1, np.intp)
         self._confidence = np.full(shape, np.nan)
         self._codes = np.full(shape, -1, np.intp)
-        self._code = dict(
-            self._tables.belief.code_of
-        )  # classes that the fit never saw get new numbers
+        # Classes that the fit never saw get new numbers.
+        self._code = dict(self._tables.belief.code_of)
         self._choose(np.arange(len(drawn)))
 
     def observe(
@@ -343,12 +335,10 @@ class StepBatch:
     ) -> None:
         """Give the answers of ``next`` on some rows; a confidence of ``None`` is a failure."""
         values = np.array([np.nan if c is None else -np.inf if c != c else c for c in confidence])
-        texts = [
-            None if c is None else class_text(p)
-            for c, p in zip(confidence, prediction, strict=True)
-        ]
-        number = self._code.setdefault
-        codes = [-1 if text is None else number(text, len(self._code)) for text in texts]
+        codes = []
+        for c, p in zip(confidence, prediction, strict=True):
+            text = None if c is None else class_text(p)
+            codes.append(-1 if text is None else self._code.setdefault(text, len(self._code)))
         self.observe_codes(rows, values, np.array(codes, np.intp))
 
     def observe_codes(self, rows: Ints, confidence: Floats, codes: Ints) -> None:
@@ -360,53 +350,199 @@ class StepBatch:
 
     def _choose(self, rows: Ints) -> None:
         """Choose the next node for rows: those that asked alike, and had answers alike, at once."""
-        for number, policy in enumerate(self._policies):
-            drawn = rows[self._drawn[rows] == number]
+        for k, policy in enumerate(self._policies):
+            drawn = rows[self._drawn[rows] == k]
             for step, of_step in by_pattern(self.asked[drawn]):
-                asked = drawn[of_step]
-                for answered, group in by_pattern(~np.isnan(self._confidence[asked])):
-                    self._decide(policy, step, answered, asked[group])
+                for answered, group in by_pattern(~np.isnan(self._confidence[drawn[of_step]])):
+                    self._decide(policy, step, answered, drawn[of_step][group])
 
     def _decide(self, policy: StepPolicy, step: Step, answered: Step, rows: Ints) -> None:
         prior = None if self._prior is None else self._prior[rows]
         view = self._tables.belief.view(Seen(self._confidence[rows], self._codes[rows], prior))
-        inputs, costs = np.arange(len(rows)), self.costs[rows]
-        self.next[rows], self.answer[rows] = decide(policy, view, step, answered, inputs, costs)
+        decided = decide(policy, view, step, answered, np.arange(len(rows)), self.costs[rows])
+        self.next[rows], self.answer[rows] = decided
 
 
-@dataclass(frozen=True, eq=False)
-class SingleNode:
-    """One node by itself: what every cascade has to be better than.
+@dataclass(frozen=True)
+class StepExplanation(Explanation):
+    """The reasons for the current decision, with what the input says and every way there is.
 
-    Where it fails, the others are asked in the order of ``backups`` until one answers. Where it
-    costs more than a cap, the first that fits is asked.
+    ``best`` is the chance that the answer in hand is wrong, or its expected loss; ``index`` is what
+    going on is expected to lose, its price counted in losses.
     """
 
-    names: tuple[str, ...]
-    costs: Floats  # (n,)
-    node: int
-    before: Step = ()  # the nodes that must be asked before it
-    backups: tuple[int, ...] = ()
+    prior: Mapping[str, float] = field(default_factory=dict)
+    """By node not asked: the chance that it errs, as the input and the answers so far say; empty
+    where inputs are not used."""
+    from_input: float = 0.0
+    """What the input contributes to the gain of ``next``, in losses; 0 once stopped."""
+    gains: Mapping[str, float] = field(default_factory=dict)
+    """By node that may be asked now: how much loss asking it saves."""
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """By node that may be asked now: what it costs, in losses."""
+    indices: Mapping[str, float] = field(default_factory=dict)
+    """By node that may be asked now, once there is an answer: asking it pays where the answer in
+    hand is wrong with more than this chance, of an input of which nothing is known."""
 
-    def session(self, max_cost: float | None = None) -> SingleNodeSession:
-        """Start deciding for one input."""
-        return SingleNodeSession(self, max_cost)
 
-    def order(self, max_cost: float | None = None) -> Iterator[int]:
-        """Yield the nodes to ask until one at or after ``node`` has answered."""
-        spent = 0.0
-        for node in (*self.before, self.node, *self.backups):
-            if max_cost is None or spent + self.costs[node] <= max_cost * (1 + SLACK):
-                spent += float(self.costs[node])
-                yield node
+class StepSession(FittedSession):
+    """A session of a fitted policy: for single numbers plain Python is faster than arrays.
 
-    def play(self, answers: Seen) -> Played:
-        """Decide for rows: what sessions would do, one for each."""
-        asked, answer = np.zeros(answers.answered.shape, bool), np.full(len(answers), -1, np.intp)
-        last, going = answer.copy(), np.ones(len(answers), bool)
-        for node in self.order():
-            asked[going, node], last[going] = True, node
-            answer[going & answers.answered[:, node]] = node
-            if node not in self.before:
-                going &= ~answers.answered[:, node]
-        return Played(answer, asked, last)
+    >>> import ttamer as tt
+    >>> trace = tt.datasets.load("minilm-imdb").take(slice(300))
+    >>> turn = tt.fit(trace, belief="threshold").at(0.9).session()
+    >>> turn.observe(confidence=0.95, prediction="pos")
+    >>> turn.next, turn.answer
+    (None, 'layer1')
+    """
+
+    def __init__(
+        self, policy: StepPolicy, prior: Floats | None, costs: Floats | None, max_cost: float | None
+    ) -> None:
+        tables = policy.tables
+        costs = tables.costs if costs is None else costs
+        super().__init__(tables.names, costs.tolist(), max_cost)
+        self._prior: list[float] | None = None
+        self._bar = 0.0
+        if prior is not None:
+            self._prior, self._bar = prior.tolist(), float(bar_of(prior))
+        elif tables.prior is not None:  # nothing is known of the input
+            self._prior, self._bar = tables.prior.unknown
+        count = len(self._names)
+        self._policy, self._belief, self._scorer = policy, tables.belief, tables.belief.scorer
+        self._curve, self._offset, self._codes = [0.0] * count, [0.0] * count, [-1] * count
+        self._unknown: dict[str, int] = {}
+        self._step: Step = ()
+        self._came: Step = ()
+        self._x = NOTHING
+        self._choose()
+        if max_cost is not None:
+            self._require_start([*policy.ahead(()), *policy.remaining(())])
+
+    def _advance(self, node: int, confidence: float | None, prediction: str | None) -> None:
+        self._step = tuple(sorted((*self._step, node)))
+        if confidence is not None:
+            reads = prediction is not None and self._belief.agree
+            self._codes[node] = code = self._code(str(prediction)) if reads else -1
+            self._curve[node], self._offset[node] = self._scorer.evidence(
+                node, confidence, code, self._prior, self._bar
+            )
+            self._came = tuple(sorted((*self._came, node)))
+            context, odds = self._risks()
+            self._x = min(odds)
+            self._answer = context[odds.index(self._x)]
+        self._choose()
+
+    def _risks(self) -> tuple[Step, list[float]]:
+        """Return the answers that count, and their log-odds of being wrong."""
+        context = self._belief.context(self._came)
+        odds = self._scorer.odds(context, self._curve, self._offset, self._codes, self._bar)
+        return context, odds
+
+    def _code(self, prediction: str) -> int:
+        classes = self._belief.code_of
+        code = classes.get(prediction)
+        if code is None:  # a class of its own, for this input
+            code = self._unknown.setdefault(prediction, len(classes) + len(self._unknown))
+        return code
+
+    def _choose(self) -> None:
+        """Choose the node of the largest gain above its price, of those that the cap allows."""
+        self._capped = False
+        best, chosen = 0.0 if self._came else -inf, -1
+        for node, gain, price in self._ways(self._prior, self._bar):
+            net = gain - price
+            if net > best:
+                if self._cost + self._costs[node] <= self._limit:
+                    best, chosen = net, node
+                else:
+                    self._capped = True
+        if chosen < 0 and not self._came and self._limit < inf:
+            # No way is within the cap: the most expensive node that is.
+            nodes = self._policy.remaining(self._step)
+            within = [v for v in nodes if self._cost + self._costs[v] <= self._limit]
+            chosen = max(within, key=self._costs.__getitem__, default=-1)
+        self._next = chosen
+
+    def _ways(self, prior: Sequence[float] | None, bar: float) -> list[tuple[int, float, float]]:
+        """Return each way with its gain and its price, in losses, for what an input says."""
+        policy, step, x = self._policy, self._step, self._x
+        piece = bisect_right(policy.knots(step), x)
+        p = chance_of(x)
+        gains = []
+        for node, base, slope, u, v, wait in policy.after(step, self._came):
+            gain = base[piece] + slope[piece] * x
+            if u or v:
+                q = self._scorer.q(self._came, node, x, prior, bar)
+                gain = gain + u * q + v * (p * q if step else chance_of(bar))
+            gains.append((node, gain, policy.price * (self._costs[node] + wait)))
+        return gains
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no node is asked after ``next``, if that answers."""
+        spent = self._cost + self.price
+        following = self._policy.ahead(tuple(sorted((*self._step, self._next))))
+        return all(spent + self._costs[node] > self._limit for node in following)
+
+    @property
+    def beliefs(self) -> dict[str, float]:
+        """The chance that each answer is wrong, the least likely first; of thresholds none."""
+        if not self._came or self._policy.tables.are_thresholds:
+            return {}
+        context, odds = self._risks()
+        return {self._names[v]: chance_of(x) for x, v in sorted(zip(odds, context, strict=True))}
+
+    def explain(self) -> StepExplanation:
+        """Return the reasons for the current decision."""
+        names, tables, prior = self._names, self._policy.tables, dict[str, float]()
+        ways = {names[v]: way for v, *way in self._ways(self._prior, self._bar)}
+        best = self.next or max(ways, key=lambda name: ways[name][0] - ways[name][1], default=None)
+        gain, price = ways.get(best or "", (0.0, 0.0))
+        risk, from_input = chance_of(self._x) if self._came else inf, 0.0
+        why = self._in_words(risk, best, gain, price)
+        if tables.are_thresholds:  # they say no chance, and nothing that is gained
+            return StepExplanation(self.next, self.answer, inf, inf, why, self.price)
+        if self._prior is not None:
+            evidence = self._x, self._prior, self._bar
+            nodes = [v for v in range(len(names)) if v not in self._step]
+            prior = {names[v]: self._scorer.q(self._came, v, *evidence) for v in nodes}
+        if self.next is not None and tables.prior is not None:
+            typical = {v: base for v, base, _ in self._ways(*tables.prior.unknown)}
+            from_input = gain - typical.get(self._next, 0.0)
+        indices = self._policy.indices.get(self._step, {}) if self._came else {}
+        return StepExplanation(
+            self.next,
+            self.answer,
+            risk,
+            risk - (gain - price) if best in ways else inf,
+            why,
+            self.price,
+            self.beliefs,
+            prior=prior,
+            from_input=from_input,
+            gains={name: gain for name, (gain, _) in ways.items()},
+            prices={name: price for name, (_, price) in ways.items()},
+            indices={names[v]: chance_of(index) for v, index in indices.items()},
+        )
+
+    def _in_words(self, risk: float, best: str | None, gain: float, price: float) -> str:
+        """Return the decision in words, by the best way."""
+        decision = ": stop" if self.next is None else f": ask {self.next!r}"
+        if self.next is None and self._capped:
+            cap = f"is left of the cap of {number(self._limit)}"
+            decision = f", and asking on would cost more than {cap}: stop"
+        if not self._came:
+            return NO_ANSWER if self.next is None else f"there is no answer yet{decision}"
+        nothing, answer = (
+            "the policy asks no node after this: stop",
+            f"the answer of {self.answer!r}",
+        )
+        if self._policy.tables.are_thresholds:
+            sure = "" if self.next is None and not self._capped else "not "
+            return nothing if best is None else f"{answer} is {sure}confident enough{decision}"
+        doubt = f"{answer} is wrong with chance {percent(risk, digits=1)}"
+        if best is None:
+            return f"{doubt}, and {nothing}"
+        saves = f"asking {best!r} saves {100 * gain:.2f} points of loss"
+        return f"{doubt}; {saves} at a price of {100 * price:.2f}{decision}"

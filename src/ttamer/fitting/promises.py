@@ -27,7 +27,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Literal
@@ -35,10 +34,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import counted, is_number, number, percent
+from ttamer._checks import counted, is_number, number
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Floats
-from ttamer.fitting.fitted import FitRecord, Fitted
+from ttamer.fitting.fitted import FitRecord, Fitted, shown_error
 from ttamer.fitting.points import Mix, OperatingPoints
 from ttamer.fitting.replay import SLACK, outcomes
 from ttamer.stats.bounds import Sample, Test, check_confidence
@@ -95,33 +94,24 @@ class Promise:
         """How often such a promise may be broken."""
         return 1 - self.confidence
 
-    def shown(self, value: float) -> str:
-        """Return a value as people read it.
-
-        Args:
-            value: An error, or a loss in the trace's unit.
-
-        Returns:
-            A percentage, or a number.
-        """
-        return f"{value:.4g}" if self.measure == "mean loss" else percent(value, digits=2)
-
     def __str__(self) -> str:
         what = {
             "error": self.measure,
             "drop": f"drop against {self.against!r}",
             "budget": f"share above a cost of {number(self.budget or 0.0)}",
         }[self.kind]
-        asked = f"{what} at most {self.shown(self.at_most)} with confidence {self.confidence:g}"
-        rows = counted(self.rows, "row")
-        facts = f"{self.shown(self.observed)} on {rows}, at most {self.shown(self.bound)}"
+        values = (self.at_most, self.observed, self.bound)
+        limit, seen, bound = (shown_error(value, self.measure) for value in values)
+        asked = f"{what} at most {limit} with confidence {self.confidence:g}"
+        observed = f"{seen} on {counted(self.rows, 'row')}"
         if self.certified:
-            return f"{asked}: certified ({facts})"
+            return f"{asked}: certified ({observed}, at most {bound})"
         if self.refuted:
-            return f"{asked}: broken ({self.shown(self.observed)} on {rows})"
+            return f"{asked}: broken ({observed})"
+        advice = f"about {self.rows_needed} rows would do"
         if self.rows_needed is None:
-            return f"{asked}: not certified ({facts}); more rows would not help, allow more"
-        return f"{asked}: not certified ({facts}); about {self.rows_needed} rows would do"
+            advice = "more rows would not help, allow more"
+        return f"{asked}: not certified ({observed}, at most {bound}); {advice}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values.
@@ -160,55 +150,46 @@ class Held:
         """How many independent rows there are."""
         return len(self) if self.group is None else len(np.unique(self.group))
 
-    @property
-    def seed(self) -> int:
-        """A seed for draws about these rows, as good as random: it is taken from their digest."""
-        return int.from_bytes(blake2b(self.trace_digest.encode(), digest_size=8).digest())
-
-    @cached_property
-    def _lost(self) -> Floats:
-        return np.concatenate([self.lost, self.alone_lost.T])
-
-    @cached_property
-    def _paid(self) -> Floats:
-        return np.concatenate([self.paid, self.alone_paid.T])
-
     def sample(self, kind: Kind, mix: Mix, against: int, budget: float | None = None) -> Sample:
         """Return what the rows show of a mix of points.
 
         Each row is given to one of the two points by a draw that is fixed for the pair: a larger
         share only moves rows to the more expensive one.
         """
-        numbers = [*self.policies, *range(self.count, self.count + len(self.names))]
-        columns = [numbers.index(mix.cheap), numbers.index(mix.expensive)]
-        # One draw per pair of points: a test of a larger share looks at the same rows, moved.
-        draws = np.random.default_rng([self.seed, *columns]).random(len(self))
-        point = np.where(draws < mix.share, columns[1], columns[0]), np.arange(len(self))
-        reference = len(self.policies) + against
-        loss = self._lost[point]
+        count = len(self.policies)
+        columns = [
+            self.policies.index(k) if k < self.count else count + k - self.count for k in mix[:2]
+        ]
+        # As good as random, and the same whenever these rows are tested.
+        seed = int.from_bytes(blake2b(self.trace_digest.encode(), digest_size=8).digest())
+        draws = np.random.default_rng([seed, *columns]).random(len(self))
+
+        def of_rows(policies: Floats, alone: Floats) -> Floats:
+            cheap, expensive = (policies[c] if c < count else alone[c - count] for c in columns)
+            return np.asarray(np.where(draws < mix.share, expensive, cheap))
+
+        loss, reference = of_rows(self.lost, self.alone_lost.T), self.alone_lost[:, against]
         if budget is not None:
-            loss = (self._paid[point] > budget * (1 + SLACK)).astype(float)
+            paid = of_rows(self.paid, self.alone_paid.T)
+            loss = (paid > budget * (1 + SLACK)).astype(float)
         low = 0.0
         test: Test = "binomial"
         if self.weight is not None:
             # 1 minus the loss is weighted, so that clipping can only make the bound wider.
-            right, width = np.minimum(self.weight[point], self.cap) * (1 - loss), self.cap
+            weight = np.minimum(self.weight, self.cap)
+            right, width = of_rows(weight[:count], weight[count:]) * (1 - loss), self.cap
             if kind == "drop":
-                theirs = np.minimum(self.weight[reference], self.cap)
-                right, width = right + theirs * self._lost[reference], 2 * width
+                right, width = right + weight[count + against] * reference, 2 * width
             low, loss = 1 - width, 1 - right / width
         elif kind == "drop":
-            low, loss, test = -1.0, (loss - self._lost[reference] + 1) / 2, "paired"
+            low, loss, test = -1.0, (loss - reference + 1) / 2, "paired"
         # The exact tests are of rows that are right or wrong, each by itself.
         exact = self.weight is None and self.group is None
         exact = exact and bool(np.isin(loss, (0, 0.5, 1) if test == "paired" else (0, 1)).all())
-        return Sample(self._independent(loss), low, 1.0, test if exact else "betting", self.seed)
-
-    def _independent(self, values: Floats) -> Floats:
-        if self.group is None:
-            return values
-        _, number_of, sizes = np.unique(self.group, return_inverse=True, return_counts=True)
-        return np.asarray(np.bincount(number_of, values) / sizes)
+        if self.group is not None:
+            _, number_of, sizes = np.unique(self.group, return_inverse=True, return_counts=True)
+            loss = np.bincount(number_of, loss) / sizes
+        return Sample(loss, low, 1.0, test if exact else "betting", seed)
 
 
 # ---------------------------------------------------------------- rows held out
@@ -237,6 +218,8 @@ def were_fitted_to(record: FitRecord, trace: Trace) -> bool:
     if trace.digest == record.trace_digest:
         return True
     count = len(trace) - record.rows
+    if record.trace_digest.startswith("batches:"):  # a file that no trace in memory was read of
+        return count == 0
     if count <= 0 or record.held_out != count:
         return False
     rows, _ = rows_split(trace, count, record.seed)
@@ -305,10 +288,16 @@ def held_of(fitted: Fitted, points: OperatingPoints, trace: Trace) -> Held:
     )
 
 
+def least_chance(asked: NDArray[np.bool_], trace: Trace) -> Floats:
+    """Return, shape (T,), the least of the known chances with which nodes were asked; or 1."""
+    assert trace.chance is not None  # noqa: S101 - the caller has looked
+    chance = np.where(asked & ~np.isnan(trace.chance), trace.chance, 1.0)
+    return np.asarray(chance.min(axis=1))
+
+
 def _weight(asked: NDArray[np.bool_], trace: Trace) -> Floats:
     """Return one over the least chance of the nodes asked; 0 where the log lacks one of them."""
-    assert trace.chance is not None  # noqa: S101 - the caller has looked
-    chance = np.where(asked & ~np.isnan(trace.chance), trace.chance, 1.0).min(axis=1)
+    chance = least_chance(asked, trace)
     answered = (~asked | ~np.isnan(trace.loss)).all(axis=1) & (chance > 0)
     return np.where(answered, 1 / np.where(chance > 0, chance, 1.0), 0.0)
 
@@ -353,41 +342,46 @@ def make_promise(
             f"{held.unit:g}",
             param="at_most",
         )
-    share = at_most / held.unit
-    reference = points.alone(against)
-    limit = math.inf if kind == "budget" else points.costs[reference] * (1 + SLACK)
-    safe = Mix.of(reference)
+    reference, limit = points.alone(against), math.inf
+    if kind != "budget":
+        limit = points.costs[reference] * (1 + SLACK)
+    able = [*held.policies, *range(len(points), len(points.costs))]
+    able = [point for point in able if points.costs[point] <= limit]
+    chain = [able[k] for k in lower_envelope(points.costs[able], points.errors[able])]
+    safe = reference
     if kind == "budget":
-        chain = _corners(points, held.policies, limit)
-        safe = Mix.of(chain[0])
+        safe = chain[0]
     elif thresholds:
         chain = list(held.policies[::-1])
     else:
-        chain = _corners(points, held.policies, limit)[::-1]
-        if kind == "drop" and chain[0] != reference:
+        chain = chain[::-1]
+        if kind == "drop":
             chain = [reference, *(point for point in chain if point != reference)]
-    # The node was chosen on these rows: the drop must hold against whichever is best in truth.
-    peers = range(len(held.names)) if chosen and kind == "drop" else (against,)
-    passed: Mix | None = None
-    for mix in sequence(chain, rising=kind == "budget"):
-        if not (kind == "drop" and mix == Mix.of(reference) and share >= 0):
-            samples = [held.sample(kind, mix, node, budget) for node in peers]
-            if max(sample.p_value(share, alpha) for sample in samples) > alpha:
-                break
-        passed = mix
-    if passed is not None and passed.mean(points.costs) > limit:
-        passed = None
     promise = Promise(
         kind=kind,
         at_most=float(at_most),
         confidence=float(confidence),
-        mix=passed or safe,
+        mix=Mix.of(safe),
         against=held.names[against],
         budget=budget,
         measure=held.measure,
         unit=held.unit,
     )
-    return check_promise(promise, held, passed=passed is not None)
+    # The node was chosen on these rows: the drop must hold against whichever is best in truth.
+    peers = range(len(held.names)) if chosen else (against,)
+    passed: Mix | None = None
+    for mix in sequence(chain, rising=kind == "budget"):
+        if not (kind == "drop" and mix == Mix.of(reference) and at_most >= 0):
+            samples = [held.sample(kind, mix, node, budget) for node in peers]
+            share = at_most / held.unit
+            if max(sample.p_value(share, alpha) for sample in samples) > alpha:
+                break
+        passed = mix
+    if passed is not None and passed.mean(points.costs) > limit:
+        passed = None
+    return check_promise(
+        replace(promise, mix=passed or promise.mix), held, passed=passed is not None
+    )
 
 
 def check_promise(promise: Promise, held: Held, *, passed: bool | None = None) -> Promise:
@@ -396,33 +390,23 @@ def check_promise(promise: Promise, held: Held, *, passed: bool | None = None) -
     ``passed`` says whether these rows chose the mix, and it passed. By default the mix was chosen
     before, so this is one test, and the rows may refute it.
     """
-    against, share, alpha = (
-        held.names.index(promise.against),
-        promise.at_most / held.unit,
-        promise.alpha,
-    )
+    against, share = held.names.index(promise.against), promise.at_most / held.unit
+    alpha, is_new = promise.alpha, passed is None
     sample = held.sample(promise.kind, promise.mix, against, promise.budget)
-    # The drop of the reference itself is 0.
-    alone = promise.kind == "drop" and promise.mix == Mix.of(held.count + against)
-    refuted = False
-    if passed is None:
-        passed = not alone and sample.p_value(share, alpha) <= alpha
-        refuted = share < 0 if alone else sample.refutes(share, alpha)
-    certified = passed or (alone and share >= 0)
+    if promise.kind == "drop" and promise.mix == Mix.of(held.count + against):
+        # The drop of the reference itself is 0.
+        certified, refuted, bound, observed = share >= 0, share < 0, 0.0, 0.0
+    else:
+        certified = sample.p_value(share, alpha) <= alpha if passed is None else passed
+        refuted = is_new and sample.refutes(share, alpha)
+        bound, observed = held.unit * sample.upper(alpha), held.unit * sample.observed
     return replace(
         promise,
         certified=certified,
-        refuted=refuted,
-        bound=0.0 if alone else held.unit * sample.upper(alpha),
-        observed=0.0 if alone else held.unit * sample.observed,
+        refuted=refuted and is_new,
+        bound=bound,
+        observed=observed,
         rows=held.rows,
         trace_digest=held.trace_digest,
         rows_needed=None if certified else sample.rows_needed(share, alpha),
     )
-
-
-def _corners(points: OperatingPoints, policies: Sequence[int], limit: float) -> list[int]:
-    """Return the points on the envelope at no more than this cost, the cheapest first."""
-    able = [*policies, *range(len(points), len(points.costs))]
-    able = [point for point in able if points.costs[point] <= limit]
-    return [able[k] for k in lower_envelope(points.costs[able], points.errors[able])]

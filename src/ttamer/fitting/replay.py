@@ -1,8 +1,6 @@
 """Replay: what a rule would have done on every row of a trace.
 
-A *rule* is anything that decides row by row from the answers of the nodes: a fitted policy, a
-threshold, an oracle. It reads the trace and returns which nodes it would have asked and whose
-answer it would have returned; evaluation counts what that cost and whether it was right.
+A *rule* decides row by row from the answers of the nodes: a fitted policy, a threshold, an oracle.
 """
 
 from __future__ import annotations
@@ -25,9 +23,6 @@ SLACK = 1e-9  # a limit on costs counts as met up to this relative error of thei
 @dataclass(frozen=True, eq=False)
 class Played:
     """What a rule did on each of T rows.
-
-    Raises:
-        ArgumentError: A row returns the answer of a node that was not asked.
 
     >>> played = Played(np.array([0, 1]), np.array([[True, False], [True, True]]), np.array([0, 1]))
     >>> played.asked.sum(axis=1).tolist()  # the number of nodes asked, per row
@@ -70,7 +65,7 @@ class Rule(Protocol):
             trace: T rows of the cascade.
 
         Returns:
-            The nodes asked and the node that answers, row by row.
+            The nodes asked and the node that answers.
         """
         ...
 
@@ -129,11 +124,8 @@ def asked_up_to(last: NDArray[np.intp], nodes: int) -> NDArray[np.bool_]:
 def paid(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64]:
     """Return, shape (T,), what each row paid, given the nodes asked, shape (T, n).
 
-    Every node asked costs what the row records; a node before the last one asked that was not asked
-    itself was passed, and costs what the cascade gives for that.
+    A node asked costs what the row records, an exit that was passed its cost of reaching.
 
-    >>> from ttamer.cascade import CascadeSpec
-    >>> from ttamer.trace.trace import Trace
     >>> spec = CascadeSpec.of({"a": 3.0, "b": 5.0}, kind="exits", reach={"a": 2.0})
     >>> trace = Trace(spec, np.zeros((3, 2)))
     >>> paid(np.array([[True, False], [True, True], [False, True]]), trace).tolist()
@@ -153,13 +145,6 @@ def latency_of(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64] | 
     """Return, shape (T,), how long each row took: nodes are asked one after another.
 
     ``None`` where the trace has no latency of a node that was asked.
-
-    >>> from ttamer.cascade import CascadeSpec
-    >>> from ttamer.trace.trace import Trace
-    >>> spec = CascadeSpec.of({"a": 1.0, "b": 2.0})
-    >>> trace = Trace(spec, np.zeros((2, 2)), latency=np.array([[1.0, 5.0]] * 2))
-    >>> latency_of(np.array([[True, False], [True, True]]), trace).tolist()
-    [1.0, 6.0]
     """
     if trace.latency is None:
         return None
@@ -185,10 +170,7 @@ def outcomes(
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return what policies lose and pay on R rows, shape (P, R); each node by itself, (R, n).
 
-    Args:
-        trace: R rows. What a row lacks counts as 0.
-        asked: Of each policy, shape (R, n): which nodes it asked.
-        answer: Of each policy, shape (R,): whose answer it returns.
+    ``asked`` (R, n) and ``answer`` (R,) are of each policy. What a row lacks counts as 0.
     """
     rows, loss = np.arange(len(trace)), np.nan_to_num(trace.loss)
     lost = np.column_stack([loss, np.ones(len(loss))])  # no answer, -1, loses all there is to lose

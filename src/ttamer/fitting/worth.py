@@ -38,20 +38,16 @@ class CallPlan(NamedTuple):
     next_unit: float
 
 
-def plan_calls(ladder: FittedLadder, trace: Trace, budget: float, *, steps: int = 100) -> CallPlan:
+def plan_calls(ladder: FittedLadder, trace: Trace, budget: float) -> CallPlan:
     """Plan calls where the uncertainty of the frontier falls most per cost.
 
     Args:
         ladder: Fitted to the trace.
         trace: What was asked so far; some rows are complete.
         budget: What may be spent, in the cascade's unit of cost.
-        steps: In so many parts it is planned.
 
     Returns:
         Rows to ask all nodes, or one node, about, and the worth of the next unit of cost.
-
-    Raises:
-        ArgumentError: The budget is not a positive number.
 
     >>> from ttamer import datasets, fit
     >>> trace = datasets.load("minilm-imdb").take(slice(400))
@@ -76,7 +72,7 @@ def plan_calls(ladder: FittedLadder, trace: Trace, budget: float, *, steps: int 
         after = [_error(residual, explained, rows + way, complete + way.all()) for way in ways]
         falls = (error - np.array(after)) / price
         best = int(falls.argmax())
-        count = int(min(max(budget / steps / price[best], 1), (budget - spent) / price[best]))
+        count = int(min(max(budget / 100 / price[best], 1), (budget - spent) / price[best]))
         if count < 1:
             break
         rows, complete = rows + count * ways[best], complete + count * bool(ways[best].all())

@@ -22,8 +22,8 @@ from ttamer.cascade import CascadeSpec, answer_rules
 from ttamer.errors import ArtefactError
 from ttamer.fitting.inputs import InputFeature
 from ttamer.fitting.ladder import FittedLadder
-from ttamer.fitting.policy import SingleNode, StepTables
-from ttamer.fitting.session import SingleNodeSession
+from ttamer.fitting.policy import StepTables
+from ttamer.fitting.session import SingleNode, SingleNodeSession
 from ttamer.llm.node import ModelNode, Verification, Work
 from ttamer.runtime.cascade import Cascade, Decider
 from ttamer.runtime.reply import Reply

@@ -82,27 +82,6 @@ def binomial_upper(wrong: int, rows: int, alpha: float) -> float:
     return invert_test(lambda at_most: binomial_p(wrong, rows, at_most), wrong / rows, alpha)
 
 
-def quantile_upper(values: NDArray[np.float64], share: float, alpha: float) -> float:
-    """Return an upper bound on a quantile of rows, which holds with confidence ``1 - alpha``.
-
-    It is one of the values, by the exact binomial law of how many lie below the quantile; ``inf``
-    where the rows are too few.
-
-    >>> quantile_upper(np.arange(100.0), 0.5, 0.05), quantile_upper(np.arange(10.0), 0.95, 0.05)
-    (58.0, inf)
-    """
-    rows = len(values)
-    low, high = 0, rows + 1  # the least k so that k or more below the quantile is unlikely
-    while low < high:
-        middle = (low + high) // 2
-        # At least ``middle`` below it is at most ``rows - middle`` above it.
-        if middle and binomial_p(rows - middle, rows, 1 - share) <= alpha:
-            high = middle
-        else:
-            low = middle + 1
-    return float(np.partition(values, low - 1)[low - 1]) if low <= rows else math.inf
-
-
 def betting_p(
     values: ArrayLike, counts: ArrayLike, at_most: float, *, alpha: float, seed: int = 0
 ) -> float:

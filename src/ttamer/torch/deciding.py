@@ -29,7 +29,8 @@ from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import GRID, HEAD, NOTHING, PEER, Belief, Step
 from ttamer.fitting.ladder import FittedPolicy
 from ttamer.fitting.markov import StatePolicy
-from ttamer.fitting.policy import SingleNode, StepPolicy
+from ttamer.fitting.policy import StepPolicy
+from ttamer.fitting.session import SingleNode
 from ttamer.policy.walk import WalkPolicy
 
 Floats = NDArray[np.float64]
