@@ -7,6 +7,7 @@ import dataclasses
 import html
 import io
 import json
+import math
 import os
 import re
 import subprocess
@@ -187,7 +188,7 @@ def test_solve_shows_few_states_and_names_the_rest(tmp_path):
 
 def test_solve_a_problem_that_only_sometimes_answers(tmp_path):
     path = tmp_path / "problem.json"
-    router = tt.Node("router", ["inf", "inf"])
+    router = tt.Node("router", [math.inf, math.inf])
     good = tt.Node("good", [0.1])
     edges = (
         tt.Edge(None, "router", cost=0.1, probabilities=[[0.5, 0.5]]),

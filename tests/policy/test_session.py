@@ -385,13 +385,8 @@ def test_a_node_that_failed_does_not_answer_and_the_next_is_asked(policy):
 
 
 @EACH
-def test_notebooks_show_a_session_an_explanation_and_a_policy(policy):
-    turn = policy.session()
-    assert "ask &#x27;small&#x27;" in turn.explain()._repr_html_()
-    while turn.next is not None:
-        turn.observe(0)
-    assert "stop and return the answer" in turn.explain()._repr_html_()
-    assert turn._repr_html_().startswith("<svg")
+def test_notebooks_show_a_session_and_a_policy(policy):
+    assert policy.session()._repr_html_().startswith("<svg")
     page = policy._repr_html_()
     assert all(name in page for name in policy.problem.names)
 
@@ -399,4 +394,3 @@ def test_notebooks_show_a_session_an_explanation_and_a_policy(policy):
 def test_notebooks_show_a_ladder_with_a_row_for_each_policy():
     ladder = tt.solve_ladder(LINE, [0.2, 0.6, 0.9])
     assert ladder._repr_html_().count("<tr") == 4
-    assert ladder.plot().axes[0].get_xlabel() == "expected cost"

@@ -176,11 +176,14 @@ REFUSED = {
         lambda: Problem.forest([0.1], [1, 1], [[1], [1]], [None]),
         "1 parents for 2 costs: give one of each per node",
     ),
-    "a parent beyond the nodes": (forest([None, 2]), "parents[1] is 2, and there are 2 nodes"),
-    "a negative parent": (forest([None, -1]), "parents[1] is -1, and there are 2 nodes"),
+    "a parent beyond the nodes": (
+        forest([None, 2]),
+        "parents[1] is 2; give a node's number below 2, or None",
+    ),
+    "a negative parent": (forest([None, -1]), "parents[1] is -1; give a node's number below 2"),
     "a parent by its name": (
         forest([None, "m1"]),
-        "parents[1] is 'm1'; give a node's number, or None",
+        "parents[1] is 'm1'; give a node's number",
     ),
     "a parent of itself": (forest([None, 1]), "cycle|'m2'"),
     "parents in a circle": (forest([None, 2, 1]), "cycle|'m2', 'm3'"),
@@ -193,7 +196,7 @@ REFUSED = {
     "a skip lacking a start": (skip(lacking=(None, 0)), "probabilities lacks the pair (None, 0)"),
     "a skip by names": (
         lambda: Problem.skip([0.1], [1.0], {(None, "m1"): [1.0]}),
-        "skip: (None, 'm1') is no pair of node numbers: write (None, 0)",
+        "skip: probabilities are by pairs of node numbers: write (None, 0)",
     ),
     "a skip lacking a cost": (skip(costs=[1.0]), "skip: 1 cost for 2 nodes|one per node"),
     "a skip lacking the cost of a pair": (
@@ -258,7 +261,7 @@ def test_a_multi_line_puts_lines_side_by_side():
     assert joined(problem) == joined(lines[0]) + joined(lines[1])
     assert problem.is_forest
     assert not problem.is_line
-    assert len(problem.starts) == 2
+    assert len(problem.outgoing[-1]) == 2
 
 
 def test_a_tree_and_a_forest_join_each_node_to_its_parent():
@@ -310,7 +313,7 @@ def test_skip_refuses_costs_and_pairs_that_lead_nowhere(costs, extra):
 def test_a_raw_walk_may_be_any_directed_acyclic_graph():
     problem = built()
     assert problem.ends == ((-1, 0), (-1, 1), (0, 1))
-    assert problem.starts == (0, 1)
+    assert problem.outgoing[-1] == (0, 1)
     assert problem.outgoing == ((2,), (), (0, 1))
     assert problem.incoming == ((0,), (1, 2))
     assert problem.order == (0, 1)

@@ -119,15 +119,15 @@ BAD_FORM = {
     "to an unknown node": (edge(to="b"), "no node 'b'; the nodes are a"),
     "a word for a cost": (edge(cost="1"), "edges[0].cost: expected `float | array`, got `str`"),
     "a truth for a cost": (edge(cost=True), "edges[0].cost: expected `float | array`, got `bool`"),
-    "a list of words for a cost": (edge(cost=["1"]), "edges[0]: cost must be numbers"),
+    "a list of words for a cost": (edge(cost=["1"]), "edge start -> 'a': cost must be a number"),
     "costs for another node": (edge(cost=[1, 2]), "the costs have shape (2,)"),
     "an object for rows": (
         edge(probabilities={"0": 1}),
         "edges[0].probabilities: expected `array`",
     ),
-    "a null in a row": (edge(probabilities=[[None, 1]]), "edges[0]: probabilities must be numbers"),
-    "words in a row": (edge(probabilities=[["0.25", 0.75]]), "edges[0]: probabilities must be"),
-    "truths in a row": (edge(probabilities=[[True, False]]), "edges[0]: probabilities must be"),
+    "a null in a row": (edge(probabilities=[[None, 1]]), "-> 'a': probabilities must be numbers"),
+    "words in a row": (edge(probabilities=[["0.25", 0.75]]), "-> 'a': probabilities must be"),
+    "truths in a row": (edge(probabilities=[[True, False]]), "-> 'a': probabilities must be"),
     "ragged rows": (edge(probabilities=[[1], [0.5, 0.5]]), "rows of equal length"),
     "no numbers": (edge(probabilities=[[]]), "-> 'a'"),
     "a wrong sum": (edge(probabilities=[[0.25, 0.5]]), "-> 'a', row 0|sum to 0.75|normalise"),
@@ -162,7 +162,7 @@ BAD_TEXT = {
     ),
     "deep rows": (
         json.dumps(WHOLE).replace("0.25", "[" * 500 + "]" * 500),
-        "edges[0]: probabilities",
+        "edge start -> 'a': probabilities",
     ),
 }
 

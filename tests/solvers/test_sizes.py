@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tracemalloc
 
 import numpy as np
@@ -12,7 +11,7 @@ import ttamer as tt
 from support.oracles import best_value, outcomes, path_cost, stop_loss
 from ttamer import ProblemError
 from ttamer.policy.surrogate import subtree_law
-from ttamer.solvers import walk as memory
+from ttamer.solvers import walk
 
 
 def long_line(nodes, states, *, moves="walk", seed=0):
@@ -28,21 +27,21 @@ def long_line(nodes, states, *, moves="walk", seed=0):
 
 def test_a_long_line_is_solved_by_its_indices_and_decides_the_same(monkeypatch):
     problem = long_line(12, 4)
-    walk = tt.solve(problem, 0.6)
-    monkeypatch.setattr("ttamer.solvers.MAX_UNCHECKED", 1)
+    table = tt.solve(problem, 0.6)
+    monkeypatch.setattr("ttamer.solvers.LINE_BYTES", 1)
     index = tt.solve(problem, 0.6)
-    assert (type(walk), type(index)) == (tt.WalkPolicy, tt.IndexPolicy)
-    assert index.value == pytest.approx(walk.value, rel=1e-14)
-    assert index.expected_loss == pytest.approx(walk.expected_loss)
-    assert index.expected_cost == pytest.approx(walk.expected_cost)
+    assert (type(table), type(index)) == (tt.WalkPolicy, tt.IndexPolicy)
+    assert index.value == pytest.approx(table.value, rel=1e-14)
+    assert index.expected_loss == pytest.approx(table.expected_loss)
+    assert index.expected_cost == pytest.approx(table.expected_cost)
     for name in problem.names:
-        assert index.if_stop(name).tolist() == walk.if_stop(name).tolist()
-        np.testing.assert_allclose(index.equivalent_loss(name), walk.equivalent_loss(name))
+        assert index.if_stop(name).tolist() == table.if_stop(name).tolist()
+        np.testing.assert_allclose(index.equivalent_loss(name), table.equivalent_loss(name))
 
 
 def test_the_memory_of_a_long_line_grows_with_its_nodes():
     problem = long_line(200, 16)
-    assert memory.table_bytes(problem, 1, recall=True) > 2e8
+    assert walk.table_bytes(problem, 1, recall=True) > 2e8
     tracemalloc.start()
     policy = tt.solve(problem.with_moves("precedence"), 0.6)
     _, peak = tracemalloc.get_traced_memory()
@@ -77,20 +76,9 @@ def noisy_rows(count, states):
 
 def test_tables_that_do_not_fit_are_refused_before_they_are_made(monkeypatch):
     problem = tt.Problem.skip_of(long_line(4, 3))
-    monkeypatch.setattr(memory, "available_memory", lambda: 1e3)
-    monkeypatch.setattr(memory, "MAX_UNCHECKED", 1)
+    monkeypatch.setattr(walk, "MAX_BYTES", 1)
     with pytest.raises(ProblemError, match=r"take 0.0 GB.*12 here.*round the losses"):
         tt.solve(problem, 0.5)
-
-
-@pytest.mark.parametrize("stated", ["4096", "max", None])
-def test_the_limit_of_a_container_counts(tmp_path, monkeypatch, stated):
-    if stated:
-        (tmp_path / "memory.max").write_text(stated)
-    monkeypatch.setattr(memory, "CONTROL_GROUP", tmp_path / "memory.max")
-    assert (memory.available_memory() == 4096) == (stated == "4096")
-    monkeypatch.delattr("os.sysconf")
-    assert memory.available_memory() == (4096 if stated == "4096" else math.inf)
 
 
 def test_of_many_children_only_the_next_is_put_on_the_heap():

@@ -115,7 +115,7 @@ def test_many_tradeoffs_at_once_equal_one_by_one(problem, weights):
 @given(problems(informers=False))
 def test_at_tradeoff_0_the_cheapest_answer_and_at_1_the_best(problem):
     cheapest, best = tt.solve(problem, 0.0), tt.solve(problem, 1.0)
-    starts = [problem.edges[e].cost for e in problem.starts]
+    starts = [problem.edges[e].cost for e in problem.outgoing[-1]]
     assert cheapest.value == pytest.approx(min(starts), abs=CLOSE)
     assert best.value == pytest.approx(best.expected_loss, abs=CLOSE)
     if problem.is_forest and problem.moves == "precedence":

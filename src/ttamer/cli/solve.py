@@ -74,7 +74,7 @@ def solve_command(
     if output:
         save(solved, output)
         text += f"\n\n  written to {output}"
-    if draw:
+    if draw and isinstance(solved, Policy):
         solved.plot(draw)
         text += f"\n\n  drawn in {draw}"
     cli.show(facts, text)

@@ -158,7 +158,7 @@ class StateTurn(FittedSession):
         self._free: StateSession | None = None  # what is decided without the cap, while that agrees
         if max_cost is not None:
             problem = policy.tables.ladder.problem
-            starts = [policy.tables.columns[problem.ends[edge][1]] for edge in problem.starts]
+            starts = [policy.tables.columns[problem.ends[edge][1]] for edge in problem.outgoing[-1]]
             if all(self._costs[node] > self._limit for node in starts):
                 self._require_start(starts)
             self._free = solved.session()

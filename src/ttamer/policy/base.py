@@ -29,7 +29,6 @@ from ttamer.policy.session import INFINITY, Batch, StateSession
 from ttamer.problem.checks import check_tradeoff, weigh_losses
 from ttamer.problem.problem import START, STOP, Edge, Problem
 from ttamer.show import card
-from ttamer.show.curves import draw_curves
 from ttamer.show.graph import Arrow, Box, Drawing, draw_graph
 
 # The most distinct sums of costs that an exact law of the future may have.
@@ -524,29 +523,6 @@ class Ladder:
         ]
         head = ["tradeoff", "expected cost", "expected loss"]
         return card(repr(self), head=head, rows=rows)
-
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw the loss against the cost of every policy.
-
-        Args:
-            path: Where to write the drawing, if anywhere.
-
-        Returns:
-            A matplotlib figure.
-
-        Raises:
-            MissingExtra: If matplotlib is not installed.
-
-        >>> from ttamer import Problem, solve_ladder
-        >>> ladder = solve_ladder(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), [0, 0.5, 1])
-        >>> ladder.plot().axes[0].get_ylabel()
-        'expected loss'
-        """
-        costs = [policy.expected_cost for policy in self.policies]
-        losses = [policy.expected_loss for policy in self.policies]
-        curves = {"policies": (costs, losses)}
-        labels = ("expected cost", "expected loss")
-        return draw_curves(curves, *labels, y_percent=False, path=path)
 
     @property
     def problem(self) -> Problem:

@@ -16,19 +16,7 @@ from numpy.typing import NDArray
 
 from ttamer._checks import counted
 from ttamer.errors import ArgumentError
-from ttamer.policy.base import (
-    Answer,
-    Future,
-    Means,
-    Policy,
-    check_costs,
-    check_state,
-    cost_keys,
-    joint_law,
-    number_of,
-    one_thread,
-    rows_by_cost,
-)
+from ttamer.policy import base
 from ttamer.policy.session import INFINITY, Batch, Explanation, StateSession
 from ttamer.policy.surrogate import Surrogate, from_leaves, least_of, settled, subtree_law
 from ttamer.problem.checks import weigh_losses
@@ -43,25 +31,20 @@ class Queue(NamedTuple):
 
 
 class IndexTables(NamedTuple):
-    """The children of each node and state as queues one after another.
+    """The children of each node and state as queues one after another; the start's come last.
 
-    Single numbers are read faster from plain sequences than from NumPy's arrays. The last entry by
-    node is that of the start.
+    Single numbers are read faster from plain sequences than from NumPy's arrays.
     """
 
     queue: Queue
-    # The position in the order of asking; of equal indices the node given first.
-    rank: NDArray[np.intp]
     # Per node, where the queue of its children begins for each state; none for a leaf.
     opens: tuple[tuple[int, ...], ...]
-    # Per node, the column of its children's queue in a batch.
-    column: NDArray[np.intp]
-    # Per node, the weighed loss of each state; none at the end, which stands for "stopped".
+    # Per node, the weighed loss of each state; none for the start, which stands for "stopped".
     losses: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class IndexPolicy(Policy):
+class IndexPolicy(base.Policy):
     """A table of indices.
 
     >>> from ttamer import Problem, solve
@@ -77,7 +60,7 @@ class IndexPolicy(Policy):
         return self.sigma[self.problem.index_of(node)]
 
     def choice(self, after: str | None = None) -> NDArray[np.int32]:
-        node = number_of(self.problem, after)
+        node = base.number_of(self.problem, after)
         children = sorted(self.problem.targets(node))
         sigma = np.full((len(children) + 1, self.problem.count_states(node)), np.inf)
         for row, child in enumerate(children):
@@ -87,16 +70,16 @@ class IndexPolicy(Policy):
         return np.where(goes_on, least[:, np.newaxis], np.int32(STOP))
 
     def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
-        return self._law_below(number_of(self.problem, after)).expected_minimum(self.fallbacks)
+        return self._law_below(base.number_of(self.problem, after)).expected_minimum(self.fallbacks)
 
-    def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
-        node = number_of(self.problem, after)
-        state = check_state(self.problem, node, state)
+    def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> base.Future:
+        node = base.number_of(self.problem, after)
+        state = base.check_state(self.problem, node, state)
         if not best >= 0:  # also NaN
             raise ArgumentError(f"the best loss so far is from 0 up, or inf for none, not {best!r}")
         weighed = float(weigh_losses(np.array([best]), self.tradeoff)[0])
         answers, *_ = forest_outcome(self, node, state, best=weighed, by_cost=True)
-        return joint_law(answers)
+        return base.joint_law(answers)
 
     def session(self) -> IndexSession:
         return IndexSession(self)
@@ -126,36 +109,27 @@ class IndexPolicy(Policy):
     @cached_property
     def tables(self) -> IndexTables:
         """The indices as sessions and batches read them."""
-        problem, nodes = self.problem, range(len(self.sigma))
-        # A node with children has one queue of them for each of its states.
-        counts = [problem.count_states(v) * bool(problem.outgoing[v]) for v in (*nodes, START)]
-        last = np.cumsum(counts)
-        node = np.repeat(nodes, [len(sigma) for sigma in self.sigma])
-        state = np.concatenate([np.arange(len(sigma)) for sigma in self.sigma])
-        queue = (last - counts)[np.array(problem.parents)[node]] + state
-        # The end of each queue, as a node behind all others.
-        node = np.append(node, np.full(last[-1], len(nodes)))
-        queue = np.append(queue, np.arange(last[-1]))
-        index = np.concatenate([*self.sigma, np.full(last[-1], np.inf)])
-        order = np.lexsort((node, index, queue))
-        node, index = node[order], index[order]
-        rank = np.empty_like(node)
-        rank[np.lexsort((node, index))] = np.arange(len(node))
-        begins = np.split(np.searchsorted(queue[order], np.arange(last[-1])), last[:-1])
-        asked = np.where(node < len(nodes), node, STOP).astype(np.int32)
-        return IndexTables(
-            queue=Queue(array("d", index.tobytes()), array("i", asked.tobytes())),
-            rank=rank,
-            opens=tuple(tuple(begin.tolist()) for begin in begins),
-            column=np.cumsum(np.greater(counts, 0)) - 1,
-            losses=(*(tuple(self.fallbacks[p].tolist()) for p in problem.grid.positions), ()),
-        )
+        problem, queue, opens = self.problem, Queue(array("d"), array("i")), []
+        sigma = [values.tolist() for values in self.sigma]
+        for node in (*range(len(sigma)), START):
+            children, begins = problem.targets(node), []
+            for state in range(problem.count_states(node) if children else 0):
+                begins.append(len(queue.nodes))
+                # Of equal indices the node given first.
+                for index, child in sorted((sigma[child][state], child) for child in children):
+                    queue.indices.append(index)
+                    queue.nodes.append(child)
+                queue.indices.append(INFINITY)
+                queue.nodes.append(STOP)
+            opens.append(tuple(begins))
+        losses = (tuple(self.fallbacks[p].tolist()) for p in problem.grid.positions)
+        return IndexTables(queue, tuple(opens), (*losses, ()))
 
     @cached_property
-    def _means(self) -> Means:
+    def _means(self) -> base.Means:
         answers, cost, asked = forest_outcome(self)
         # The chance that nothing answers is rounding: the solver refuses what is not sure to.
-        return Means.of(answers[1:], cost, asked)
+        return base.Means.of(answers[1:], cost, asked)
 
 
 class IndexSession(StateSession):
@@ -190,10 +164,7 @@ class IndexSession(StateSession):
             self._answer = node
         self._path.append((node, state))
         opens = tables.opens[node]
-        if opens:
-            self._go_on(opens[state], tables.queue)
-        else:
-            self._go_on()
+        self._go_on(opens[state] if opens else 0, tables.queue if opens else None)
 
     def fail(self) -> None:
         """Record that ``next`` was asked and gave no answer, and move on.
@@ -202,11 +173,11 @@ class IndexSession(StateSession):
         """
         node, chances = self.number, self._fail()
         children = self._policy.problem.targets(node)
-        by_index = sorted((self._policy._index_unsure(v, chances), v) for v in children)
-        indices, nodes = zip(*by_index, (INFINITY, STOP), strict=True)
+        waiting = sorted((self._policy._index_unsure(v, chances), v) for v in children)
+        indices, nodes = zip(*waiting, (INFINITY, STOP), strict=True)
         self._go_on(0, Queue(array("d", indices), array("i", nodes)) if children else None)
 
-    def _go_on(self, start: int = 0, opened: Queue | None = None) -> None:
+    def _go_on(self, start: int, opened: Queue | None) -> None:
         """Take the node asked off its queue, add the queue that it opens, and choose the next."""
         _, _, position, queue = self._open[0]
         position += 1
@@ -234,27 +205,30 @@ class IndexBatch(Batch):
 
     def __init__(self, policy: IndexPolicy, size: int) -> None:
         super().__init__(policy, size)
-        queue, tables = policy.tables.queue, policy.tables
-        self._indices, self._nodes = np.array(queue.indices), np.array(queue.nodes)
-        self._parents = np.array(policy.problem.parents)
+        queue, opens, _ = tables = policy.tables
+        self._tables, self._indices, self._nodes = tables, *map(np.array, queue)
+        # The position in the order of asking.
+        self._rank = np.empty(len(self._nodes), np.intp)
+        self._rank[np.lexsort((self._nodes, self._indices))] = np.arange(len(self._nodes))
+        # Per node, the column of its children's queue.
+        self._column = np.cumsum([len(begins) > 0 for begins in opens]) - 1
         self._best = np.full(size, np.inf)
         # The position of the next node of each queue; those that have not opened are at their end.
-        self._heads = np.full((size, tables.column[START] + 1), len(queue.nodes) - 1)
-        self._heads[:, START] = tables.opens[START]
-        self.next[:] = self._nodes[tables.opens[START]]
+        self._heads = np.full((size, self._column[START] + 1), len(self._nodes) - 1)
+        self._heads[:, START] = opens[START]
+        self.next[:] = self._nodes[opens[START]]
 
     def _step(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:
-        tables = self._policy.tables
-        losses, best = np.array(tables.losses[node])[states], self._best[rows]
+        losses, best = np.array(self._tables.losses[node])[states], self._best[rows]
         self.answer[rows[losses < best]] = node
         best = np.minimum(best, losses)
         self._best[rows] = best
         # Only the head of each queue competes: the others of it have larger indices.
-        self._heads[rows, tables.column[self._parents[node]]] += 1
-        if tables.opens[node]:
-            self._heads[rows, tables.column[node]] = np.array(tables.opens[node])[states]
+        self._heads[rows, self._column[self._policy.problem.parents[node]]] += 1
+        if begins := self._tables.opens[node]:
+            self._heads[rows, self._column[node]] = np.array(begins)[states]
         heads = self._heads[rows]
-        first = heads[np.arange(len(rows)), tables.rank[heads].argmin(axis=1)]
+        first = heads[np.arange(len(rows)), self._rank[heads].argmin(axis=1)]
         self.next[rows] = np.where(best > self._indices[first], self._nodes[first], STOP)
 
 
@@ -353,7 +327,7 @@ class Outside:
         return table[np.arange(len(index))[:, np.newaxis], columns]
 
 
-@one_thread()
+@base.one_thread()
 def forest_outcome(
     policy: IndexPolicy,
     node: int = START,
@@ -361,7 +335,7 @@ def forest_outcome(
     *,
     best: float = np.inf,
     by_cost: bool = False,
-) -> tuple[list[Answer], float, Floats]:
+) -> tuple[list[base.Answer], float, Floats]:
     """Return the answers below a node, the mean cost, and the chance that each node is asked.
 
     The first answer is none, of infinite loss. ``best`` is the best loss so far, weighed; it need
@@ -391,7 +365,7 @@ def forest_outcome(
     below = layers[top][-1][0]
     chances = np.zeros((len(below.open), len(below.points), 1))
     chances[state] = 1.0
-    answers: list[Answer] = [(np.inf, below.costs, below.at(np.array([never]))[state, 0])]
+    answers: list[base.Answer] = [(np.inf, below.costs, below.at(np.array([never]))[state, 0])]
     start = Outside(below.points, np.zeros(1), chances)
     outside = dict(zip(problem.targets(top)[::-1], _shared(layers.pop(top), start), strict=True))
     for node in nodes:
@@ -492,7 +466,7 @@ def _moved(
 
     The table has shape (states, points, costs).
     """
-    parts = rows_by_cost(edge) if by_cost else [(0.0, edge.probabilities)]
+    parts = base.rows_by_cost(edge) if by_cost else [(0.0, edge.probabilities)]
     tables = [np.tensordot(rows.T if forward else rows, table, axes=1) for _, rows in parts]
     if len(parts) == 1:
         return costs + parts[0][0], tables[0]
@@ -502,8 +476,8 @@ def _moved(
 
 def _merged(sums: Floats, table: Floats) -> tuple[Floats, Floats]:
     """Add the columns of sums of costs that are equal but for rounding."""
-    _, first, groups = np.unique(cost_keys(sums), return_index=True, return_inverse=True)
-    check_costs(first)
+    _, first, groups = np.unique(base.cost_keys(sums), return_index=True, return_inverse=True)
+    base.check_costs(first)
     order = np.argsort(groups, kind="stable")
     starts = np.searchsorted(groups[order], np.arange(len(first)))
     return sums[first], np.asarray(np.add.reduceat(table[..., order], starts, axis=-1))
@@ -516,8 +490,8 @@ def _check_work(problem: Problem, top: int) -> None:
     work = 0.0
     for node in reversed(problem.descendants(top)):
         edge, parent = problem.parent_edge(node), problem.parents[node]
-        prices = np.array([cost for cost, _ in rows_by_cost(edge)])
-        search = np.unique(cost_keys(np.append(np.add.outer(prices, sums[node]), 0.0)))
+        prices = np.array([cost for cost, _ in base.rows_by_cost(edge)])
+        search = np.unique(base.cost_keys(np.append(np.add.outer(prices, sums[node]), 0.0)))
         work += levels * edge.probabilities.size * len(prices) * len(sums[node])
         work += levels * len(edge.probabilities) * len(search) * len(sums[parent])
         if work > MAX_WORK:
@@ -526,6 +500,6 @@ def _check_work(problem: Problem, top: int) -> None:
                 f"takes more than {MAX_WORK:.0e} products; round the costs of the problem to a "
                 "common unit, use fewer states, or sample with ttamer.simulate(policy, inputs)"
             )
-        sums[parent] = np.unique(cost_keys(np.add.outer(sums[parent], search)))
-        check_costs(sums[parent])
+        sums[parent] = np.unique(base.cost_keys(np.add.outer(sums[parent], search)))
+        base.check_costs(sums[parent])
         sums[node] = np.zeros(1)

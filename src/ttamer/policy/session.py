@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ttamer._checks import counted, number, percent, require_whole
+from ttamer._checks import counted, require_whole
 from ttamer.errors import ObservationError
 from ttamer.problem.problem import START, STOP, Edge
-from ttamer.show import card
 from ttamer.show.graph import Drawing, draw_path
 
 if TYPE_CHECKING:
@@ -63,15 +62,6 @@ class Explanation:
     """What asking ``next`` costs, in the problem's units; 0 once stopped."""
     beliefs: Mapping[str, float] = field(default_factory=dict)
     """The chance that each answer in hand is wrong, where the policy is one on beliefs."""
-
-    def _repr_html_(self) -> str:
-        rows = [[name, percent(value, digits=1)] for name, value in self.beliefs.items()]
-        if self.next is None:
-            decision = f"stop and return the answer of {self.answer!r}"
-        else:
-            decision = f"ask {self.next!r}, which costs {number(self.price)}"
-        head = ["answer of", "chance that it is wrong"]
-        return card(decision, notes=[self.why], head=head, rows=rows)
 
 
 class Session(ABC):

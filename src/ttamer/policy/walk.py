@@ -16,20 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttamer.errors import ArgumentError
-from ttamer.policy.base import (
-    Answer,
-    Future,
-    Means,
-    Policy,
-    StateRule,
-    check_costs,
-    check_state,
-    cost_keys,
-    joint_law,
-    number_of,
-    one_thread,
-    rows_by_cost,
-)
+from ttamer.policy import base
 from ttamer.policy.session import INFINITY, Batch, Explanation, StateSession
 from ttamer.policy.surrogate import sweep
 from ttamer.problem.checks import TIE
@@ -49,7 +36,7 @@ class WalkTables(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class WalkPolicy(Policy):
+class WalkPolicy(base.Policy):
     """Tables of choices and of equivalent losses, one pair per node; the start's come last.
 
     >>> from ttamer import Problem, solve
@@ -73,22 +60,22 @@ class WalkPolicy(Policy):
         return self._indices[number]
 
     def choice(self, after: str | None = None) -> NDArray[np.int32]:
-        return self.choices[number_of(self.problem, after)]
+        return self.choices[base.number_of(self.problem, after)]
 
     def equivalent_loss(self, after: str | None = None) -> NDArray[np.float64]:
-        return self.phi[number_of(self.problem, after)]
+        return self.phi[base.number_of(self.problem, after)]
 
-    def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> Future:
-        node, choices = number_of(self.problem, after), self.choices
+    def future(self, after: str | None = None, state: int = 0, best: float = np.inf) -> base.Future:
+        node, choices = base.number_of(self.problem, after), self.choices
         if self.recall:  # the best is then the least of the loss in hand and those still to be met
             columns = np.arange(len(self.problem.grid))
             columns = np.minimum(columns, self.problem.grid.column(best))
             choices = tuple(table[:, columns] for table in choices)
-        state = check_state(self.problem, node, state)
+        state = base.check_state(self.problem, node, state)
         answers, *_ = walk_outcome(
             self.problem, choices, node, state, recall=self.recall, by_cost=True
         )
-        return joint_law(answers)
+        return base.joint_law(answers)
 
     def session(self) -> WalkSession:
         return WalkSession(self)
@@ -96,7 +83,7 @@ class WalkPolicy(Policy):
     def batch(self, size: int) -> WalkBatch:
         return WalkBatch(self, size)
 
-    def rules(self, node: str) -> list[StateRule]:
+    def rules(self, node: str) -> list[base.StateRule]:
         position = self.problem.index_of(node)
         losses = self.problem.nodes[position].losses.tolist()
         rules = []
@@ -109,7 +96,7 @@ class WalkPolicy(Policy):
             limit = -INFINITY if last < 0 else INFINITY
             if self.recall and last >= 0:
                 limit = float(self.problem.grid.values[last])
-            rules.append(StateRule(state, losses[state], (limit, limit), ask))
+            rules.append(base.StateRule(state, losses[state], (limit, limit), ask))
         return rules
 
     def _going_on(
@@ -158,8 +145,8 @@ class WalkPolicy(Policy):
         return WalkTables(first, len(grid) - 1, (*tables, ((), ())))
 
     @cached_property
-    def _means(self) -> Means:
-        return Means.of(*walk_outcome(self.problem, self.choices, recall=self.recall))
+    def _means(self) -> base.Means:
+        return base.Means.of(*walk_outcome(self.problem, self.choices, recall=self.recall))
 
     @cached_property
     def _indices(self) -> tuple[NDArray[np.float64], ...]:
@@ -263,7 +250,7 @@ def lead_to_answers(problem: Problem) -> list[NDArray[np.bool_]]:
     return leads
 
 
-@one_thread()
+@base.one_thread()
 def walk_outcome(
     problem: Problem,
     choices: Sequence[NDArray[np.int32]],
@@ -272,7 +259,7 @@ def walk_outcome(
     *,
     recall: bool,
     by_cost: bool = False,
-) -> tuple[list[Answer], float, NDArray[np.float64]]:
+) -> tuple[list[base.Answer], float, NDArray[np.float64]]:
     """Return the answers of a walk, the mean cost, and the chance that each node is asked.
 
     It goes on from a node (-1: the start) seen in a state; probability mass flows forward over the
@@ -286,9 +273,9 @@ def walk_outcome(
     mass = np.zeros((len(choices[node]), len(grid)))
     mass[state, -1] = 1.0  # no loss has been met yet
     paths[node][0.0] = (0.0, mass)
-    answers: list[Answer] = []
+    answers: list[base.Answer] = []
     for last in (START, *problem.order):
-        check_costs(paths[last])
+        base.check_costs(paths[last])
         for cost, mass in paths[last].values():
             asked[last] += mass.sum()
             stopped = np.where(choices[last] == STOP, mass, 0.0).sum(axis=0)
@@ -300,7 +287,7 @@ def walk_outcome(
                 if not len(columns):
                     continue
                 mean_cost += float(leaving.sum(axis=1) @ edge.expected_costs)
-                prices = rows_by_cost(edge) if by_cost else [(0.0, edge.probabilities)]
+                prices = base.rows_by_cost(edge) if by_cost else [(0.0, edge.probabilities)]
                 for price, rows in prices:
                     moved = np.zeros((rows.shape[1], len(grid)))
                     moved[:, columns] = rows.T @ leaving[:, columns]
@@ -310,7 +297,7 @@ def walk_outcome(
                     above = np.where(below, 0.0, moved).sum(axis=1)
                     moved = np.where(below, moved, 0.0)
                     moved[np.arange(len(position)), position] = above
-                    [key] = cost_keys(np.array([cost + price])).tolist()
+                    [key] = base.cost_keys(np.array([cost + price])).tolist()
                     paid, before = paths[target].get(key, (cost + price, 0.0))
                     paths[target][key] = (paid, before + moved)
         paths[last] = {}

@@ -266,7 +266,7 @@ class EdgeForm(
     forbid_unknown_fields=True,
     rename={"source": "from", "target": "to"},
 ):
-    """An edge of a ``problem.json``; :func:`table_of` checks tables other than rows of numbers."""
+    """An edge of a ``problem.json``."""
 
     source: str | Annotated[list[str], msgspec.Meta(min_length=2)] | None
     target: str
@@ -343,21 +343,6 @@ def packed(rows: list[list[float]]) -> list[list[float]] | NDArray[np.float64]:
         return np.frombuffer(b"".join([pack(*row) for row in rows])).reshape(len(rows), -1)
     except (ValueError, struct.error):
         return rows
-
-
-def table_of(values: Any, what: str) -> float | NDArray[np.float64]:
-    """Return nested lists of numbers as an array; refuse other entries, and ragged rows."""
-    if isinstance(values, np.ndarray):
-        return values
-    kind: Any = float
-    entry: Any = values
-    while isinstance(entry, list):
-        kind, entry = list[kind], entry[0] if entry else None
-    try:
-        numbers = msgspec.convert(values, kind)  # truth values and text are no numbers
-        return float(numbers) if kind is float else np.array(numbers, dtype=np.float64)
-    except (msgspec.ValidationError, ValueError):
-        raise ProblemError(f"{what} must be numbers in rows of equal length") from None
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

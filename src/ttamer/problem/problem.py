@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -257,11 +258,6 @@ class Graph:
         return f"{type(self).__name__}({self.moves}, {nodes}, {edges})"
 
     @property
-    def starts(self) -> tuple[int, ...]:
-        """Edge numbers that leave the start."""
-        return self.outgoing[-1]
-
-    @property
     def all_answer(self) -> bool:
         """Whether every node has an answer in every state."""
         last = len(self.grid) - 1  # infinity's column
@@ -499,12 +495,12 @@ class Problem(Graph):
         >>> Problem.skip([0.0, 1.0], [0.1, 0.2], rows)
         Problem(walk, 2 nodes, 3 edges)
         """
-        for key in probabilities:
-            if not (isinstance(key, tuple) and len(key) == 2 and _is_pair(*key)):
-                raise ProblemError(
-                    f"skip: {key!r} is no pair of node numbers: write (None, 0) or (0, 1)"
-                )
-        count = 1 + max((v for _, v in probabilities), default=-1)
+        try:
+            count = 1 + max((v for _, v in probabilities), default=-1)
+        except (TypeError, ValueError):
+            raise ProblemError(
+                "skip: probabilities are by pairs of node numbers: write (None, 0) or (0, 1)"
+            ) from None
         nodes = _nodes(losses, count, names)
         # All edges from one node in increasing order: of equal ways the first one given is taken.
         pairs: list[tuple[int | None, int]] = [(None, v) for v in range(count)]
@@ -610,16 +606,16 @@ class Problem(Graph):
 
     @classmethod
     def _of_form(cls, form: checks.ProblemForm[Any]) -> Problem:
-        nodes = tuple(Node(node.name, node.losses) for node in form.nodes)
+        nodes = tuple(Node(node.name, list(map(float, node.losses))) for node in form.nodes)
         edges = tuple(
             Edge(
                 tuple(edge.source) if isinstance(edge.source, list) else edge.source,
                 edge.target,
-                cost=checks.table_of(edge.cost, f"edges[{k}]: cost"),
-                probabilities=checks.table_of(edge.probabilities, f"edges[{k}]: probabilities"),
+                cost=edge.cost,
+                probabilities=edge.probabilities,
                 verify_cost=edge.verify_cost,
             )
-            for k, edge in enumerate(form.edges)
+            for edge in form.edges
         )
         return cls(form.moves, nodes, edges)  # type: ignore[arg-type]
 
@@ -684,21 +680,16 @@ def _joined(
             raise ProblemError(f"{size} {what} for {count} costs: give one of each per node")
     nodes = _nodes(losses, count, names)
     for node, parent in enumerate(parents):
-        if parent is None:
-            continue
-        if not isinstance(parent, int | np.integer):
-            raise ProblemError(f"parents[{node}] is {parent!r}; give a node's number, or None")
-        if not 0 <= parent < count:
-            raise ProblemError(f"parents[{node}] is {parent}, and there are {count} nodes")
+        is_number = isinstance(parent, int | np.integer) and 0 <= parent < count
+        if parent is not None and not is_number:
+            raise ProblemError(
+                f"parents[{node}] is {parent!r}; give a node's number below {count}, or None"
+            )
     return Problem(
         moves,
         nodes,
         tuple(_edge(nodes, parents[v], v, costs[v], probabilities[v]) for v in range(count)),
     )
-
-
-def _is_pair(source: object, target: object) -> bool:
-    return isinstance(source, int | np.integer | None) and isinstance(target, int | np.integer)
 
 
 def _nodes(
@@ -744,12 +735,11 @@ def require_problem(problem: object, what: str) -> None:
 def _numbers(
     values: ArrayLike, what: str, form: str = "numbers in rows of equal length"
 ) -> NDArray[np.float64]:
-    """Return a copy of numbers."""
-    try:
-        if values is not None:  # which is NaN to NumPy
-            return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        pass
+    """Return a copy of numbers; truth values and text are none."""
+    with suppress(TypeError, ValueError, OverflowError):
+        numbers = np.array(values)
+        if numbers.dtype.kind in "iuf":
+            return numbers.astype(np.float64, copy=False)
     raise ProblemError(f"{what} must be {form}, not {values!r:.60}")
 
 

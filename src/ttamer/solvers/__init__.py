@@ -12,7 +12,7 @@ from ttamer.problem.checks import check_tradeoff, check_tradeoffs
 from ttamer.problem.problem import Problem, require_problem
 from ttamer.solvers.forest import solve_forest, solve_unseen_forest, with_leaves
 from ttamer.solvers.joint import solve_joint
-from ttamer.solvers.walk import MAX_UNCHECKED, solve_walk, table_bytes
+from ttamer.solvers.walk import LINE_BYTES, solve_walk, table_bytes
 
 
 def solve(
@@ -132,7 +132,7 @@ def _solve(
         return solve_joint(walk, tradeoffs, recall=recall, max_cost=max_cost)
     if problem.moves == "walk":
         size = table_bytes(problem, len(tradeoffs), recall=recall)
-        if size <= MAX_UNCHECKED or not (recall and problem.is_line):
+        if size <= LINE_BYTES or not (recall and problem.is_line):
             return solve_walk(problem, tradeoffs, recall=recall)
         problem = problem.with_moves("precedence")
     return solve_forest(problem, tradeoffs)

@@ -24,10 +24,6 @@ Reference
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,11 +34,10 @@ from ttamer.problem.problem import START, STOP, Problem
 
 # The bytes of one entry while a walk is solved: Phi, Phi on arrival, and the choice.
 ENTRY_BYTES = 8 + 8 + 4
-# The largest tables, in bytes, that are made without a look at the memory there is. Lines with
-# larger ones are solved by their indices.
-MAX_UNCHECKED = 2**29
-# The file in which Linux states the limit of a container.
-CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
+# Lines whose tables take more bytes are solved by their indices.
+LINE_BYTES = 2**29
+# Other walks whose tables take more are refused.
+MAX_BYTES = 2**32
 
 NO_SURE_ANSWER = (
     "with some probability every node that can be asked has loss inf, so no policy is sure of an "
@@ -59,7 +54,13 @@ def solve_walk(
     only without recall.
     """
     count = len(tradeoffs)
-    check_memory(problem, table_bytes(problem, count, recall=recall))
+    if (size := table_bytes(problem, count, recall=recall)) > MAX_BYTES:
+        raise ProblemError(
+            f"the tables of this walk take {size / 1e9:.1f} GB, above {MAX_BYTES / 1e9:.1f}: they "
+            "have one row per state and one column per distinct loss "
+            f"({len(problem.grid) - 1} here); round the losses of the nodes to a common grid, use "
+            "fewer states, or solve fewer tradeoffs at a time"
+        )
     weights = tradeoffs[:, np.newaxis]
     fallback = weigh_losses(problem.grid.values, weights)
     tables = len(problem.nodes) + 1  # the start's come last
@@ -139,25 +140,3 @@ def table_bytes(problem: Problem, tradeoffs: int, *, recall: bool) -> int:
     states = 1 + sum(len(node.losses) for node in problem.nodes)
     columns = len(problem.grid) if recall else 1
     return states * columns * tradeoffs * ENTRY_BYTES
-
-
-def available_memory() -> float:
-    """Return the memory of this machine or container in bytes; ``inf`` where it is not stated."""
-    limits = [float("inf")]
-    with suppress(AttributeError, OSError, ValueError):  # not a POSIX system
-        limits.append(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
-    with suppress(OSError, ValueError):  # no such file, or "max"
-        limits.append(float(CONTROL_GROUP.read_text("ascii")))
-    return min(limits)
-
-
-def check_memory(problem: Problem, size: int) -> None:
-    """Refuse a walk whose tables do not fit into memory, before they are made."""
-    limit = available_memory() if size > MAX_UNCHECKED else float("inf")
-    if size > limit:
-        raise ProblemError(
-            f"the tables of this walk take {size / 1e9:.1f} GB, and this machine has "
-            f"{limit / 1e9:.1f} GB: they have one row per state and one column per distinct loss "
-            f"({len(problem.grid) - 1} here); round the losses of the nodes to a common grid, use "
-            "fewer states, or solve fewer tradeoffs at a time"
-        )
