@@ -23,7 +23,7 @@ from ttamer._checks import counted
 from ttamer.errors import TraceError
 from ttamer.llm.client import open_session
 from ttamer.llm.confidence import Unreadable, answer_text, delimited
-from ttamer.llm.node import Upstream, Usage, call_cost
+from ttamer.llm.node import ModelNode, Upstream, Work
 from ttamer.llm.paid import GIVEN_UP, Ask, Asked, PaidUpstream, Progress, Store, key_of, patient
 from ttamer.llm.prompts import Answer, AnsweredPrompt
 from ttamer.llm.settings import CascadeSource, comparison_of, read_nodes, spec_of
@@ -174,13 +174,11 @@ def judge_answers(
 
     async def verdict(request: Mapping[str, Any], client: Upstream) -> Answer:
         new: dict[str, bytes] = {}
-        response = await PaidUpstream(asked.node, client, store, new).complete(request)
-        right = judge.read(response.body)
+        node = ModelNode(asked.node, PaidUpstream(asked.node, client, store, new))
+        response, cost = await node.call(Work({}), request)
+        right = judge.read(response)
         store.add(new)
-        cost = response.cost
-        if cost is None:
-            cost = call_cost(asked.node, Usage.of(response.body))
-        return Answer("", cost=asked.node.cost if cost is None else cost, right=right)
+        return Answer("", cost=cost, right=right)
 
     def report() -> None:
         if progress is not None:

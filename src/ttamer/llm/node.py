@@ -185,8 +185,7 @@ class ModelNode:
             if self.settings.confidence == "agreement":
                 return await self._ask_samples(work)
             (body,) = requests_of(self.settings, work.body)
-            response = await self._call(work, body)
-            return await self.read(response.body, self._cost(response, work), work)
+            return await self.read(*await self.call(work, body), work)
         except (Unreadable, AttributeError, LookupError, TypeError, ValueError) as error:
             raise UpstreamFailed(self.name, "garbage", str(error)) from None
 
@@ -215,47 +214,43 @@ class ModelNode:
         if not text.strip():
             return 0.0, 0.0
         try:
-            report = await self._call(work, report_request(question_text(work.body), text))
+            report, cost = await self.call(work, report_request(question_text(work.body), text))
         except UpstreamFailed as error:  # a report never costs the answer
             return 0.0, self.settings.cost if error.paid else 0.0
-        cost = self._cost(report, work)
         with suppress(Unreadable):
-            return reported_confidence(report.body), cost
+            return reported_confidence(report), cost
         return 0.0, cost
 
     async def _ask_samples(self, work: Work) -> Reply:
         """Ask several times; the answer is the first of those that agree most."""
         bodies = requests_of(self.settings, work.body)
         results = await asyncio.gather(*(self._tried(work, body) for body in bodies))
-        responses = [result for result in results if isinstance(result, Response)]
+        made = [result for result in results if not isinstance(result, UpstreamFailed)]
         failures = [result for result in results if isinstance(result, UpstreamFailed)]
-        if not responses:
+        if not made:
             raise failures[0]
-        texts = [answer_text(response.body) for response in responses]
+        texts = [answer_text(response) for response, _ in made]
         predictions = self.compare.matched([self.compare.prediction(text) for text in texts])
         chosen, confidence = agreement([*predictions, *[None] * len(failures)])
-        cost = sum(self._cost(response, work) for response in responses)
+        cost = sum(cost for _, cost in made)
         cost += self.settings.cost * sum(error.paid for error in failures)
-        response = responses[chosen].body  # the first of those that agree most
-        answer = ModelAnswer(texts[chosen], response, predictions[chosen], cost)
+        # The first of those that agree most
+        answer = ModelAnswer(texts[chosen], made[chosen][0], predictions[chosen], cost)
         return self._reply(answer, confidence, work)
 
-    async def _tried(self, work: Work, body: Body) -> Response | UpstreamFailed:
+    async def _tried(self, work: Work, body: Body) -> tuple[Any, float] | UpstreamFailed:
         try:
-            return await self._call(work, body)
+            return await self.call(work, body)
         except UpstreamFailed as error:
             return error
 
-    async def _call(self, work: Work, body: Body) -> Response:
-        return await self.upstream.complete(body, work.deadline, headers=work.headers)
-
-    def _cost(self, response: Response, work: Work) -> float:
-        """Return what a call cost: as its server says, or by its tokens; count these."""
-        usage = Usage.of(response.body)
-        return self.booked(usage, response.cost, work)
+    async def call(self, work: Work, body: Body) -> tuple[dict[str, Any], float]:
+        """Return the response to a request, and what it cost."""
+        response = await self.upstream.complete(body, work.deadline, headers=work.headers)
+        return response.body, self.booked(Usage.of(response.body), response.cost, work)
 
     def booked(self, usage: Usage | None, stated: float | None, work: Work) -> float:
-        """Return the cost of a call with this usage, and count its tokens for the request."""
+        """Return the cost of a call, stated or by its tokens, and count these for the request."""
         if usage is not None:
             work.usage += usage
         if stated is not None:

@@ -19,7 +19,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -340,22 +340,20 @@ def rows_of(file: Path, suffixes: Sequence[str] = TABLES) -> Iterator[tuple[str,
 def _csv_rows(file: Path) -> Iterator[tuple[str, dict[str, str | None]]]:
     """Yield the place and the cells of each row, by column; ``None`` for an empty cell."""
     # Line breaks stay as they are: csv ends lines itself, outside of quotes.
-    table = csv.reader(io.StringIO(read_text(file), newline=""))
+    table = csv.DictReader(io.StringIO(read_text(file), newline=""))
     try:
-        names = [name.strip() for name in next(table, [])]
-        for cells in filter(None, table):
+        for row in table:
             where = f"{file}: line {table.line_num}"
-            if any(cells[len(names) :]):
+            if any(more := row.pop(None, [])):
                 raise TraceError(
-                    f"{where}: has {len(cells)} cells, and the first line names {len(names)}; put "
-                    "texts that contain commas in double quotes"
+                    f"{where}: has {len(row) + len(more)} cells, and the first line names "
+                    f"{len(row)}; put texts that contain commas in double quotes"
                 )
-            row = zip_longest(names, cells[: len(names)])
-            yield where, {name: cell or None for name, cell in row}
+            yield where, {name.strip(): cell or None for name, cell in row.items()}
     except csv.Error as error:
         raise TraceError(
-            f"{file}: line {table.line_num}: is not CSV that can be read ({error}); give long "
-            "texts as JSON lines"
+            f"{file}: line {table.reader.line_num}: is not CSV that can be read ({error}); give "
+            "long texts as JSON lines"
         ) from None
 
 

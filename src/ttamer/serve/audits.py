@@ -165,11 +165,12 @@ class Audits:
             if not text:  # no answer can be read
                 scores[text] = 0.0
                 continue
-            body, limit = self._judge.request(question, text, None), self._settings.serve.timeout
+            work = Work({}, Deadline.after(self._settings.serve.timeout))
             try:
-                response = await node.upstream.complete(body, Deadline.after(limit))
-                spent += node.booked(Usage.of(response.body), response.cost, Work(body))
-                scores[text] = self._judge.read(response.body)
+                request = self._judge.request(question, text, None)
+                response, cost = await node.call(work, request)
+                spent += cost
+                scores[text] = self._judge.read(response)
             except (UpstreamFailed, Unreadable) as error:
                 log.warning("audit: the judge: %s", error)
         return scores, spent
