@@ -142,7 +142,6 @@ solve problem.json --ladder 3 --draw p.svg       | --draw needs --tradeoff
 solve problem.json --tradeoff 0.5 --draw p.png   | a .svg file is written
 theory                                           | Missing command
 theory no-recall --alpha 1                       | --alpha must be a number above 1
-theory contract none.json                        | none.json: cannot be read
 theory figure 3                                  | run it in the root of a clone
 label fit.parquet | ttamer collect writes it beside the trace
 label fit.parquet --judge a | --judge NODE and --cascade FILE go together

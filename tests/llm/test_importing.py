@@ -180,9 +180,7 @@ def test_the_command_writes_what_a_fit_reads(tmp_path, capsys):
     wrong = Trace.read(trace).loss.mean(axis=0)
     assert 0.1 < wrong[0] < 0.4
     assert all(f"{1 - share:.1%}" in shown for share in wrong)
-    assert shown.endswith(
-        f"Next: ttamer frontier {trace}\n"
-    )  # its cascade, not the user's, is right
+    assert shown.endswith(f"Next: ttamer fit {trace}\n")  # its cascade, not the user's, is right
     assert main(["fit", trace, "-o", str(tmp_path / "policy.ttamer"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 120
     command[-1] = trace.replace(".parquet", ".jsonl")  # keeps no cascade
@@ -198,8 +196,7 @@ def test_the_command_says_what_a_fit_needs_where_there_are_no_labels(written, tm
     command = ["import", "answers", str(log), "--cascade", str(cascade)]
     assert main([*command, "-o", str(tmp_path / "trace.parquet")]) == 0
     shown = capsys.readouterr().out
-    assert "Next:" not in shown
-    assert f'write target = "last" under [cascade] in {cascade}' in shown
+    assert f'Next: ttamer label {tmp_path / "trace.parquet"}\n  or target = "last"' in shown
 
 
 @pytest.mark.parametrize(

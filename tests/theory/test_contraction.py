@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given, strategies as st
 
@@ -11,7 +9,6 @@ import ttamer as tt
 from support.examples import examples
 from support.strategies import problems
 from ttamer import ArgumentError, ProblemError
-from ttamer.cli import main
 from ttamer.theory import contract
 
 
@@ -34,17 +31,9 @@ def test_one_law_for_all_fallbacks_is_not_enough():
     assert costs[0.2] < costs[5.0]
 
 
-def test_the_command_shows_the_steps(tmp_path, capsys):
+def test_each_step_names_the_nodes_that_one_node_stands_for():
     line = tt.Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
-    path = str(tmp_path / "line.json")
-    line.to_file(path)
-    assert main(["theory", "contract", path]) == 0
-    shown = capsys.readouterr().out
-    assert "m1 + m2" in shown
-    assert "one law for all fallbacks is not enough" in shown
-    assert main(["theory", "contract", path, "--json"]) == 0
-    steps = json.loads(capsys.readouterr().out)["steps"]
-    assert [step["members"] for step in steps] == [["m2"], ["m1", "m2"]]
+    assert [step.members for step in contract(line, 0.5)] == [("m2",), ("m1", "m2")]
 
 
 def test_what_cannot_be_contracted_is_refused():

@@ -108,7 +108,7 @@ TOKENS = CascadeSpec((CascadeNode("a", 1.0, options={"cost_per_token": 1.0}), SP
             "'b' have mean 6.5, .* is 2; correct the one that is out",
         ),
         (lambda: logged(cost=[1.0, 80.0]), "'b' have mean 80, .* is 2; write both in one unit"),
-        (lambda: logged(cost=[1.0, 5.5]), None),
+        (lambda: logged(cost=[1.0, 2.9]), None),
         (lambda: logged(40, cost=[1.0, 6.5]), "the trace has 40 rows; below 100"),
         (lambda: logged(cost=[9.0, 2.0], spec=TOKENS), None),
         (

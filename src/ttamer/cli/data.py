@@ -5,12 +5,13 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 import ttamer.cli.options as cli
 from ttamer._checks import counted
@@ -102,21 +103,45 @@ def collect_command(
             file=sys.stderr,
         )
         raise
-    written = [output, answers, *_write(trace, output, cascade)]
-    means = np.ma.masked_invalid(trace.costs).mean(axis=0).filled(np.nan)
-    facts = {
-        "rows": len(trace),
-        "costs": dict(zip(trace.names, means, strict=True)),
-        "left_out": dict(trace.left_out),
-        "errors": _errors_of(trace),
-        "notes": list(trace.notes),
-        "written": written,
-    }
-    left_out = [f"{counted(n, 'prompt')} left out: {why}" for why, n in trace.left_out.items()]
-    lines = [*left_out, *trace.notes, f"written to {' and '.join(written)}"]
-    after = f"fit {output}{_cascade_words(output)}" if facts["errors"] else f"label {output}"
-    lines = [f"{counted(len(trace), 'row')}\n\n{trace.table()}", *lines]
-    cli.show(facts, "\n\n  ".join(lines) + f"\n\nNext: ttamer {after}")
+    _finish(trace, output, [answers], cascade)
+
+
+def _finish(
+    trace: Trace, output: str | Path, files: list[str], cascade: str = "", **more: Any
+) -> None:
+    """Write a trace, and its cascade beside it unless it is that file; print what it has."""
+    trace.write(output)
+    files, toml, errors = [str(output), *files], beside(output, ".toml"), {}
+    if not cascade or toml.resolve() != Path(cascade).resolve():
+        trace.spec.to_file(toml)
+        files.append(str(toml))
+    with suppress(TraceError):  # nothing says which answers are right
+        errors = _means(trace, trace.loss * trace.unit)
+    lines = [f"{counted(count, 'row')} left out: {why}" for why, count in trace.left_out.items()]
+    lines += [*trace.notes, f"written to {' and '.join(files)}"]
+    after = f"ttamer fit {output}{_cascade_words(output)}"
+    if not errors:
+        after = (
+            f'ttamer label {output}\n  or target = "last" under [cascade]: the last node is right'
+        )
+    cli.show(
+        {
+            "rows": len(trace),
+            "costs": _means(trace, trace.costs),
+            "errors": errors,
+            "left_out": dict(trace.left_out),
+            "notes": list(trace.notes),
+            "written": files,
+            **more,
+        },
+        "\n\n  ".join([f"{counted(len(trace), 'row')}\n\n{trace.table()}", *lines])
+        + f"\n\nNext: {after}",
+    )
+
+
+def _means(trace: Trace, values: NDArray[np.float64]) -> dict[str, float]:
+    means = np.ma.masked_invalid(values).mean(axis=0).filled(np.nan)
+    return dict(zip(trace.names, means, strict=True))
 
 
 def _report(noun: str) -> Callable[[int, int, int], None]:
@@ -127,25 +152,6 @@ def _report(noun: str) -> Callable[[int, int, int], None]:
         progress(f"{done} of {total} {noun}" + (f", {failed} failed" if failed else ""))
 
     return report
-
-
-def _errors_of(trace: Trace) -> dict[str, float]:
-    """Return the error of each node; nothing where it is not known which answers are right."""
-    try:
-        losses = np.ma.masked_invalid(trace.loss * trace.unit)
-    except TraceError:
-        return {}
-    return dict(zip(trace.names, losses.mean(axis=0).filled(np.nan), strict=True))
-
-
-def _write(trace: Trace, output: str | Path, cascade: str | None = None) -> list[str]:
-    """Write a trace, and its cascade beside it unless it is that file; return the latter."""
-    trace.write(output)
-    target = beside(output, ".toml")
-    if cascade is not None and target.resolve() == Path(cascade).resolve():
-        return []
-    trace.spec.to_file(target)
-    return [str(target)]
 
 
 def _cascade_words(output: str | Path) -> str:
@@ -199,31 +205,21 @@ def label_command(
         raise ArgumentError("--judge NODE and --cascade FILE go together, and --rubric with them")
     log = Trace.read(source, toml)
     rows = read_answers(f"{source}.answers.jsonl", log.names)
-    labelled: Trace | None
     if judge is None:
         facts, labelling = _by_hand(log, source, rows, **page)
-        labelled = labelling.labelled() if labelling.right else None
-        lines = [counted(len(labelling.right), "label")]
+        if not labelling.right:
+            cli.show(facts, f"no labels yet\n\n  written to {facts['written'][0]}")
+            return
+        labelled, files = labelling.labelled(), facts.pop("written")
     else:
         judging = Judge(judge, read_text(Path(rubric)).strip() if rubric else "")
-        labelled = judge_answers(
-            log,
-            rows,
-            cascade or "",
-            judging,
-            f"{source}.verdicts",
-            progress=_report("verdicts"),
-        )
-        facts, lines = {"written": []}, []
-    facts["notes"], after = [], ""
-    if labelled is not None:
-        facts["notes"] = [labelled.notes[-1]]
-        facts["written"] = [str(target), *_write(labelled, target), *facts["written"]]
-        after = f"\n\nNext: ttamer fit {target}{_cascade_words(target)}"
-        if log.spec.target == "last":
-            after += '\n  and remove target = "last" from the cascade.toml that serves it'
-    lines += facts["notes"]
-    cli.show(facts, "\n\n  ".join([*lines, f"written to {' and '.join(facts['written'])}"]) + after)
+        verdicts, progress = f"{source}.verdicts", _report("verdicts")
+        labelled = judge_answers(log, rows, cascade or "", judging, verdicts, progress=progress)
+        facts, files = {}, []
+    if log.spec.target == "last":
+        note = 'remove target = "last" from the cascade.toml that serves it'
+        labelled = replace(labelled, notes=(*labelled.notes, note))
+    _finish(labelled, target, files, **facts)
 
 
 def _is_decision_log(source: Path) -> bool:
@@ -298,17 +294,6 @@ def import_answers_command(log: str, cascade: str, output: str, skip_bad: bool) 
     """
     suffix_of(output)  # refused before the log is read
     on_bad = cli.Reading(skip_bad=skip_bad).on_bad
-    trace = import_answers(log, cascade, on_bad=on_bad, answers=f"{output}.answers.jsonl")
-    cli.print_notes(trace, log)
-    written = [output, *_write(trace, output, cascade)]
-    after = f"Next: ttamer frontier {output}{_cascade_words(output)}"
-    if not _errors_of(trace):
-        after = (
-            "No answer is known to be right, which a fit needs: add a label to every row, or "
-            f'write target = "last" under [cascade] in {cascade}, and import again'
-        )
-    rows = counted(len(trace), "row")
-    cli.show(
-        {"rows": len(trace), "written": written, "notes": list(trace.notes)},
-        f"{trace.table()}\n\n  {rows}, written to {' and '.join(written)}\n\n{after}",
-    )
+    answers = f"{output}.answers.jsonl"
+    trace = import_answers(log, cascade, on_bad=on_bad, answers=answers)
+    _finish(trace, output, [answers], cascade)

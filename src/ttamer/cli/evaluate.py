@@ -1,5 +1,6 @@
 """``ttamer evaluate`` and ``certify``: what a saved policy does on other rows."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,12 @@ from ttamer.show import table
 from ttamer.trace.trace import Trace
 
 Choice = FittedPolicy | Mixture
+# What the options choose from a ladder.
+POINTS: dict[str, Callable[[FittedLadder, float], Choice]] = {
+    "tradeoff": FittedLadder.at,
+    "budget": FittedLadder.for_budget,
+    "mistake_cost": FittedLadder.for_mistake_cost,
+}
 
 
 @cli.command("evaluate")
@@ -50,36 +57,40 @@ def evaluate_command(
         difference = compare(chosen, _chosen(against, stated, is_other=True)[1], rows)
         cli.show(difference.to_dict(), difference)
         return
-    result = evaluate(chosen, rows)
-    costs = rows.spec.answer_costs(rows.costs.mean(axis=0)).tolist()
-    alone = list(zip(rows.names, costs, known_losses(rows).mean(axis=0).tolist(), strict=True))
-    facts = {"policy": chosen.setting, **result.to_dict()}
+    result, measured = evaluate(chosen, rows), []
+    facts: dict[str, Any] = {"policy": chosen.setting, **result.to_dict()}
     if isinstance(loaded, FittedLadder) and not stated:
-        policies, shown = _measured(loaded, rows)
-        facts, name = {"policies": policies, "default": facts}, "the default of serving"
+        progress, name = cli.progress_line(), "the default of serving"
+        for count, played in enumerate(loaded.play_all(rows), start=1):
+            progress(f"measuring {count} of {len(loaded)} policies")
+            measured.append(measure(played, rows))
+        each = zip(loaded, measured, strict=True)
+        policies = [{"policy": policy.setting, **own.to_dict()} for policy, own in each]
+        facts = {"policies": policies, "default": facts}
+        corners = [k for k in loaded.points.corners if k < len(loaded)]
+        shown = {loaded[k].setting: measured[k] for k in corners}
     else:
         facts, shown, name = {"policies": [facts]}, {}, chosen.setting
-    nodes = {node: {"cost": cost, "error": error} for node, cost, error in alone}
+    costs = rows.spec.answer_costs(rows.costs.mean(axis=0)).tolist()
+    errors = known_losses(rows).mean(axis=0).tolist()
+    nodes = {
+        node: {"cost": cost, "error": error}
+        for node, cost, error in zip(rows.names, costs, errors, strict=True)
+    }
+    head = ["node", "asked", "returned", in_unit("cost", result.unit), result.measure]
+    cells = []
+    for node, alone in nodes.items():
+        shares = f"{result.asked[node]:.1%}", f"{result.answered[node]:.1%}"
+        error = shown_error(alone["error"], result.measure)
+        cells.append([node, *shares, number(alone["cost"]), error])
     cli.show(
         {"rows": len(rows), **facts, "alone": nodes},
         f"{counted(len(rows), 'row')}\n\n{_results_table({**shown, name: result})}\n\n"
         "of full: as a share of the full model's cost, or of the most expensive model's;\n"
-        "recalled: an earlier answer was returned; helped, hurt: that was better, worse.\n\n"
+        "recalled: an earlier answer than the last was returned.\n\n"
         f"How often {name} asks and returns each node, and what that node does alone:\n\n"
-        f"{_nodes_table(result, alone)}",
+        f"{table(head, cells)}",
     )
-
-
-def _measured(ladder: FittedLadder, rows: Trace) -> tuple[list[dict[str, Any]], dict[str, Result]]:
-    """Return the facts of each policy, and by setting the results of those on the frontier."""
-    results: dict[int, Result] = {}
-    progress, believed = cli.progress_line(), ladder.fitted.read(rows)  # once for all of them
-    policies = {k: ladder.point(k) for k in (*range(len(ladder)), *ladder.points.corners)}
-    for count, (k, policy) in enumerate(policies.items(), start=1):
-        progress(f"measuring {count} of {len(policies)} policies")
-        results[k] = measure(believed.play(policy.rule), rows)
-    facts = [{"policy": p.setting, **results[k].to_dict()} for k, p in enumerate(ladder)]
-    return facts, {policies[k].setting: results[k] for k in ladder.points.corners}
 
 
 def _results_table(results: dict[str, Result]) -> str:
@@ -96,20 +107,8 @@ def _results_table(results: dict[str, Result]) -> str:
             cells["95% within"] = number(result.latency_p95)
         cells |= {result.measure: error, "95%": " to ".join(ends)}
         cells["recalled"] = f"{result.recalled:.1%}"
-        cells["helped"] = f"{result.recall_helped:.1%}"
-        cells["hurt"] = f"{result.recall_hurt:.1%}"
         lines[tuple(cells.values())] = name
     return table([*cells, "policy"], [[*line, name] for line, name in lines.items()])
-
-
-def _nodes_table(result: Result, alone: list[tuple[str, float, float]]) -> str:
-    """Return how often a policy asks and returns each node, and what the node does alone."""
-    head = ["node", "asked", "returned", in_unit("cost", result.unit), result.measure]
-    rows = []
-    for node, cost, error in alone:
-        shares = f"{result.asked[node]:.1%}", f"{result.answered[node]:.1%}"
-        rows.append([node, *shares, number(cost), shown_error(error, result.measure)])
-    return table(head, rows)
 
 
 def _chosen(
@@ -129,13 +128,8 @@ def _chosen(
             f"{path} was solved from a problem.json and has no states for confidences: make one "
             "from a trace with ttamer fit"
         )
-    choose: dict[str, Any] = {
-        "tradeoff": loaded.at,
-        "budget": loaded.for_budget,
-        "mistake_cost": loaded.for_mistake_cost,
-    }
     for name, value in stated.items():
-        return loaded, choose[name](value)
+        return loaded, POINTS[name](loaded, value)
     return loaded, loaded.default()
 
 
@@ -160,10 +154,17 @@ def certify_command(
     file are checked on new rows. Exit code 1: not certified, or broken.
     """
     stated = {name: value for name, value in options.items() if value is not None}
-    kinds = cli.at_most_one(**{name: options[name] for name in ("error", "drop", "budget")})
-    kind = next(iter(kinds), None)
+    kinds_of = ("error", "drop", "budget")
+    kind = next(iter(cli.at_most_one(**{name: options[name] for name in kinds_of})), None)
     # An option that does nothing would look as if it had been promised.
-    _refuse_idle(kind, [*stated, *["output"] * bool(output)])
+    for name in (*stated, *["output"] * bool(output)):
+        readers = {"against": ["drop"], "exceeded_at_most": ["budget"]}.get(name, [*kinds_of])
+        if kind not in readers:
+            flags = " or ".join(f"--{reader}" for reader in readers)
+            raise ArgumentError(
+                f"--{name.replace('_', '-')} is for a new certificate with {flags}: state that "
+                "too, or leave it out"
+            )
     ladder = load(policy)
     if not isinstance(ladder, FittedLadder):
         raise ArgumentError(f"{policy} is no ladder made by ttamer fit: nothing to certify")
@@ -192,19 +193,6 @@ def certify_command(
     facts = {"promises": [promise.to_dict() for promise in promises], "output": output}
     cli.show(facts, "\n".join(lines))
     return 0 if all(promise.certified for promise in promises) else 1
-
-
-def _refuse_idle(kind: str | None, stated: list[str]) -> None:
-    """Refuse options that a certificate of this kind, or one of the file, does not read."""
-    readers = {"against": ["drop"], "exceeded_at_most": ["budget"]}
-    for name in stated:
-        needed = readers.get(name, ["error", "drop", "budget"])
-        if kind not in needed:
-            flags = " or ".join(f"--{reader}" for reader in needed)
-            raise ArgumentError(
-                f"--{name.replace('_', '-')} is for a new certificate with {flags}: state that "
-                "too, or leave it out"
-            )
 
 
 def _checked(ladder: FittedLadder, trace: Trace | None, name: str) -> list[Promise]:

@@ -13,7 +13,6 @@ from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import fit, fit_file
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
 from ttamer.policy import Ladder
-from ttamer.show import table
 
 BELIEFS = click.Choice(["answers", "markov", "threshold"])
 
@@ -54,69 +53,50 @@ def fit_command(
     else:
         ladder = fit_file(trace, reading.spec_for(trace), on_bad=reading.on_bad, **options)
     save(ladder, output)  # before anything is printed: a reader of a pipe may leave
-    held = None if ladder.held is None or ladder.fitted.thresholds else ladder.held.rows
     chosen = ladder.default()
     facts = {
         "output": output,
         "rows": ladder.record.rows,
-        "held_out": held,
+        "held_out": ladder.record.held_out or None,
         "record": msgspec.to_builtins(ladder.record),
         "policies": [{"tradeoff": p.tradeoff, "error": p.error, "cost": p.cost} for p in ladder],
-        "chosen": {
-            "error": chosen.error,
-            "cost": chosen.cost,
-            "single_node": chosen.single_node,
-        },
+        "chosen": {key: getattr(chosen, key) for key in ("error", "cost", "single_node")},
     }
-    cli.show(facts, f"{_fitted(ladder, held)}\n\n{_next(ladder, output)}")
+    cli.show(facts, _fitted(ladder, output))
 
 
-def _fitted(ladder: FittedLadder, held: int | None) -> str:
-    """Return what was fitted, the policies of the frontier, and the default."""
-    record, chosen = ladder.record, ladder.default()
-    best = ladder.alone(ladder.spec.names[ladder.points.best])
-    more = f" ({held} more held out)" if held else ""
-    nodes = counted(len(ladder.spec), "node")
-    rows = "What to expect on new rows, by cross-fitting"
+def _fitted(ladder: FittedLadder, output: str) -> str:
+    """Return what was fitted, the policies of the frontier, the default, and what comes next."""
+    record, chosen, best = ladder.record, ladder.default(), ladder.spec.names[ladder.points.best]
+    alone, rows = ladder.alone(best), "What to expect on new rows, by cross-fitting"
     if ladder.fitted.thresholds:
         rows = "As measured on these rows"
-    reason = f"As accurate as {best.single_node}"
+    reason = f"As accurate as {best}"
     if ladder.allowed_drop:
-        reason = f"At most {100 * ladder.allowed_drop:g} point worse than {best.single_node}"
-    share = f", {chosen.cost / best.cost:.1%} of its cost" if best.cost and chosen.cost else ""
+        reason = f"At most {100 * ladder.allowed_drop:g} point worse than {best}"
+    share = f", {chosen.cost / alone.cost:.1%} of its cost" if alone.cost and chosen.cost else ""
+    held = f" ({record.held_out} more held out)" if record.held_out else ""
+    bound = "--drop 0.01 --against best" if ladder.fitted.measure == "error" else "--error LOSS"
     paragraphs = [
-        f"{counted(record.rows, 'row')}{more}, {nodes}: belief {record.belief}",
-        *[record.on_gaps] * bool(record.on_gaps),
-        *[f"{record.markov}."] * (record.markov is not None),
-        *[f"Beside answers it reads {', '.join(record.inputs)} of the input."]
-        * bool(record.inputs),
+        f"{counted(record.rows, 'row')}{held}, {counted(len(ladder.spec), 'node')}: "
+        f"belief {record.belief}",
+        record.on_gaps,
+        "" if record.markov is None else f"{record.markov}.",
+        f"Beside answers it reads {', '.join(record.inputs)} of the input."
+        if record.inputs
+        else "",
         ladder.table(),
         f"{rows}; of full: as a share of the full model's\ncost, or of the most expensive model's.",
-        f"Best single model, {best.single_node}: {best.described}\n"
+        f"Best single model, {best}: {alone.described}\n"
         f"{reason}: {chosen.described}{share} (the default of serving)",
+        ""
+        if ladder.points.alone_cost.any()
+        else "Every node costs 0, so that there is nothing to save: write what a call costs\n"
+        "into the cascade, or into columns <node>.cost.",
+        f"Then:\n  ttamer evaluate {output} TRACE     measure on held-out rows\n"
+        f"  ttamer certify {output}{'' if ladder.held else ' TRACE'} {bound}\nwritten to {output}",
     ]
-    if not ladder.points.alone_cost.any():
-        paragraphs.append(
-            "Every node costs 0, so that there is nothing to save: write what a call costs\n"
-            "into the cascade, or into columns <node>.cost."
-        )
-    elif chosen.single_node is not None and len(ladder.spec) > 1:
-        paragraphs.append(
-            f"The default only ever asks {chosen.single_node!r}; other policies of the table ask\n"
-            "a second model: choose one by its budget, or by what a mistake costs."
-        )
-    return "\n\n".join(paragraphs)
-
-
-def _next(ladder: FittedLadder, output: str) -> str:
-    """Return the commands that come next."""
-    bound = "--drop 0.01 --against best" if ladder.fitted.measure == "error" else "--error LOSS"
-    return (
-        "Then:\n"
-        f"  ttamer evaluate {output} TRACE     measure on held-out rows\n"
-        f"  ttamer certify {output}{'' if ladder.held else ' TRACE'} {bound}\n"
-        f"written to {output}"
-    )
+    return "\n\n".join(filter(None, paragraphs))
 
 
 @cli.command("inspect")
@@ -124,33 +104,31 @@ def _next(ladder: FittedLadder, output: str) -> str:
 def inspect_command(file: str) -> None:
     """Check a .ttamer FILE completely, and print what it holds."""
     artefact = open_artefact(file)
-    facts, policy, rows = dict(artefact.facts), artefact.policy, ""
+    facts, policy, tables = dict(artefact.facts), artefact.policy, []
     if isinstance(policy, FittedLadder | FittedPolicy | Mixture):
         # Facts about the problem that a fit may have solved, over its own states; --json has them.
         solved = {"moves", "recall", "nodes", "states", "edges", "tradeoffs", "values", "points"}
         facts = {name: value for name, value in facts.items() if name not in solved}
         facts["cascade"] = {node.name: number(node.cost) for node in policy.spec.nodes}
     if isinstance(policy, FittedLadder):
-        record = msgspec.to_builtins(policy.record)
-        record["trace_digest"] = record["trace_digest"][:12]
         facts["cascade"] = {name: policy.alone(name).described for name in policy.spec.names}
-        facts["policies"], facts["default"] = len(policy), policy.default().described
-        facts["fit"] = {key: value for key, value in record.items() if value}
-        rows = f"Expected on new rows:\n\n{policy.table()}"
+        facts |= {"policies": len(policy), "default": policy.default().described}
+        facts["fit"] = {key: value for key, value in facts["fit"].items() if value}
+        tables.append(f"Expected on new rows:\n\n{policy.table()}")
         policy = policy.default()
     # A mixture may have one policy twice.
     parts = [policy.cheap, policy.expensive] if isinstance(policy, Mixture) else [policy]
-    for part in dict.fromkeys(parts):
-        if isinstance(part, FittedPolicy) and part.indices:
-            rows += f"\n\nDynamic indices of {part.setting}:\n\n{part.table()}"
+    tables += [
+        f"Dynamic indices of {part.setting}:\n\n{part.table()}"
+        for part in dict.fromkeys(parts)
+        if isinstance(part, FittedPolicy) and part.indices
+    ]
     if isinstance(policy, Ladder):
-        numbers = [(p.tradeoff, p.expected_cost, p.expected_loss) for p in policy]
-        head = ["tradeoff", "expected cost", "expected loss"]
-        rows = table(head, [[number(value) for value in line] for line in numbers])
+        keys = ("tradeoff", "expected_cost", "expected_loss")
+        tables.append(cli.records([{key: getattr(p, key) for key in keys} for p in policy]))
     width = max(map(len, facts))
     lines = [f"  {name.replace('_', ' ').ljust(width)}  {_cell(facts[name])}" for name in facts]
-    text = "\n".join([f"{file}: OK\n", *lines])
-    cli.show(artefact.facts, f"{text}\n\n{rows.strip()}".rstrip())
+    cli.show(artefact.facts, "\n\n".join([f"{file}: OK", "\n".join(lines), *tables]))
 
 
 def _cell(value: Any) -> str:

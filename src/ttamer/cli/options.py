@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import click
 import numpy as np
 
-from ttamer._checks import counted
+from ttamer._checks import counted, number as printed
 from ttamer.cascade import CascadeSpec, join_verified
-from ttamer.cli import cleared, warn
+from ttamer.cli import cleared
 from ttamer.errors import ArgumentError, TraceError, TTamerError
-from ttamer.show import ProgressReport
+from ttamer.show import ProgressReport, table
 from ttamer.trace.io import SUFFIXES, beside, open_source
 from ttamer.trace.schema import infer_spec, is_long, located
 from ttamer.trace.trace import OnBad, Trace
@@ -169,6 +169,16 @@ def show(facts: Any, text: object, *, indent: int | None = 1) -> None:
     print(to_json(facts, indent=indent) if is_json else text, flush=True)
 
 
+def records(rows: list[dict[str, Any]]) -> str:
+    """Return a table of records: names, numbers, and None where one is not defined."""
+    head = [key.replace("_", " ") for key in rows[0]]
+    cells = [
+        ["-" if x is None else x if isinstance(x, str) else printed(x) for x in row.values()]
+        for row in rows
+    ]
+    return table(head, cells)
+
+
 def to_json(data: Any, *, indent: int | None = 1) -> str:
     """Return JSON; infinities as ``"inf"`` and ``"-inf"``, as in problem.json, and NaN as null.
 
@@ -249,8 +259,6 @@ class Reading:
         print_notes(trace, path)
         if self.prices:
             trace = replace(trace, cost=None)
-        elif spec is not None:
-            _warn_of_prices(trace)
         return trace.with_verification()
 
 
@@ -273,20 +281,6 @@ def _require_costs(path: str) -> None:
             remedy = f"--cascade {file}"
             break
     raise ArgumentError(f"{path}: keeps no cascade: give {remedy}")
-
-
-def _warn_of_prices(trace: Trace) -> None:
-    """Warn where the cascade and the log's cost columns differ."""
-    if trace.cost is None:
-        return
-    # A node that was not asked on a row has no cost there.
-    means = np.ma.masked_invalid(trace.costs).mean(axis=0).filled(np.nan).tolist()
-    for name, stated, logged in zip(trace.names, trace.spec.costs.tolist(), means, strict=True):
-        if max(stated, logged) > 1.25 * min(stated, logged):  # means of rows differ a little
-            warn(
-                f"the cascade says that {name} costs {stated:g}, and the log {logged:.4g} in the "
-                "mean: the log is used; --prices uses the cascade"
-            )
 
 
 def read_for_policy(path: str, spec: CascadeSpec, *, skip_bad: bool) -> Trace:

@@ -1,6 +1,5 @@
 """``ttamer solve`` and ``theory``: the policy of a problem, and the paper's demonstrations."""
 
-import math
 import runpy
 from dataclasses import asdict
 from pathlib import Path
@@ -16,9 +15,11 @@ from ttamer.policy import IndexPolicy, JointPolicy, Ladder, Policy, WalkPolicy
 from ttamer.problem.problem import Problem
 from ttamer.show import table
 from ttamer.solvers import solve, solve_ladder
-from ttamer.theory import EXPERIMENTS, contract, experiment
+from ttamer.theory import EXPERIMENTS, experiment
 from ttamer.theory.optimum import Optima, impossibility, needle, optima
 
+# To the prophet's value.
+RATIOS = ("ratio", "ratio_without_recall")
 # The most states of a node that a table shows.
 MAX_STATES = 8
 
@@ -65,12 +66,14 @@ def solve_command(
     solved: Policy | Ladder
     if tradeoff is not None:
         solved = solve(stated, tradeoff, **settings)
-        best = optima(stated, solved.tradeoff)
-        facts, text = _facts(solved, best), _text(solved, best)
+        facts, text = _solved(solved, optima(stated, solved.tradeoff))
     else:
         steps = (ladder or 2) - 1
         solved = solve_ladder(stated, [i / steps for i in range(steps + 1)], **settings)
-        facts, text = _ladder_facts(solved), _ladder_text(solved)
+        keys = ("tradeoff", "value", "expected_loss", "expected_cost")
+        policies = [{key: getattr(policy, key) for key in keys} for policy in solved]
+        facts = {"moves": stated.moves, "recall": solved[0].recall, "policies": policies}
+        text = f"{_title(stated)}, {counted(len(solved), 'tradeoff')}\n\n{cli.records(policies)}"
     if output:
         save(solved, output)
         text += f"\n\n  written to {output}"
@@ -80,134 +83,79 @@ def solve_command(
     cli.show(facts, text)
 
 
-def _facts(policy: Policy, best: Optima) -> dict[str, Any]:
-    """Return everything about the policy, as plain values."""
-    problem, nodes = policy.problem, []
-    names = (*problem.names, None)  # -1 is no node
-    # Where all that was asked matters, no table is of one node alone.
-    is_local = not isinstance(policy, JointPolicy)
+def _solved(policy: Policy, best: Optima) -> tuple[dict[str, Any], str]:
+    """Return the policy as facts, and as text: its value, and what it does after each state."""
+    problem, weight, nodes, rows, indices = policy.problem, policy.tradeoff, [], [], []
+    has_indices = isinstance(policy, IndexPolicy) or (
+        isinstance(policy, WalkPolicy) and policy.recall and problem.is_line
+    )
     for name, chance in policy.asked.items():
-        fact: dict[str, Any] = {"name": name, "asked": chance}
-        if _has_indices(policy):
-            fact["index"] = policy.index(name)
-        if is_local and (problem.is_line or isinstance(policy, WalkPolicy)):
-            if policy.recall:
-                fact["threshold"] = policy.threshold(name)
-            fact["if_stop"] = policy.if_stop(name)
-            routes = policy.choice(name).tolist()
-            fact["choice"] = [[names[target] for target in row] for row in routes]
-        fact["rules"] = [asdict(rule) for rule in policy.rules(name)]
+        rules = policy.rules(name)
+        fact = {"name": name, "asked": chance, "rules": [asdict(rule) for rule in rules]}
         nodes.append(fact)
-    ratios = {key: getattr(best, key) for key in ("ratio", "ratio_without_recall")}
-    return {
-        "moves": problem.moves,
-        "recall": policy.recall,
-        "tradeoff": policy.tradeoff,
-        "value": policy.value,
-        "bound": policy.value if policy.bound is None else policy.bound,
-        "expected_loss": policy.expected_loss,
-        "expected_cost": policy.expected_cost,
-        "optima": vars(best) | ratios,
-        "first": policy.session().next,
-        "columns": problem.grid.values if policy.recall else None,
-        "nodes": nodes,
-    }
-
-
-def _text(policy: Policy, best: Optima) -> str:
-    """Return the value, what it is measured against, and what is done after each state."""
-    weight, cap = policy.tradeoff, policy.cap if isinstance(policy, JointPolicy) else None
-    title = [_title(policy.problem), f"tradeoff {weight:g}", *["no recall"] * (not policy.recall)]
-    title += [] if cap is None else [f"at most {cap.limit:g} an input"]
-    rivals = []
-    for name, value in _rivals(policy, best):
-        ratio = best.ratio_of(value)
-        rivals.append([name, number(value), "-" if ratio is None else f"{ratio:.4g}"])
-    paragraphs = [
-        ", ".join(title),
-        f"  value {number(policy.value)} = {weight:g} x loss {number(policy.expected_loss)}"
-        f" + {1 - weight:g} x cost {number(policy.expected_cost)}",
-        table(["weighted expected loss and cost", "value", "to the prophet"], rivals),
-        f"First ask {policy.session().next}. Then, losses in their own unit:",
-        table(
-            ["after", "asked", "state", "its loss", "stop if best loss <=", "else ask"],
-            _rules(policy),
-        ),
-    ]
-    if _has_indices(policy) and not policy.problem.is_line:
-        paragraphs += [
-            "The node of least index that may be asked is next, while the best loss is above:",
-            table(["node", "after", "in state", "index"], _indices(policy)),
-        ]
-    return "\n\n".join(paragraphs)
-
-
-def _rivals(policy: Policy, best: Optima) -> list[tuple[str, float]]:
-    """Return what the policy is measured against, in words, and its value."""
-    is_capped = isinstance(policy, JointPolicy) and policy.cap is not None
-    worse = f"at most {policy.ratio:.4g} times " if policy.ratio > 1 else ""
-    mark = "" if worse or is_capped else " (this one)"
-    rows = [("a prophet that sees every loss", best.offline)]
-    if best.online_bound is None or is_capped:
-        rows.append(("the best policy with recall" + mark * policy.recall, best.online))
-    else:
-        rows.append(("no policy with recall is below", best.online_bound))
-        rows.append((f"this policy, {worse}the best", best.online))
-    if is_capped:
-        rows.append((f"this policy, {worse}the best under the cap", policy.value))
-    rows.append(("the best policy without" + mark * (not policy.recall), best.no_recall))
-    return [(name, value) for name, value in rows if value is not None]
-
-
-def _has_indices(policy: Policy) -> bool:
-    """Return whether nodes have indices of their own."""
-    if isinstance(policy, WalkPolicy):
-        return policy.recall and policy.problem.is_line
-    return isinstance(policy, IndexPolicy)
-
-
-def _rules(policy: Policy) -> list[list[str]]:
-    """Return one row per node and state: when to stop there, and which node to ask otherwise."""
-    rows = []
-    for name, chance in policy.asked.items():
-        head, rules = [name, f"{chance:.1%}"], policy.rules(name)
+        head = [name, f"{chance:.1%}"]
         for rule in rules[:MAX_STATES]:
             onward = " or ".join(rule.ask) or "-"
             rows.append([*head, str(rule.state), number(rule.loss), rule.stop_text, onward])
             head = ["", ""]
         if len(rules) > MAX_STATES:
             rows.append([*head, "...", f"{len(rules)} states", "all in --json", ""])
-    return rows
+        if has_indices:
+            parent = problem.parent_edge(problem.number[name]).source
+            fact["index"], head = policy.index(name), [name, str(parent or "the start")]
+            for state, index in enumerate(policy.index(name)[:MAX_STATES].tolist()):
+                loss = number(index / weight) if weight else "inf"
+                indices.append([*head, "-" if parent is None else str(state), loss])
+                head = ["", ""]
+    facts = {
+        "moves": problem.moves,
+        "recall": policy.recall,
+        "tradeoff": weight,
+        "value": policy.value,
+        "bound": policy.value if policy.bound is None else policy.bound,
+        "expected_loss": policy.expected_loss,
+        "expected_cost": policy.expected_cost,
+        "optima": vars(best) | {key: getattr(best, key) for key in RATIOS},
+        "first": policy.session().next,
+        "nodes": nodes,
+    }
+    cap = policy.cap if isinstance(policy, JointPolicy) else None
+    title = [_title(problem), f"tradeoff {weight:g}", *["no recall"] * (not policy.recall)]
+    title += [] if cap is None else [f"at most {cap.limit:g} an input"]
+    paragraphs = [
+        ", ".join(title),
+        f"  value {number(policy.value)} = {weight:g} x loss {number(policy.expected_loss)}"
+        f" + {1 - weight:g} x cost {number(policy.expected_cost)}",
+        _rivals(policy, best),
+        f"First ask {facts['first']}. Then, losses in their own unit:",
+        table(["after", "asked", "state", "its loss", "stop if best loss <=", "else ask"], rows),
+    ]
+    if indices and not problem.is_line:
+        paragraphs += [
+            "The node of least index that may be asked is next, while the best loss is above:",
+            table(["node", "after", "in state", "index"], indices),
+        ]
+    return facts, "\n\n".join(paragraphs)
 
 
-def _indices(policy: Policy) -> list[list[str]]:
-    """Return one row per node and state of its parent, in units of loss."""
-    problem, rows = policy.problem, []
-    for name in problem.names:
-        parent = problem.parent_edge(problem.number[name]).source
-        head = [name, str(parent or "the start")]
-        for state, index in enumerate(policy.index(name)[:MAX_STATES].tolist()):
-            loss = index / policy.tradeoff if policy.tradeoff else math.inf
-            rows.append([*head, "-" if parent is None else str(state), number(loss)])
-            head = ["", ""]
-    return rows
-
-
-def _ladder_facts(ladder: Ladder) -> dict[str, Any]:
-    keys = ("tradeoff", "value", "expected_loss", "expected_cost")
-    policies = [{key: getattr(policy, key) for key in keys} for policy in ladder]
-    return {"moves": ladder.problem.moves, "recall": ladder[0].recall, "policies": policies}
-
-
-def _ladder_text(ladder: Ladder) -> str:
-    rows = [[p.tradeoff, p.expected_loss, p.expected_cost, p.value] for p in ladder]
-    frontier = _numbers(["tradeoff", "expected loss", "expected cost", "value"], rows)
-    return f"{_title(ladder.problem)}, {counted(len(ladder), 'tradeoff')}\n\n{frontier}"
-
-
-def _numbers(head: list[str], rows: list[list[Any]]) -> str:
-    """Return a table of numbers; None where one is not defined."""
-    return table(head, [["-" if x is None else number(x) for x in row] for row in rows])
+def _rivals(policy: Policy, best: Optima) -> str:
+    """Return a table of what the policy is measured against."""
+    worse = f", at most {policy.ratio:.4g} times the best" if policy.ratio > 1 else ""
+    at_most = "" if best.online_bound is None else ", at least"
+    rows = [
+        ("this policy" + worse, policy.value),
+        ("a prophet that sees every loss", best.offline),
+        ("the best policy with recall" + at_most, best.online_bound or best.online),
+        ("the best policy without", best.no_recall),
+    ]
+    ratios = {name: best.ratio_of(value) for name, value in rows}
+    return cli.records(
+        [
+            {"weighed loss and cost of": name, "value": value, "to the prophet": ratios[name]}
+            for name, value in rows
+            if value is not None
+        ]
+    )
 
 
 def _title(problem: Problem) -> str:
@@ -228,36 +176,26 @@ def no_recall_command(alpha: float) -> None:
     The paper's two-node example: without recall the ratio to a prophet, which sees every loss
     beforehand, is alpha.
     """
-    examples = {x: impossibility(x) for x in sorted({2.0, 10.0, 100.0, 1000.0, alpha})}
-    example, haystacks = examples[alpha], {count: needle(count) for count in (10, 100, 1000)}
-    facts = {
-        "alpha": alpha,
-        "no_recall": example.no_recall,
-        "with_recall": example.online,
-        "offline": example.offline,
-        "ratio": example.ratio_without_recall,
-        "ratio_with_recall": example.ratio,
-        "growth": [{"alpha": x, "ratio": e.ratio_without_recall} for x, e in examples.items()],
-        "haystacks": [
-            {"branches": count, "with_recall": e.online, "offline": e.offline, "ratio": e.ratio}
-            for count, e in haystacks.items()
-        ],
-    }
-    rows = [
-        [x, e.no_recall, e.online, e.offline, e.ratio_without_recall, e.ratio]
-        for x, e in examples.items()
-    ]
-    head = ["alpha", "no recall", "recall", "prophet", "ratio", "with recall"]
-    needles = [[count, e.online, e.offline, e.ratio] for count, e in haystacks.items()]
+    examples = []
+    for x in sorted({2.0, 10.0, 100.0, 1000.0, alpha}):
+        best = impossibility(x)
+        values = {"no_recall": best.no_recall, "recall": best.online, "prophet": best.offline}
+        ratios = {"ratio": best.ratio_without_recall, "ratio_with_recall": best.ratio}
+        examples.append({"alpha": x, **values, **ratios})
+    many = []
+    for nodes in (10, 100, 1000):
+        best = needle(nodes)
+        values = {"recall": best.online, "prophet": best.offline, "ratio": best.ratio}
+        many.append({"nodes": nodes, **values})
+    tables = cli.records(examples), cli.records(many)
     cli.show(
-        facts,
+        {"examples": examples, "many": many},
         "Two nodes, asking is free. The first loses 1/alpha^2; the second loses 1/alpha with\n"
-        f"probability 1/alpha, else nothing. Expected losses:\n\n{_numbers(head, rows)}\n\n"
+        f"probability 1/alpha, else nothing. Expected losses:\n\n{tables[0]}\n\n"
         "Without recall the ratio to the prophet is alpha: no bound. With recall both nodes\n"
         "are asked, the better answer kept, and the gap is gone.\n\n"
         "What recall does not change: a prophet also sees which node to ask. Many equal nodes,\n"
-        "each perfect with a small probability and worth exactly its cost:\n\n"
-        f"{_numbers(['nodes', 'recall', 'prophet', 'ratio'], needles)}\n\n"
+        f"each perfect with a small probability and worth exactly its cost:\n\n{tables[1]}\n\n"
         "So policies with recall are measured against the online optimum, and reach it.",
     )
 
@@ -268,24 +206,15 @@ def if_stop_command() -> None:
 
     The paper's synthetic experiments: the best fixed threshold against the optimum.
     """
-    experiments = [experiment(name) for name in EXPERIMENTS]  # 6 nodes, as in the paper
-    facts = [
-        {
-            "optimum": e.policy.value,
-            "losses": e.name,
-            "threshold_with_recall": e.with_recall,
-            "threshold_without_recall": e.without_recall,
-            "excess_with_recall": e.excess_with_recall,
-            "excess_without_recall": e.excess_without_recall,
-            "index_range": e.index_range,
-        }
-        for e in experiments
-    ]
-    rows = []
-    for e in experiments:
+    facts, rows = [], []
+    for name in EXPERIMENTS:  # 6 nodes, as in the paper
+        e = experiment(name)
+        excess = {"with_recall": e.excess_with_recall, "without_recall": e.excess_without_recall}
+        facts.append({"losses": name, "optimum": e.policy.value, "index_range": e.index_range})
+        facts[-1] |= {f"excess_{kind}": value for kind, value in excess.items()}
         ends = " to ".join(dict.fromkeys(map(number, e.index_range)))  # equal but for rounding
-        excess = [f"{abs(x):.2%}" for x in (e.excess_with_recall, e.excess_without_recall)]
-        rows.append([e.name, number(e.policy.value), ends, *excess])
+        rows.append([name, number(e.policy.value), ends])
+        rows[-1] += [f"{abs(value):.2%}" for value in excess.values()]
     head = ["losses", "optimum", "index", "recall at the end", "no recall"]
     cli.show(
         {"experiments": facts},
@@ -297,37 +226,10 @@ def if_stop_command() -> None:
     )
 
 
-@theory_command.command("contract", cls=cli.Command)
-@click.argument("problem")
-@cli.option("--tradeoff", "L", "The weight of the loss.", default=0.5)
-def contract_command(problem: str, tradeoff: float) -> None:
-    """Contract subtrees of a forest to single nodes, as the paper's Alg. 3 does.
-
-    PROBLEM is a problem.json: a line, multi-line, tree or forest.
-    """
-    steps = contract(Problem.from_file(problem), tradeoff)
-    facts = [vars(step) | {"laws": [vars(law) for law in step.laws]} for step in steps]
-    rows = []
-    for count, step in enumerate(steps, start=1):
-        head = [str(count), " + ".join(step.members)]
-        for state, (index, law) in enumerate(zip(step.index.tolist(), step.laws, strict=True)):
-            numbers = [str(state), number(index), number(law.mean_cost), str(len(law.costs))]
-            rows.append([*head, *numbers])
-            head = ["", ""]
-    head = ["step", "one node for", "parent state", "index", "mean cost", "atoms"]
-    cli.show(
-        {"tradeoff": tradeoff, "steps": facts},
-        f"Alg. 3 on {problem}, tradeoff {tradeoff:g}: one node for each subtree.\n\n"
-        f"{table(head, rows)}\n\n"
-        "The law of the one node is the law with its own index in hand. Another fallback has\n"
-        "another law, since other nodes are asked: one law for all fallbacks is not enough.",
-    )
-
-
 @theory_command.command("figure")
-@click.argument("number")
+@click.argument("name", metavar="NUMBER")
 @cli.option("--to", "FOLDER", "Where to write it.", default="paper")
-def figure_command(number: str, to: str) -> None:
+def figure_command(name: str, to: str) -> None:
     """Make figure or table NUMBER of the paper (1 to 8, t1 to t3), in a clone of the repository."""
     script = Path("experiments", "paper", "make.py")
     if not script.is_file():
@@ -336,7 +238,7 @@ def figure_command(number: str, to: str) -> None:
             "repository (make paper makes all figures)"
         )
     module = runpy.run_path(str(script))
-    if number not in module["FIGURES"]:
+    if name not in module["FIGURES"]:
         names = ", ".join(module["FIGURES"])
-        raise ArgumentError(f"there is no figure {number!r}; there are {names}")
-    module["main"](["--only", number, "--to", to])
+        raise ArgumentError(f"there is no figure {name!r}; there are {names}")
+    module["main"](["--only", name, "--to", to])

@@ -168,7 +168,7 @@ def check_for_fit(trace: Trace, enough: int = 100) -> None:
 def _cost_warnings(trace: Trace) -> Iterator[str]:
     """Yield a warning where costs of rows are not those of the cascade.
 
-    By a factor of 30 they are in different units; by 3 on 100 rows or more, prices have changed. A
+    By a factor of 30 they are in different units; by 1.5 on 100 rows, prices have changed. A
     price by tokens is only a part of a node's cost, and so is that of a row where calls cost, too.
     """
     ratios = []
@@ -180,12 +180,12 @@ def _cost_warnings(trace: Trace) -> Iterator[str]:
             mean = float(filled.mean())
             ratios.append((max(mean / node.cost, node.cost / mean if mean else 1.0), mean, node))
     ratio, mean, changed = max(ratios, key=lambda entry: entry[0], default=(1.0, 0.0, None))
-    if changed is not None and ratio >= (3 if len(trace) >= 100 else 30):
+    if changed is not None and ratio >= (1.5 if len(trace) >= 100 else 30):
         remedy = "write both in one unit" if ratio > 30 else "correct the one that is out of date"
         yield (
             f"the costs of rows of {changed.name!r} have mean {number(mean)}, and its cost in the "
-            f"cascade is {number(changed.cost)}; {remedy}: rows count in fits and evaluations, the "
-            "cascade's where a policy runs"
+            f"cascade is {number(changed.cost)}; {remedy}: rows count in fits and evaluations (the "
+            "cascade's with --prices), the cascade's where a policy runs"
         )
 
 
