@@ -5,6 +5,8 @@ import json
 
 import httpx2
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from ttamer.llm.client import UpstreamFailed
 
@@ -443,6 +445,30 @@ def test_a_path_or_method_that_is_not_there_is_an_error_in_openais_form(serve):
     unknown, method = served.run(scenario)
     assert (unknown.status_code, method.status_code) == (404, 405)
     assert unknown.json()["error"]["code"] == method.json()["error"]["code"] == "unknown_url"
+
+
+def test_urls_are_those_below_where_the_application_is_mounted(serve):
+    served = serve()
+    outer = Starlette(routes=[Mount("/llm", served.app)])
+
+    async def scenario(client):
+        health = await client.http.head("http://127.0.0.1/health")
+        transport = httpx2.ASGITransport(outer)
+        async with httpx2.AsyncClient(transport=transport) as mounted:
+            return health, await mounted.get("http://127.0.0.1/llm/health")
+
+    assert [response.status_code for response in served.run(scenario)] == [200, 200]
+
+
+def test_a_web_socket_is_refused(serve):
+    sent = []
+
+    async def send(message):
+        sent.append(message["type"])
+
+    scope = {"type": "websocket", "path": "/v1/models", "headers": []}
+    asyncio.run(serve().app(scope, None, send))
+    assert sent == ["websocket.close"]
 
 
 def test_models_health_readiness_and_metrics(serve):
