@@ -13,12 +13,7 @@ import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    asynccontextmanager,
-    nullcontext,
-    suppress,
-)
+from contextlib import asynccontextmanager, nullcontext, suppress
 from itertools import chain
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -108,10 +103,6 @@ class UpstreamFailed(TTamerError):
     def code(self) -> str:
         """The server's error code, where it is known."""
         return next((code for code in self.known_codes if code in self.upstream_text), "")
-
-
-# What a call may end with; aiohttp's error of a line that is too long is no ClientError.
-_ERRORS = (UpstreamFailed, aiohttp.ClientError, HttpProcessingError, OSError, ValueError)
 
 
 class TimeLimit:
@@ -336,23 +327,11 @@ class Client:
     async def _attempt(
         self, path: str, content: bytes, deadline: Deadline, headers: Mapping[str, str] | None
     ) -> Response:
-        is_test = await self._begin(deadline)
         start = time.monotonic()
-        seconds = min(self.limit.seconds, deadline.end - start)
-        try:
-            async with (
-                asyncio.timeout(seconds),
-                self._post(path, content, headers) as response,
-            ):
-                await self._require_good(response)
-                decoded = _decoded(await self._read(response))
+        async with self._response(path, content, deadline, headers, self.limit) as (response, _):
+            decoded = _decoded(await self._read(response))
             if decoded is None:
                 raise self._failure("garbage", "returned no JSON object")
-        except _ERRORS as error:
-            raise self._ended(error, deadline, is_test=is_test) from None
-        finally:
-            self._slots.release()
-        self.breaker.record(failed=False)
         self.limit.took(time.monotonic() - start)
         return Response(decoded, stated_cost(response.headers.get("x-litellm-response-cost")))
 
@@ -369,22 +348,9 @@ class Client:
         """
         wanted = {**self.adapted(body), "stream": True, "stream_options": {"include_usage": True}}
         content = msgspec.json.encode(wanted)
-        is_test = await self._begin(deadline)
-        start = time.monotonic()
-        # The first chunk of a stream comes no later than a whole answer.
-        seconds = min(self._first_chunk.seconds, self.limit.seconds, deadline.end - start)
-        try:
-            async with (
-                asyncio.timeout(seconds) as limit,
-                self._post(CHAT, content, headers) as response,
-            ):
-                await self._require_good(response)
-                yield self._chunks(response, limit, start)
-        except _ERRORS as error:
-            raise self._ended(error, deadline, is_test=is_test) from None
-        finally:
-            self._slots.release()
-        self.breaker.record(failed=False)
+        start, limit = time.monotonic(), self._first_chunk
+        async with self._response(CHAT, content, deadline, headers, limit) as (response, timeout):
+            yield self._chunks(response, timeout, start)
 
     async def _chunks(
         self, response: aiohttp.ClientResponse, limit: asyncio.Timeout, start: float
@@ -412,8 +378,16 @@ class Client:
             limit.reschedule(loop.time() + self.settings.timeout)
         raise self._failure("cut", "ended its stream without [DONE]")
 
-    async def _begin(self, deadline: Deadline) -> bool:
-        """Wait for a slot; return whether the call tests a server that has failed."""
+    @asynccontextmanager
+    async def _response(
+        self,
+        path: str,
+        content: bytes,
+        deadline: Deadline,
+        headers: Mapping[str, str] | None,
+        time_limit: TimeLimit,
+    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:
+        """Make one attempt, with its time limit and the breaker around it."""
         if not self.breaker.allows():
             pause = self.breaker.seconds_left
             raise self._failure("open", "fails, and is left alone for now", retry_after=pause)
@@ -424,43 +398,45 @@ class Client:
                 await self._slots.acquire()
         except TimeoutError:
             raise self._failure("queue", "has too many calls under way") from None
-        return is_test
-
-    def _post(
-        self, path: str, content: bytes, headers: Mapping[str, str] | None
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        return self._session.post(
-            self.settings.upstream + path,
-            data=content,
-            headers={**headers, **self._headers} if headers else self._headers,
-            # A redirect could carry the key to another host.
-            allow_redirects=False,
-        )
-
-    async def _require_good(self, response: aiohttp.ClientResponse) -> None:
-        if response.status != 200:
-            raise await self._refused(response)
-        if response.headers.get("content-encoding", "identity") != "identity":
-            raise self._failure("garbage", "returned a compressed answer")
-
-    def _ended(self, error: Exception, deadline: Deadline, *, is_test: bool) -> UpstreamFailed:
-        """Return the failure that ended a call, and count it."""
-        if isinstance(error, UpstreamFailed):
+        # The first chunk of a stream comes no later than a whole answer.
+        seconds = min(time_limit.seconds, self.limit.seconds, deadline.left)
+        try:
+            async with (
+                asyncio.timeout(seconds) as limit,
+                self._session.post(
+                    self.settings.upstream + path,
+                    data=content,
+                    headers={**headers, **self._headers} if headers else self._headers,
+                    # A redirect could carry the key to another host.
+                    allow_redirects=False,
+                ) as response,
+            ):
+                if response.status != 200:
+                    raise await self._refused(response)
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    raise self._failure("garbage", "returned a compressed answer")
+                yield response, limit
+        except UpstreamFailed as error:
             self.breaker.record(failed=error.kind in self.breaking)
-            return error
-        if isinstance(error, TimeoutError):
+            raise
+        except TimeoutError:
             # A client with little time left shows nothing about the server.
             if deadline.left > 0:
                 self.breaker.record(failed=True)
             if is_test:  # not for each call that was under way when it opened
                 self.limit.grow()
                 self._first_chunk.grow()
-            return self._failure("timeout", "did not answer in time")
-        self.breaker.record(failed=True)
-        never_began = aiohttp.ClientConnectorError | aiohttp.ServerDisconnectedError
-        kind: Kind = "connect" if isinstance(error, never_began) else "cut"
-        detail = "could not be reached" if kind == "connect" else "broke off its answer"
-        return self._failure(kind, f"{detail} ({type(error).__name__})")
+            raise self._failure("timeout", "did not answer in time") from None
+        except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
+            self.breaker.record(failed=True)
+            never_began = aiohttp.ClientConnectorError | aiohttp.ServerDisconnectedError
+            kind: Kind = "connect" if isinstance(error, never_began) else "cut"
+            detail = "could not be reached" if kind == "connect" else "broke off its answer"
+            raise self._failure(kind, f"{detail} ({type(error).__name__})") from None
+        else:
+            self.breaker.record(failed=False)
+        finally:
+            self._slots.release()
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         parts, size = list[bytes](), 0
