@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import time
 
 import numpy as np
 import pytest
@@ -46,12 +47,12 @@ class Embedder:
     def __init__(self):
         self.error, self.texts, self.width = None, [], 3
 
-    async def embed(self, texts, deadline=None):
+    async def embed(self, text, deadline=None):
         del deadline
-        self.texts += texts
+        self.texts.append(text)
         if self.error is not None:
             raise self.error
-        return [(HARD if "hard" in text else EASY)[: self.width] for text in texts]
+        return (HARD if "hard" in text else EASY)[: self.width]
 
 
 @pytest.fixture
@@ -136,10 +137,12 @@ def test_an_embedder_that_hangs_costs_a_request_little(reading, monkeypatch):
     served, embedder = reading(embeddings=UPSTREAM)
     monkeypatch.setattr(Service, "embedding_seconds", 0.1)
 
-    async def hang(body, deadline, **options):
-        del body, options
+    async def hang(text, deadline):
+        del text
         await asyncio.sleep(deadline.left)
         raise UpstreamFailed("embeddings", "timeout", "did not answer in time")
 
-    embedder.complete = hang
+    embedder.embed = hang
+    start = time.monotonic()
     assert served.chat({}).status_code == 200
+    assert 0.1 <= time.monotonic() - start < 5

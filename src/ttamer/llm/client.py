@@ -12,9 +12,8 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
-from itertools import chain
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import aiohttp
@@ -208,7 +207,6 @@ class Breaker:
 
 class _Embedding(msgspec.Struct):
     embedding: list[float]
-    index: int | None = None
 
 
 @asynccontextmanager
@@ -306,23 +304,19 @@ class Client:
                 await asyncio.sleep(pause)
         raise AssertionError  # unreachable: the last attempt returns or raises
 
-    async def embed(self, texts: Sequence[str], deadline: Deadline = NEVER) -> list[list[float]]:
-        """Return a vector for each text, in their order.
+    async def embed(self, text: str, deadline: Deadline = NEVER) -> list[float]:
+        """Return the vector of a text.
 
         Raises:
-            UpstreamFailed: If there is no such response.
+            UpstreamFailed: If there is none.
         """
-        body = {"input": [text[-self.max_text :] or " " for text in texts]}
+        body = {"input": [text[-self.max_text :] or " "]}
         response = await self.complete(body, deadline, path="/embeddings")
         with suppress(msgspec.ValidationError):
             data = msgspec.convert(response.body.get("data"), list[_Embedding])
-            if {entry.index for entry in data} == set(range(len(texts))):  # else in their order
-                data.sort(key=lambda entry: int(entry.index or 0))
-            vectors = [entry.embedding for entry in data]
-            is_finite = all(map(math.isfinite, chain.from_iterable(vectors)))
-            if len(vectors) == len(texts) and all(vectors) and is_finite:
-                return vectors
-        raise self._failure("garbage", "returned no vector for each text")
+            if len(data) == 1 and data[0].embedding and all(map(math.isfinite, data[0].embedding)):
+                return data[0].embedding
+        raise self._failure("garbage", "returned no vector")
 
     async def _attempt(
         self, path: str, content: bytes, deadline: Deadline, headers: Mapping[str, str] | None

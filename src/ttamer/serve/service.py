@@ -162,7 +162,7 @@ class Service:
             if name not in inputs and self.embeddings is not None:
                 with suppress(UpstreamFailed):
                     deadline = Deadline.after(self.embedding_seconds)
-                    (vector,) = await self.embeddings.embed([text], deadline)
+                    vector = await self.embeddings.embed(text, deadline)
                     if len(vector) == feature.width:
                         inputs[name] = vector
                 if name not in inputs:
