@@ -6,6 +6,7 @@ docs/paper.md lists what was corrected.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -123,6 +124,14 @@ def test_lemma_b_3_the_index_balances_gain_and_cost(problem, tradeoff):
             node = policy.equivalent_node(name, state, fallback=sigma / tradeoff)
             gain = np.maximum(sigma - tradeoff * node.losses, 0) @ node.probabilities
             assert gain == pytest.approx((1 - tradeoff) * node.mean_cost, abs=CLOSE)
+
+
+def test_lemma_b_3_indices_rounded_to_the_grid_of_losses_tie_and_lose():
+    boxes = tt.Problem.forest([0.0, 1.0], [0.2, 0.1], [[0.5, 0.5]] * 2, [None] * 2)
+    policy = tt.solve(boxes, 0.5)
+    rounded = dataclasses.replace(policy, sigma=tuple(map(np.zeros_like, policy.sigma)))
+    values = [0.5 * each.expected_loss + 0.5 * each.expected_cost for each in (policy, rounded)]
+    assert values == pytest.approx([0.225, 0.25])
 
 
 @examples(60)

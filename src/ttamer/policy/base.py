@@ -573,9 +573,7 @@ def draw_policy(policy: Policy) -> Drawing:
     arrows = []
     for position, edge in enumerate(problem.edges):
         target, costs = problem.ends[position][1], np.unique(edge.cost).tolist()
-        label = ", ".join(f"{cost:.4g}" for cost in costs)
-        if len(costs) > 3:
-            label = f"{costs[0]:.4g} to {costs[-1]:.4g}"
+        label = " to ".join(f"{cost:.4g}" for cost in dict.fromkeys((costs[0], costs[-1])))
         for source in problem.sources[position]:
             is_taken = asked[problem.names[target]] > 0
             if problem.moves == "walk":  # under precedence an edge opens its target

@@ -52,12 +52,6 @@ class Surrogate:
         below = losses[:, np.newaxis] <= points
         return cls(points, below.astype(float), (~below).astype(float), np.isfinite(losses))
 
-    @classmethod
-    def never(cls, states: int) -> Surrogate:
-        """Return the law of what is infinite in every state."""
-        table = np.empty((states, 0))
-        return cls(np.empty(0), table, table, np.zeros(states, bool))
-
     def at(self, points: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the chances of being at most, and above, each of some other points."""
         columns = np.searchsorted(self.points, points, side="right")
@@ -146,13 +140,6 @@ class Surrogate:
         below, above = np.where(reached, below, 0.0), np.where(reached, above, 1.0)
         return Surrogate(points, below, above, self.sure)
 
-    def cut(self, value: NDArray[np.float64]) -> Surrogate:
-        """Return the law of the smaller of the number and a constant of each state."""
-        points = np.union1d(self.points, value[np.isfinite(value)])
-        (below, above), beyond = self.at(points), points >= value[:, np.newaxis]
-        below, above = np.where(beyond, 1.0, below), np.where(beyond, 0.0, above)
-        return Surrogate(points, below, above, self.sure | np.isfinite(value))
-
     @property
     def mean(self) -> float:
         """The mean of a law of one state."""
@@ -187,7 +174,7 @@ def from_leaves(
     below: dict[int, list[Surrogate]] = {}
     for node in reversed(nodes):
         below.setdefault(parents[node], []).append(law(node, below.pop(node, [])))
-    return least_of(below.get(top, [Surrogate.never(states)]))
+    return least_of(below.get(top, [Surrogate.of_losses(np.full(states, np.inf))]))
 
 
 def least_of(laws: list[Surrogate]) -> Surrogate:

@@ -102,8 +102,6 @@ class Edge:
         probabilities: ArrayLike,
         verify_cost: float | None = None,
     ) -> None:
-        if isinstance(verify_cost, float) and 0 < verify_cost < checks.SMALLEST:
-            verify_cost = 0.0
         vars(self).update(source=source, target=target, verify_cost=verify_cost)
         costs = checks.without_traces(_numbers(cost, f"{self}: cost", COST_FORM))
         rows = _numbers(probabilities, f"{self}: probabilities")

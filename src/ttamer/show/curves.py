@@ -55,7 +55,6 @@ def draw_curves(
     y_label: str,
     *,
     marks: Mapping[str, tuple[float, float]] | None = None,
-    x_percent: bool = False,
     y_percent: bool = True,
     path: str | os.PathLike[str] | None = None,
 ) -> Any:
@@ -79,11 +78,10 @@ def draw_curves(
             axes.plot(*at, marker, label=printable(name, 34), color="black", markersize=7)
         points_x = [points[0] for points in curves.values()]
         xs = [x for x, _ in (marks or {}).values()] + [x for part in points_x for x in part]
-        if xs and not x_percent and 0 < 30 * min(xs) < max(xs):
+        if xs and 0 < 30 * min(xs) < max(xs):
             axes.set_xscale("log")
-        for axis, in_percent in ((axes.xaxis, x_percent), (axes.yaxis, y_percent)):
-            if in_percent:
-                axis.set_major_formatter(as_percent)
+        if y_percent:
+            axes.yaxis.set_major_formatter(as_percent)
         axes.set(xlabel=x_label, ylabel=y_label)
         axes.grid(alpha=0.3)
         if axes.lines:

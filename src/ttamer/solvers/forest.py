@@ -144,7 +144,7 @@ def lower_bound(problem: Problem, tradeoff: float) -> float:
         if edge.verify_cost is None:
             return law
         unseen = weigh_losses(mean_losses(problem, problem.incoming[node][0]), tradeoff) + cost
-        return law.cut(law.reaching(unseen))
+        return law.minimum_with(Surrogate.of_losses(law.reaching(unseen)))
 
     return from_leaves(problem.order, problem.parents, law_of, START).mean
 
