@@ -111,9 +111,8 @@ def curves(name: str) -> dict[str, Curve]:
     *others, last = solved.problem.nodes
     nodes = (*others, tt.Node(last.name, np.zeros_like(last.losses)))
     certain = tt.Problem(solved.problem.moves, nodes, solved.problem.edges)
-    tables = dataclasses.replace(
-        paper.fitted.tables, ladder=tt.solve_ladder(certain, solved.tradeoffs), solved_caps={}
-    )
+    ladder = tt.solve_ladder(certain, solved.tradeoffs)
+    tables = dataclasses.replace(paper.fitted.tables, ladder=ladder)
     with_zero = dataclasses.replace(paper, fitted=dataclasses.replace(paper.fitted, tables=tables))
     settings, _ = fit_families(fit, ["threshold"])
     return {

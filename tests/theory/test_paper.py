@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ttamer as tt
@@ -37,6 +38,19 @@ def test_the_quick_part_of_make_paper(paper, tmp_path):
     # Lemma C.6: the box of least index first.
     assert paper.payoffs("AB")[2]["A"] < paper.payoffs("AB")[2]["B"]
     assert paper.payoffs("AB")[1] < paper.payoffs("BA")[1]
+
+
+@pytest.mark.slow
+def test_the_curves_of_figures_4_and_5_are_measured(paper, monkeypatch):
+    load = paper.traces.load
+    few = range(120)
+    monkeypatch.setattr(paper.traces, "load", lambda name, part: load(name, part).take(few))
+    curves = paper.curves("smollm2-imdb")
+    assert set(curves) == set(paper.COLOURS)
+    for costs, errors in curves.values():
+        assert (np.diff(costs) >= 0).all()
+        assert (np.diff(errors) <= 0).all()
+        assert 0 < costs[0] <= costs[-1] < 1.01
 
 
 def test_one_figure_is_one_command_in_a_clone(tmp_path, monkeypatch, capsys):
