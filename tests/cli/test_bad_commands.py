@@ -60,7 +60,7 @@ nonsense                                         | No such command 'nonsense'
 fit                                              | Missing argument 'TRACE' (see ttamer fit --help)
 fit none.csv                                     | none.csv: cannot be read: No such file
 fit fit.csv                                      | keeps no cascade: give --cascade cascade.toml
-fit fit.csv cascade.toml                         | a cascade is given by --cascade FILE
+fit fit.csv cascade.toml                         | unexpected extra argument (cascade.toml)
 fit fit.csv --cascade none.toml                  | none.toml: cannot be read
 fit fit.csv --cascade empty.toml                 | there are no nodes: add one [[node]]
 fit fit.csv --cascade cascade.toml --cost a=1    | --cost is in place of --cascade

@@ -74,7 +74,7 @@ def test_columns_are_of_the_batch_sizes_that_were_asked_for(monkeypatch, capsys)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["early", "1", "11", "4", "12"] in lines
     assert ["full", "3", "13", "9", "14"] in lines
-    assert ["once", "per", "call", "with", "exits", "21", "22"] in lines
+    assert ["once", "per", "call", "with", "exits", "-", "21", "-", "22"] in lines
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except click.UsageError as error:
         path = "ttamer" if error.ctx is None else error.ctx.command_path
-        return _failed(f"{path}: error:", f"{_usage(error)} (see {path} --help)")
+        text = error.format_message().rstrip(".")
+        return _failed(f"{path}: error:", f"{text} (see {path} --help)")
     except Exception as error:
         if os.environ.get("TTAMER_TRACEBACK"):
             raise
@@ -127,14 +128,6 @@ def _failed(head: str, text: str) -> int:
     line = " ".join(text.split())
     print(f"{cleared()}{paint(head, 'red', sys.stderr)} {line}", file=sys.stderr)
     return 2
-
-
-def _usage(error: click.UsageError) -> str:
-    text = error.format_message().rstrip(".")
-    options = [] if error.ctx is None else [o for p in error.ctx.command.params for o in p.opts]
-    if text.startswith("Got unexpected") and "--cascade" in options and ".toml" in text:
-        text += "; a cascade is given by --cascade FILE"
-    return text
 
 
 def _one_line(error: Exception) -> str:

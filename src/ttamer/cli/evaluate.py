@@ -14,7 +14,6 @@ from ttamer.errors import ArgumentError
 from ttamer.evaluation.results import Result, compare, evaluate, known_losses, measure
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture, shown_error
 from ttamer.fitting.promises import Promise, check_promise, were_fitted_to
-from ttamer.show import table
 from ttamer.trace.trace import Trace
 
 Choice = FittedPolicy | Mixture
@@ -77,25 +76,29 @@ def evaluate_command(
         node: {"cost": cost, "error": error}
         for node, cost, error in zip(rows.names, costs, errors, strict=True)
     }
-    head = ["node", "asked", "returned", in_unit("cost", result.unit), result.measure]
-    cells = []
-    for node, alone in nodes.items():
-        shares = f"{result.asked[node]:.1%}", f"{result.answered[node]:.1%}"
-        error = shown_error(alone["error"], result.measure)
-        cells.append([node, *shares, number(alone["cost"]), error])
+    table = [
+        {
+            "node": node,
+            "asked": f"{result.asked[node]:.1%}",
+            "returned": f"{result.answered[node]:.1%}",
+            in_unit("cost", result.unit): alone["cost"],
+            result.measure: shown_error(alone["error"], result.measure),
+        }
+        for node, alone in nodes.items()
+    ]
     cli.show(
         {"rows": len(rows), **facts, "alone": nodes},
         f"{counted(len(rows), 'row')}\n\n{_results_table({**shown, name: result})}\n\n"
         "of full: as a share of the full model's cost, or of the most expensive model's;\n"
         "recalled: an earlier answer than the last was returned.\n\n"
         f"How often {name} asks and returns each node, and what that node does alone:\n\n"
-        f"{table(head, cells)}",
+        f"{cli.records(table)}",
     )
 
 
 def _results_table(results: dict[str, Result]) -> str:
     """Return the numbers of policies by name; several that decide alike are one line."""
-    lines: dict[tuple[str, ...], str] = {}
+    rows = {}
     for name, result in results.items():
         error, *ends = (
             shown_error(value, result.measure) for value in (result.error, *result.error_interval)
@@ -107,8 +110,8 @@ def _results_table(results: dict[str, Result]) -> str:
             cells["95% within"] = number(result.latency_p95)
         cells |= {result.measure: error, "95%": " to ".join(ends)}
         cells["recalled"] = f"{result.recalled:.1%}"
-        lines[tuple(cells.values())] = name
-    return table([*cells, "policy"], [[*line, name] for line, name in lines.items()])
+        rows[tuple(cells.values())] = {**cells, "policy": name}
+    return cli.records([*rows.values()])
 
 
 def _chosen(

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -101,6 +101,7 @@ class Command(click.Command):
         'on_bad="skip"': "--skip-bad",
         "on_bad='skip'": "--skip-bad",
         "an entry in costs": "a --cost",
+        "leave the others out": "--skip-bad leaves the others out",
     }
 
     def __init__(self, *names: Any, **settings: Any) -> None:
@@ -308,21 +309,15 @@ def read_for_policy(path: str, spec: CascadeSpec, *, skip_bad: bool) -> Trace:
 
 
 def measurable(trace: Trace, *, skip_bad: bool) -> Trace:
-    """Return the rows a policy can be measured on: every node answered, every answer is judged."""
-    try:
+    """Leave out rows that no policy can be measured on, if they are to be skipped."""
+    with suppress(TraceError):  # nothing says what is right: the measuring names what is missing
         has_gap = np.isnan(trace.loss).any(axis=1)
-    except TraceError:
-        return trace  # nothing says what is right: the measuring names what is missing
-    if not has_gap.any():
-        return trace
-    count = f"{counted(int(has_gap.sum()), 'row')} of {len(trace)}"
-    reason = "lack the answer of a node, or whether it is right"
-    if not skip_bad or has_gap.all():
-        raise ArgumentError(
-            f"{count} of those to measure on {reason}: --skip-bad leaves such rows out"
-        )
-    print(f"{count} left out of what is measured: they {reason}", file=sys.stderr)
-    return trace.take(~has_gap)
+        if skip_bad and has_gap.any() and not has_gap.all():
+            rows = f"{counted(int(has_gap.sum()), 'row')} of {len(trace)}"
+            why = "they lack the answer of a node, or whether it is right"
+            print(f"{rows} left out of what is measured: {why}", file=sys.stderr)
+            return trace.take(~has_gap)
+    return trace
 
 
 def print_notes(trace: Trace, path: str) -> None:

@@ -8,10 +8,8 @@ from typing import Any
 import click
 
 import ttamer.cli.options as cli
-from ttamer._checks import number
 from ttamer._extras import require
 from ttamer.errors import ArgumentError
-from ttamer.show import table
 
 
 def _sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
@@ -70,23 +68,24 @@ def profile_command(
 
 def _text(name: str, measured: Any) -> str:
     """Return the times as a table: a row for each exit, two columns for each batch size."""
-    head, sizes = ["milliseconds"], measured.sizes
-    for size in sizes:
-        head += [f"reach, {size}", f"ask, {size}"]
-    groups = [measured.groups.index(size) for size in sizes]
-    rows = []
-    for exit_, reach, ask in zip(measured.names, measured.segments, measured.asking, strict=True):
-        times = [t for k, group in enumerate(groups) for t in (reach[group], ask[k])]
-        rows.append([exit_, *(number(1e3 * seconds) for seconds in times)])
-    total, once = ["the network, no ramps"], ["once per call with exits"]
-    for size, seconds in zip(sizes, measured.per_call, strict=True):
-        total += [number(1e3 * size * measured.costs(size).full), ""]
-        once += ["", number(1e3 * seconds)]
+    ends: list[dict[str, Any]] = [{"milliseconds": exit_} for exit_ in measured.names]
+    ends += [
+        {"milliseconds": "the network, no ramps"},
+        {"milliseconds": "once per call with exits"},
+    ]
+    for k, size in enumerate(measured.sizes):
+        reach, group = measured.segments, measured.groups.index(size)
+        columns = [times[group] for times in reach], [times[k] for times in measured.asking]
+        total = [*columns[0], size * measured.costs(size).full, None]
+        once = [*columns[1], None, measured.per_call[k]]
+        for end, *times in zip(ends, total, once, strict=True):
+            for kind, seconds in zip(("reach", "ask"), times, strict=True):
+                end[f"{kind}, {size}"] = None if seconds is None else 1e3 * seconds
     how = f"{measured.device}, {measured.precision}{', CUDA graphs' if measured.graphs else ''}"
     return (
         f"{name} on {how}\n"
         "reach: from the exit before; ask: ramp, decision and wait; for each batch size\n\n"
-        + table(head, [*rows, total, once])
+        + cli.records(ends)
     )
 
 

@@ -373,6 +373,7 @@ def frontier(
     if len(test_trace) == 0:
         raise ArgumentError("the test trace has no rows")
     names = None if families is None else family_names(families)
+    known_losses(test_trace)  # refused before the work
     with shown(progress) as hook:
         # The ladder is fitted here, since the frontier keeps it: it chooses by budgets.
         is_ours = names is None or "ttamer" in names
