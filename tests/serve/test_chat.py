@@ -240,7 +240,7 @@ class TestStreams:
         assert {"tool_calls": [{"index": 0, **call}]} in deltas
 
     def test_a_wait_is_filled_with_comments(self, serve, monkeypatch):
-        monkeypatch.setattr("ttamer.serve.stream._Stream.keep_alive", 0.05)
+        monkeypatch.setattr("ttamer.serve.stream.Stream.keep_alive", 0.05)
         served = serve()
         for model in served.models.values():
             model.delay = 0.3
@@ -250,7 +250,7 @@ class TestStreams:
         assert response.text.endswith("[DONE]\n\n")
 
     def test_a_stream_that_is_not_read_for_long_ends(self, serve, monkeypatch):
-        monkeypatch.setattr("ttamer.serve.stream._Stream.unread_seconds", 0.05)
+        monkeypatch.setattr("ttamer.serve.stream.Stream.unread_seconds", 0.05)
         served = serve(serve={"tradeoff": 0.0, "compare": "exact"}, force=True)
         served.models["small"].text = "x" * 100
 

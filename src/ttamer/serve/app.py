@@ -38,7 +38,7 @@ from ttamer.serve.requests import (
 )
 from ttamer.serve.service import Service
 from ttamer.serve.settings import Settings, read_settings
-from ttamer.serve.stream import streamed
+from ttamer.serve.stream import Stream
 
 log = logging.getLogger("ttamer")
 
@@ -258,8 +258,9 @@ class App(Router):
         )
         del content  # what is read of it is enough
         if job.chat.stream:
-            request.is_streamed = True
-            return await streamed(service, job, partial(self.gate.leave, request))
+            stream, request.is_streamed = Stream(service, job), True
+            await stream.begin(partial(self.gate.leave, request))
+            return stream
         outcome = await service.outcome(job)
         service.audits.consider(job, outcome)
         answered = Answered(job, outcome)

@@ -30,23 +30,7 @@ from ttamer.serve.service import Service
 log = logging.getLogger("ttamer")
 
 
-async def streamed(service: Service, job: Job, release: Callable[[], None]) -> StreamingResponse:
-    """Return a stream, once it is known that there is an answer or will be a wait for one.
-
-    Args:
-        service: What answers.
-        job: The request.
-        release: Gives back what the request holds, at the end of the stream.
-
-    Raises:
-        Refused: If there is no answer.
-    """
-    stream = _Stream(service, job)
-    await stream.begin(release)
-    return stream
-
-
-class _Stream(StreamingResponse):
+class Stream(StreamingResponse):
     """A task that runs the policy and puts events, and the response that reads them."""
 
     keep_alive = 10.0  # seconds between comments while there is no answer
@@ -70,7 +54,14 @@ class _Stream(StreamingResponse):
         }
 
     async def begin(self, release: Callable[[], None]) -> None:
-        """Start the task, and wait for its first event, which decides the status."""
+        """Start the task, and wait for its first event, which decides the status.
+
+        Args:
+            release: Called at the end of the stream.
+
+        Raises:
+            Refused: If there is no answer.
+        """
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(lambda _: release())
         try:
