@@ -225,17 +225,17 @@ class ModelNode:
         """Ask several times; the answer is the first of those that agree most."""
         bodies = requests_of(self.settings, work.body)
         results = await asyncio.gather(*(self._tried(work, body) for body in bodies))
-        made = [result for result in results if not isinstance(result, UpstreamFailed)]
+        answered = [result for result in results if not isinstance(result, UpstreamFailed)]
         failures = [result for result in results if isinstance(result, UpstreamFailed)]
-        if not made:
+        if not answered:
             raise failures[0]
-        texts = [answer_text(response) for response, _ in made]
+        texts = [answer_text(response) for response, _ in answered]
         predictions = self.compare.matched([self.compare.prediction(text) for text in texts])
         chosen, confidence = agreement([*predictions, *[None] * len(failures)])
-        cost = sum(cost for _, cost in made)
+        cost = sum(cost for _, cost in answered)
         cost += self.settings.cost * sum(error.paid for error in failures)
         # The first of those that agree most
-        answer = ModelAnswer(texts[chosen], made[chosen][0], predictions[chosen], cost)
+        answer = ModelAnswer(texts[chosen], answered[chosen][0], predictions[chosen], cost)
         return self._reply(answer, confidence, work)
 
     async def _tried(self, work: Work, body: Body) -> tuple[Any, float] | UpstreamFailed:

@@ -145,13 +145,13 @@ class Audits:
         for node in self._settings.spec.nodes:
             if node.name in answered:
                 continue
-            made = await answer(Call(cascade.nodes[node.name], work, node=node.name))
-            reply, error = made.read()
-            prediction, confidence, cost = None, None, made.paid * node.cost
+            result = await answer(Call(cascade.nodes[node.name], work, node=node.name))
+            reply, error = result.read()
+            prediction, confidence, cost = None, None, result.paid * node.cost
             if reply is not None:
                 prediction, confidence = reply.prediction, reply.confidence
                 cost = node.cost if reply.cost is None else reply.cost
-            asked.append(NodeCall(node.name, prediction, confidence, cost, made.seconds, error))
+            asked.append(NodeCall(node.name, prediction, confidence, cost, result.seconds, error))
         return asked
 
     async def _judged(self, job: Job, calls: Iterable[NodeCall]) -> tuple[dict[str, float], float]:
@@ -189,8 +189,8 @@ class Audits:
         elif not rule.is_transitive:
             label = None  # it cannot be compared with digests, and would count as another answer
         if not (label is None and score is None and scores is None):
-            kept = self._policies.active.logged(label)
-            self._decisions.feedback(request, label=kept, score=score, scores=scores)
+            label = self._policies.active.logged(label)
+            self._decisions.feedback(request, label=label, score=score, scores=scores)
         return is_known
 
 

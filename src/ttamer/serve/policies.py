@@ -251,13 +251,13 @@ class PolicyStore:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.interval):
                     await self.hangup.wait()
-            now, is_asked = self._stat(), self.hangup.is_set()
+            stamp, is_asked = self._stat(), self.hangup.is_set()
             self.hangup.clear()
             # A file that is still being written has changed since the last look.
-            if is_asked or (now is not None and now == before != self._stamp):
-                self._stamp = now
+            if is_asked or (stamp is not None and stamp == before != self._stamp):
+                self._stamp = stamp
                 await self.reload()
-            before = now
+            before = stamp
 
     def _stat(self) -> tuple[int, ...] | None:
         try:

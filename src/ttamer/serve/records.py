@@ -259,11 +259,11 @@ def forget(path: str | os.PathLike[str], requests: Collection[str]) -> int:
     with _locked(path):
         for file in log_files(Path(path)):
             lines = file.read_bytes().splitlines(keepends=True)
-            others = [line for line in lines if _request_of(line) not in requests]
-            if len(others) < len(lines):
+            remaining = [line for line in lines if _request_of(line) not in requests]
+            if len(remaining) < len(lines):
                 with atomic_write(file, private=True) as part:
-                    part.write_bytes(b"".join(others))
-                deleted += len(lines) - len(others)
+                    part.write_bytes(b"".join(remaining))
+                deleted += len(lines) - len(remaining)
     return deleted
 
 
@@ -290,9 +290,9 @@ def prompts_of(decisions: LoggedDecisions) -> tuple[list[int], list[AnsweredProm
 
 def add_labels(path: str | os.PathLike[str], scores: Mapping[str, Mapping[str, float]]) -> None:
     """Add to a decision log, by request and node, whether answers are right."""
-    said = {**_head(), "label": None, "score": None}
+    head = {**_head(), "label": None, "score": None}
     with _locked(path):
-        _append(path, _lines({**said, "feedback": key, "scores": scores[key]} for key in scores))
+        _append(path, _lines({**head, "feedback": key, "scores": scores[key]} for key in scores))
 
 
 def _head() -> dict[str, Any]:

@@ -225,17 +225,17 @@ class Service:
 
 async def _run(job: Job, make: MakeCall) -> Outcome:
     """Ask nodes until the policy stops, or the client has the answer of one."""
-    start, left = time.monotonic(), max(job.work.deadline.left, 1e-3)
+    start, limit = time.monotonic(), max(job.work.deadline.left, 1e-3)
     try:
-        steps = job.cascade.steps(job.work, job.id, left, job.inputs)
+        steps = job.cascade.steps(job.work, job.id, limit, job.inputs)
         call = next(steps)
-        while not isinstance(made := await make(call), NodeCall):
-            call = steps.send(made)
+        while not isinstance(result := await make(call), NodeCall):
+            call = steps.send(result)
     except StopIteration as done:
         outcome: Outcome = done.value
         return outcome
     steps.close()
-    calls = (*call.asked, made)
+    calls = (*call.asked, result)
     cost, seconds = sum(asked.cost for asked in calls), time.monotonic() - start
     why = f"whatever it says, the answer of {call.node!r} is returned"
-    return Outcome(None, made.prediction, call.node, calls, cost, seconds, why, capped=False)
+    return Outcome(None, result.prediction, call.node, calls, cost, seconds, why, capped=False)

@@ -178,13 +178,13 @@ class Settings:
     def _mistakes(self) -> Iterator[str]:
         """Yield what is wrong with settings that are right each by itself."""
         serve, audit, names = self.serve, self.serve.audit, ", ".join(self.source.names)
-        most, points = self.source.loss_bound or 1.0, serve.stated
+        bound, points = self.source.loss_bound or 1.0, serve.stated
         if len(points) > 1:
             stated = " and ".join(name for name, _ in points)
             yield f"[serve]: has {stated}, and there is one operating point; keep one"
-        if serve.error is not None and serve.error > most:
+        if serve.error is not None and serve.error > bound:
             yield (
-                f"[serve]: error is {serve.error:g}; it must be at most {most:g}, as 0.05 for 5% "
+                f"[serve]: error is {serve.error:g}; it must be at most {bound:g}, as 0.05 for 5% "
                 "of wrong answers"
             )
         if serve.incumbent and serve.incumbent not in self.source.names:
