@@ -190,6 +190,8 @@ class StateRule:
 class Policy(ABC):
     """The interface of every policy, as returned by :func:`ttamer.solve`.
 
+    What takes the name of a node raises ArgumentError where there is none of that name.
+
     >>> from ttamer import Problem, solve
     >>> policy = solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), tradeoff=0.5)
     >>> isinstance(policy, Policy), policy.value
@@ -257,7 +259,7 @@ class Policy(ABC):
             Shape (states of the parent,); one entry for a root.
 
         Raises:
-            ArgumentError: If there is no such node, or it has no index of its own.
+            ArgumentError: If it has no index of its own.
         """
 
     @abstractmethod
@@ -273,9 +275,6 @@ class Policy(ABC):
 
         Returns:
             The table.
-
-        Raises:
-            ArgumentError: If there is no such node.
         """
 
     @abstractmethod
@@ -289,9 +288,6 @@ class Policy(ABC):
 
         Returns:
             The table, weighed.
-
-        Raises:
-            ArgumentError: If there is no such node.
         """
 
     @abstractmethod
@@ -309,8 +305,7 @@ class Policy(ABC):
             The law.
 
         Raises:
-            ArgumentError: If there is no such node, state or loss, or the cost takes too many
-                distinct values.
+            ArgumentError: If there is no such state or loss, or the cost takes too many values.
         """
 
     @abstractmethod
@@ -361,7 +356,7 @@ class Policy(ABC):
             Shape (states of ``after``,).
 
         Raises:
-            ArgumentError: If there is no such node, or the policy has no recall.
+            ArgumentError: If the policy has no recall.
         """
         if not self.recall:
             raise ArgumentError(
@@ -385,8 +380,7 @@ class Policy(ABC):
             The joint law of loss and cost.
 
         Raises:
-            ArgumentError: If the node can be entered from several places, or there is no such
-                node or state.
+            ArgumentError: If the node can be entered from several places, or has no such state.
         """
         number = self.problem.index_of(node)
         entering = self.problem.incoming[number]
@@ -428,9 +422,6 @@ class Policy(ABC):
 
         Returns:
             One rule per state.
-
-        Raises:
-            ArgumentError: If there is no such node.
         """
         position = self.problem.index_of(node)
         rules = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from ttamer._checks import counted
 from ttamer.errors import ArgumentError
 from ttamer.policy import base
 from ttamer.policy.session import INFINITY, Batch, Explanation, StateSession
-from ttamer.policy.surrogate import Surrogate, from_leaves, least_of, settled, subtree_law
+from ttamer.policy.surrogate import Surrogate, from_leaves, in_pairs, least_of, settled, subtree_law
 from ttamer.problem.checks import weigh_losses
 from ttamer.problem.problem import START, STOP, Edge, Problem
 
@@ -167,10 +167,7 @@ class IndexSession(StateSession):
         self._go_on(opens[state] if opens else 0, tables.queue if opens else None)
 
     def fail(self) -> None:
-        """Record that ``next`` was asked and gave no answer, and move on.
-
-        Its state stays unknown: the indices of its children are those of their average law.
-        """
+        # Its state stays unknown: the indices of its children are those of their average law.
         node, chances = self.number, self._fail()
         children = self._policy.problem.targets(node)
         waiting = sorted((self._policy._index_unsure(v, chances), v) for v in children)
@@ -355,11 +352,11 @@ def forest_outcome(
     for node in reversed(nodes):
         search = Search.of_losses(losses[node], never)
         if node in searches:
-            layers[node] = _in_pairs(searches.pop(node))
+            layers[node] = in_pairs(searches.pop(node), Search.beside)
             search = search.beside(layers[node][-1][0])
         search = search.asked(problem.parent_edge(node), indices[node], never, by_cost=by_cost)
         searches.setdefault(problem.parents[node], []).append(search)
-    layers[top] = _in_pairs(searches[top])
+    layers[top] = in_pairs(searches[top], Search.beside)
 
     # Back from the start: who is asked, and where the search ends with which answer.
     below = layers[top][-1][0]
@@ -400,15 +397,10 @@ def _levels(policy: IndexPolicy, best: float) -> tuple[list[Levels], list[Levels
     losses = [policy.fallbacks[position] for position in policy.problem.grid.positions]
     parts = [*losses, *policy.sigma]
     sizes = [len(part) for part in parts]
-    value = np.concatenate(parts)
+    value, never = np.concatenate(parts), sum(sizes)
     owner = np.repeat(np.arange(len(parts)), sizes)  # losses come first, then indices
-    order = np.lexsort((owner, value))
     # Equal entries of one node share a level; those of two nodes do not, so that ties are decided.
-    new = np.ones(len(order), bool)
-    new[1:] = (np.diff(owner[order]) != 0) | (value[order][1:] != value[order][:-1])
-    never = len(order)
-    level = np.empty(never, np.intp)
-    level[order] = np.cumsum(new) - 1
+    level = np.unique(np.stack([value, owner]), axis=1, return_inverse=True)[1].ravel()
     level[np.isinf(value) | ((owner >= len(losses)) & (value >= best))] = never
     split = np.split(level, np.cumsum(sizes)[:-1])
     return split[: len(losses)], split[len(losses) :], never
@@ -418,16 +410,6 @@ def _union(one: Levels, two: Levels) -> Levels:
     """Return all levels of both, increasing; several times as fast as ``np.union1d``."""
     levels = np.sort(np.concatenate([one, two]), kind="stable")
     return np.asarray(levels[np.diff(levels, prepend=-2) != 0])  # -1 is the least level
-
-
-def _in_pairs(searches: list[Search]) -> list[list[Search]]:
-    """Return searches merged in pairs, layer by layer, up to one for all."""
-    layers = [searches]
-    while len(searches) > 1:
-        pairs = [searches[first : first + 2] for first in range(0, len(searches), 2)]
-        searches = [reduce(Search.beside, pair) for pair in pairs]
-        layers.append(searches)
-    return layers
 
 
 def _shared(layers: list[list[Search]], around: Outside) -> list[Outside]:

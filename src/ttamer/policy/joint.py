@@ -166,10 +166,7 @@ class JointSession(StateSession):
         self._move(int(state))
 
     def fail(self) -> None:
-        """Record that ``next`` was asked and gave no answer, and move on.
-
-        Its state stays unknown. Under a cap it counts as having cost as much as it may.
-        """
+        # Its state stays unknown. Under a cap it counts as having cost as much as it may.
         self._fail()
         if not self._policy.recall:
             self._best, self._answer = len(self._policy.walk.problem.grid) - 1, STOP

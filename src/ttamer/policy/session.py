@@ -202,7 +202,7 @@ class StateSession(Session):
 
         So it is for an answer that the policy returns unseen; go on with :meth:`accept`.
         """
-        return self.next is not None and self._certain_state() is not None
+        return self.next is not None and bool(self._chances().max() == 1)
 
     def accept(self) -> None:
         """Record that ``next`` was asked and not looked at, and move on.
@@ -213,12 +213,11 @@ class StateSession(Session):
         """
         if self.next is None:
             raise self._ended()
-        state = self._certain_state()
-        if state is None:
+        if not self.is_certain:
             raise ObservationError(
                 f"the policy looks at the answer of {self.next!r}: give its state to observe"
             )
-        self.observe(state)
+        self.observe(int(self._chances().argmax()))
 
     @property
     def next(self) -> str | None:
@@ -282,11 +281,6 @@ class StateSession(Session):
         """The chance of each state of ``next``, given what has been seen."""
         edge, chances = self._next_edge()
         return np.asarray(np.tensordot(chances, edge.probabilities, axes=chances.ndim))
-
-    def _certain_state(self) -> int | None:
-        """The only state in which ``next`` can be; ``None`` where there are several."""
-        row = self._chances()
-        return int(row.argmax()) if row.max() == 1 else None
 
     def _fail(self) -> NDArray[np.float64]:
         """Record that ``next`` was asked in a state that is not known; return its chances."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ from ttamer.problem.problem import START, Problem
 NEGLIGIBLE = 1e-18
 # Laws of at most this many breakpoints keep those of chance 0.
 MANY_POINTS = 256
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,10 +184,16 @@ def least_of(laws: list[Surrogate]) -> Surrogate:
 
     They are merged in pairs: one by one, each merge would go over all breakpoints so far.
     """
-    while len(laws) > 1:
-        pairs = [laws[first : first + 2] for first in range(0, len(laws), 2)]
-        laws = [reduce(Surrogate.minimum_with, pair) for pair in pairs]
-    return laws[0]
+    return in_pairs(laws, Surrogate.minimum_with)[-1][0]
+
+
+def in_pairs(items: list[Item], merge: Callable[[Item, Item], Item]) -> list[list[Item]]:
+    """Return items merged in pairs, layer by layer, up to one for all."""
+    layers = [items]
+    while len(items) > 1:
+        items = [reduce(merge, items[first : first + 2]) for first in range(0, len(items), 2)]
+        layers.append(items)
+    return layers
 
 
 def sweep(problem: Problem, tradeoff: float) -> tuple[tuple[NDArray[np.float64], ...], Surrogate]:

@@ -190,10 +190,7 @@ class WalkSession(StateSession):
         self._path.append((node, state))
 
     def fail(self) -> None:
-        """Record that ``next`` was asked and gave no answer, and move on.
-
-        Its state stays unknown: what comes next is the best on average over its states.
-        """
+        # Its state stays unknown: what comes next is the best on average over its states.
         node, self._unsure = self.number, self._fail()
         if not self._recall:  # the last node has no answer, and no earlier one may be returned
             self._best, self._answer = self._policy.tables.columns, STOP

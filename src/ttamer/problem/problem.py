@@ -367,7 +367,7 @@ class Problem(Graph):
         """
         return self if moves == self.moves else Problem(moves, self.nodes, self.edges)
 
-    # Topologies. ``losses`` is one support for every node, or a sequence of one per node.
+    # Topologies. They raise ProblemError where sizes or numbers do not fit, and name the place.
 
     @classmethod
     def line(
@@ -392,9 +392,6 @@ class Problem(Graph):
         Returns:
             The problem.
 
-        Raises:
-            ProblemError: If sizes or numbers do not fit.
-
         >>> Problem.line([0.0, 1.0], [0.1, 0.2], [[0.5, 0.5], [[0.9, 0.1], [0.2, 0.8]]])
         Problem(walk, 2 nodes, 2 edges)
         """
@@ -413,9 +410,6 @@ class Problem(Graph):
 
         Returns:
             The problem under precedence.
-
-        Raises:
-            ProblemError: If one of them is not a line.
 
         >>> line = Problem.line([0.0, 1.0], [0.1, 0.2], [[0.5, 0.5], [[0.9, 0.1], [0.2, 0.8]]])
         >>> Problem.multi_line([line, line]).names
@@ -447,17 +441,14 @@ class Problem(Graph):
         """One tree or several; a node may be asked once its parent has been.
 
         Args:
-            losses: One list of losses for all nodes, or one list per node.
-            costs: One cost per node (see :class:`Edge`).
+            losses: As for :meth:`line`, like ``costs`` and ``names``.
+            costs: One per node.
             probabilities: One table per node, of shape (states of its parent, states).
             parents: The number of each node's parent; ``None`` for a root.
-            names: By default ``m1``, ``m2``, ...
+            names: One per node.
 
         Returns:
             The problem, under precedence.
-
-        Raises:
-            ProblemError: If sizes or numbers do not fit.
 
         >>> Problem.forest([0.0, 1.0], [0.1, 0.2], [[0.5, 0.5]] * 2, [None, None])
         Problem(precedence, 2 nodes, 2 edges)
@@ -476,17 +467,14 @@ class Problem(Graph):
         """Increasing order, any node may be left out: the transitive closure of a line.
 
         Args:
-            losses: One list of losses for all nodes, or one list per node.
+            losses: As for :meth:`line`, like ``names``.
             costs: One cost per node, or one per pair like ``probabilities`` (see :class:`Edge`).
             probabilities: ``probabilities[u, v]`` is the transition from node u (``None``: the
                 start) to every later node v.
-            names: By default ``m1``, ``m2``, ...
+            names: One per node.
 
         Returns:
             The problem, a walk.
-
-        Raises:
-            ProblemError: If a pair is missing, or sizes or numbers do not fit.
 
         >>> half = [0.5, 0.5]
         >>> rows = {(None, 0): half, (None, 1): half, (0, 1): [half, half]}
@@ -530,9 +518,6 @@ class Problem(Graph):
 
         Returns:
             The problem, a walk.
-
-        Raises:
-            ProblemError: If it is not a line, or a cost depends on a state.
 
         >>> Problem.skip_of(Problem.line([0.0, 1.0], [0.1] * 2, [[0.5, 0.5], [[0.5, 0.5]] * 2]))
         Problem(walk, 2 nodes, 3 edges)

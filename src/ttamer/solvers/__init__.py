@@ -82,11 +82,7 @@ def solve_ladder(
         max_cost: The most that any one input may cost, as in :func:`solve`.
 
     Returns:
-        The policies, in increasing order of tradeoff.
-
-    Raises:
-        ArgumentError: If there are no tradeoffs, or one or the cap is out of range.
-        ProblemError: If no policy is sure of an answer, or the tables do not fit into memory.
+        The policies, in increasing order of tradeoff; errors are those of :func:`solve`.
 
     >>> from ttamer import Problem, solve_ladder
     >>> ladder = solve_ladder(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), [0, 0.5, 1])

@@ -30,11 +30,8 @@ from ttamer.solvers import solve
 class Optima:
     """The three optima of one problem; ``None`` where one is not defined for its topology.
 
-    >>> from ttamer import Problem, optima
-    >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])
-    >>> values = optima(line, 0.5)
-    >>> values.offline, values.online
-    (0.1875, 0.2)
+    >>> Optima(offline=0.1875, online=0.225, no_recall=None).ratio
+    1.2
     """
 
     offline: float | None
@@ -80,7 +77,6 @@ def optima(problem: Problem, tradeoff: float) -> Optima:
         The optima, weighed; ``None`` where one is not defined.
 
     Raises:
-        ArgumentError: If the tradeoff is out of range.
         ProblemError: If no policy is sure of an answer.
 
     >>> from ttamer import Problem
@@ -109,7 +105,6 @@ def offline_optimum(problem: Problem, tradeoff: float) -> float:
         The value, weighed.
 
     Raises:
-        ArgumentError: If the tradeoff is out of range.
         ProblemError: If the problem gives no joint law of all losses (routes disagree, or a node
             has several parents), or costs depend on states where routes meet.
 
