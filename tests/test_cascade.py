@@ -255,7 +255,7 @@ COSTS = {"a": 4.0, "b": 1.0, "c": 2.0}
 def test_which_node_is_asked_when_and_at_what_cost(spec, order, answers, full):
     assert spec.asking_order() == order
     assert spec.answer_costs().tolist() == answers
-    assert full_cost(spec, Trace(spec, np.zeros((1, len(spec))))) == full
+    assert full_cost(Trace(spec, np.zeros((1, len(spec))))) == full
     other = np.array([3.0, 2.0, 1.0])
     assert spec.asking_order(other)[0] == (0 if spec.kind == "exits" else 2)
     assert (spec.answer_costs(other) >= other).all()

@@ -39,7 +39,7 @@ class ExitAreas:
     """Areas on some rows, from the cost of the first exit to that of the network."""
 
     def __init__(self, test: Trace) -> None:
-        self.test, self.full = test, full_cost(test.spec, test)
+        self.test, self.full = test, full_cost(test)
         self._ends = (np.cumsum(test.costs, axis=1) / self.full).mean(axis=0)[[0, -1]]
 
     def of_points(self, costs: Sequence[float], errors: Sequence[float]) -> float:

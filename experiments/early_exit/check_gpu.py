@@ -133,8 +133,7 @@ def differing(policy, network, answers) -> int:
         turn = policy.session()
         while turn.next is not None:
             k = network.names.index(turn.next)
-            sure = confidence[row][k]
-            turn.observe(confidence=sure, margin=sure, prediction=prediction[row][k])
+            turn.observe(confidence=confidence[row][k], prediction=prediction[row][k])
         names = [name for name, was in zip(network.names, asked[row], strict=True) if was]
         differ += list(turn.asked) != names or turn.answer != network.names[owners[row]]
     return differ

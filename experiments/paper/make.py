@@ -105,7 +105,7 @@ def measured(rules: Sequence[object], rows: tt.Trace, full: float) -> Curve:
 def curves(name: str) -> dict[str, Curve]:
     """Fit the policies to one part of a trace, and measure them on the other."""
     fit, test = (against_the_last(traces.load(name, part)) for part in ("fit", "test"))
-    full = full_cost(test.spec, test)
+    full = full_cost(test)
     paper = tt.fit(fit, belief="markov")
     solved = paper.fitted.tables.ladder
     *others, last = solved.problem.nodes

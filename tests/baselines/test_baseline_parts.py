@@ -1,4 +1,4 @@
-"""What baselines are made of: calibration, states, moves, selection."""
+"""What baselines are made of: calibration, moves, selection."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from support.small_traces import (
     random_trace,
 )
 from ttamer.baselines import fit_families
-from ttamer.baselines.no_recall import states_of
 from ttamer.baselines.rules import RuleScorer, sweep_prices, walk_of
 from ttamer.baselines.threshold import Isotonic, level_starts
 from ttamer.cascade import CascadeNode, CascadeSpec
 from ttamer.evaluation.results import measure
-from ttamer.fitting.markov import transitions
 from ttamer.fitting.replay import Setting
 from ttamer.trace.trace import Trace
 
-# Calibration and states
+# Calibration
 
 
 def test_isotonic_fit_equals_the_max_min_formula():
@@ -44,25 +42,6 @@ def test_very_many_confidences_are_calibrated_in_groups():
     assert len(level_starts(said, 4096)) == 4096
     assert curve(np.array([-5.0, 0.0, 1e9])).tolist() == [0.0, 0.0, 1.0]
     assert np.abs(curve(said) - (said > Isotonic.max_levels)).mean() < 1e-3
-
-
-def test_states_pool_blocks_to_about_equal_rows_and_keep_the_mean():
-    rng = np.random.default_rng(3)
-    said = rng.random(2000)
-    wrong = rng.random(2000) > said
-    states = states_of(said, wrong, limit=4)
-    of = states.level(said)
-    assert len(states.values) == 4
-    assert (np.diff(states.values) > 0).all()
-    assert np.bincount(of).min() > 300
-    assert [1 - wrong[of == s].mean() for s in range(4)] == pytest.approx(states.values.tolist())
-
-
-def test_transitions_are_shares_shrunk_by_one_row_to_the_targets_own():
-    table = transitions(np.array([0, 0, 0, 2]), np.array([1, 1, 0, 0]), (3, 2))
-    assert table[0] == pytest.approx([1.5 / 4, 2.5 / 4])
-    assert table[1] == pytest.approx([0.5, 0.5])  # a state never seen
-    assert table[2] == pytest.approx([1.5 / 2, 0.5 / 2])
 
 
 # What the cascade allows

@@ -26,7 +26,6 @@ from ttamer.errors import ArgumentError, TraceError, TTamerError
 from ttamer.fitting.replay import Setting
 from ttamer.trace.trace import Trace
 
-HALF = [[0.9, 0.5, 0.5]] * 10 + [[0.1, 0.5, 0.5]] * 10
 EVEN = [[1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 0, 0]]
 SEEN = {
     # At 0.1 the first exit always answers; at 0.7 rows 0 and 1 stop there and row 2 at b; row 3
@@ -102,31 +101,6 @@ SEEN = {
         [(1.0, 0.5), ((1 + 1 + 4 + 4) / 4, 0.0)],
         ["a", "a", "ac", "ac"],
         "aacc",
-        None,
-    ),
-    "no recall goes on only from states where it pays": (
-        "no-recall",
-        make([row[:2] for row in HALF], [[1, 1]] * 10 + [[0, 1]] * 10, kind="exits", costs=[1, 1]),
-        [(1.0, 0.5), (1.5, 0.0)],
-        ["a"] * 10 + ["ab"] * 10,
-        "a" * 10 + "b" * 10,
-        None,
-    ),
-    # b never mends anything, but c is always right: it pays to pass b.
-    "no recall looks further than one step": (
-        "no-recall",
-        make(HALF, [[1, 0, 1]] * 10 + [[0, 0, 1]] * 10, kind="exits", costs=[1, 1, 1]),
-        [(1.0, 0.5), (2.0, 0.0)],
-        ["a"] * 10 + ["abc"] * 10,
-        "a" * 10 + "c" * 10,
-        None,
-    ),
-    "no recall leaves out a separate model that does not help": (
-        "no-recall",
-        make(HALF, [[1, 0, 1]] * 10 + [[0, 0, 1]] * 10),
-        [(1.0, 0.5), ((10 * 1 + 10 * 4) / 20, 0.0)],
-        ["a"] * 10 + ["ac"] * 10,
-        "a" * 10 + "c" * 10,
         None,
     ),
     "the oracle takes the cheapest right answer": (
@@ -287,7 +261,7 @@ def test_parents_are_asked_first():
     rng = np.random.default_rng(5)
     right = np.column_stack([rng.random((40, 2)) < 0.5, np.ones(40, bool)])
     trace = Trace(CascadeSpec(nodes), rng.random((40, 3)), correct=right)
-    for family in ("chain", "pairwise", "no-recall"):
+    for family in ("chain", "pairwise"):
         for setting in fit(family, trace):
             assert set(asked(setting, trace)) <= {"a", "ab", "abc"}
 
@@ -313,7 +287,7 @@ def test_the_router_reads_the_input_and_is_a_policy_that_can_be_saved(tmp_path):
 def test_the_families_have_their_names_in_a_stable_order():
     assert list(FAMILIES) == [
         *("always-first", "always-last", "always-best", "threshold", "threshold-per-exit"),
-        *("entropy", "margin", "patience", "calibrated", "chain", "pairwise", "no-recall"),
+        *("entropy", "margin", "patience", "calibrated", "chain", "pairwise"),
         *("frugalml", "router", "oracle"),
     ]
     assert all(family.name == name for name, family in FAMILIES.items())
@@ -386,5 +360,5 @@ def test_a_trace_without_rows_is_refused(name):
 def test_a_node_right_by_definition_is_never_left_for_another():
     said = [list("xy"), list("yy"), list("xx")]
     trace = make(np.ones((3, 2)), prediction=said, target="last", kind="exits")
-    for name in ("threshold", "calibrated", "no-recall", "oracle"):
+    for name in ("threshold", "calibrated", "oracle"):
         assert points(fit(name, trace), trace)[-1][1] == 0.0

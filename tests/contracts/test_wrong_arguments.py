@@ -86,7 +86,6 @@ CALLS = {
     llm.read_prompts: llm.read_prompts,
     serve.read_settings: serve.read_settings,
     theory.contract: lambda x: theory.contract(x, 0.5),
-    trace.label_warnings: trace.label_warnings,
     trace.read_batches: trace.read_batches,
 }
 OTHERS = {

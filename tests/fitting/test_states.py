@@ -7,6 +7,7 @@ import pytest
 
 import ttamer as tt
 from ttamer.errors import ArgumentError
+from ttamer.fitting.markov import transitions
 
 COSTS = {"a": 0.2, "b": 0.3, "c": 0.5}
 
@@ -69,3 +70,10 @@ def test_a_cap_below_every_start_is_refused():
     policy = tt.fit(trace_of(1), belief="markov", states=3).at(0.5)
     with pytest.raises(ArgumentError, match=r"max_cost = 0\.1: the cheapest to start with, 'a'"):
         policy.session(max_cost=0.1)
+
+
+def test_transitions_are_shares_shrunk_by_one_row_to_the_targets_own():
+    table = transitions(np.array([0, 0, 0, 2]), np.array([1, 1, 0, 0]), (3, 2))
+    assert table[0] == pytest.approx([1.5 / 4, 2.5 / 4])
+    assert table[1] == pytest.approx([0.5, 0.5])  # a state never seen
+    assert table[2] == pytest.approx([1.5 / 2, 0.5 / 2])

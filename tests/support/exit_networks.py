@@ -188,8 +188,7 @@ def by_session(
         turn = policy.session()
         while turn.next is not None:
             k = names.index(turn.next)
-            text = None if said[k] < 0 else said[k]
-            turn.observe(confidence=sure[k], margin=sure[k], prediction=text)
+            turn.observe(confidence=sure[k], prediction=None if said[k] < 0 else said[k])
         decided.append((turn.asked, turn.answer, turn.unclear))
     return decided
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from ttamer._checks import require_kind
 from ttamer.baselines.chain import Chain, Pairwise
 from ttamer.baselines.frugalml import FrugalML
-from ttamer.baselines.no_recall import NoRecall
 from ttamer.baselines.reference import Always, Oracle
 from ttamer.baselines.rules import Router, Unsuitable
 from ttamer.baselines.threshold import (
@@ -42,7 +41,6 @@ FAMILIES: dict[str, Family] = {
         Threshold("calibrated", Calibrated.fit),
         Chain(),
         Pairwise(),
-        NoRecall(),
         FrugalML(),
         Router("router", max_nodes=1),
         Oracle(),

@@ -126,7 +126,11 @@ class FrugalML:
         bases = [Base(scorer, base, self.min_rows) for base in range(len(trace.spec))]
 
         def solve(price: float) -> Setting:
-            best = scorer.best([base.strategy(price) for base in bases], price)
+            def objective(rule: FrugalRule) -> float:
+                cost, error = scorer.score(rule)
+                return error + price * cost
+
+            best = min((base.strategy(price) for base in bases), key=objective)
             return Setting({"price": price, **best.knob(trace.names)}, best)
 
         return sweep_prices(trace, solve)

@@ -11,17 +11,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer.cascade import CascadeSpec, answer_rules
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TTamerError
 from ttamer.fitting.fits import fit
 from ttamer.fitting.fitted import FitRecord, Fitted
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy
-from ttamer.fitting.replay import Played, Rule, Setting, asked_up_to, full_cost, paid
+from ttamer.fitting.replay import Played, Rule, Setting, asked_up_to, paid
 from ttamer.fitting.threshold import stop_tables
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.checks import require_rows
@@ -31,9 +31,6 @@ from ttamer.trace.trace import Trace
 # The certainty of a node on each row, shape (T,), from its own columns; NaN never stops. With
 # ``least_confidence(node, threshold)`` its rules can be served (as_policies).
 Score = Callable[[Trace, int], NDArray[np.float64]]
-
-
-R = TypeVar("R", bound=Rule)
 
 
 class Unsuitable(TTamerError):  # noqa: N818 - named after what happened
@@ -79,20 +76,15 @@ class StopRule:
         stop = np.full(len(trace), len(self.walk) - 1)
         for step in range(len(self.walk) - 2, -1, -1):  # backwards, so that the first stop stands
             stop[self.score(trace, int(self.walk[step])) >= self.thresholds[step]] = step
-        return walked(stop, self.walk, len(trace.spec))
+        asked = np.zeros((len(stop), len(trace.spec)), bool)
+        asked[:, self.walk] = asked_up_to(stop, len(self.walk))
+        return Played(self.walk[stop], asked, self.walk[stop])
 
     def confidences(self) -> list[float] | None:
         """Return the least confidence that stops at each step but the last, where that decides."""
         least = getattr(self.score, "least_confidence", None)
         steps = zip(self.walk[:-1].tolist(), self.thresholds.tolist(), strict=True)
         return None if least is None else [least(node, threshold) for node, threshold in steps]
-
-
-def walked(stop: NDArray[np.intp], walk: NDArray[np.intp], nodes: int) -> Played:
-    """Return the replay of a walk that stops at a step on each row and returns that answer."""
-    asked = np.zeros((len(stop), nodes), bool)
-    asked[:, walk] = asked_up_to(stop, len(walk))
-    return Played(walk[stop], asked, walk[stop])
 
 
 def plain(threshold: float) -> float | None:
@@ -153,11 +145,6 @@ class RuleScorer:
         wrong = self.wrong[np.arange(len(self.trace)), played.answer]
         return float(paid(played.asked, self.trace).mean()), float(wrong.mean())
 
-    def best(self, rules: Iterable[R], price: float) -> R:
-        """Return the first rule of least error + price * cost."""
-        points = [(*self.score(rule), rule) for rule in rules]
-        return min(points, key=lambda point: point[1] + price * point[0])[2]
-
 
 def as_policies(trace: Trace, settings: list[Setting]) -> list[Setting]:
     """Return settings whose rules stop by confidences as policies, that can be saved and served.
@@ -168,23 +155,14 @@ def as_policies(trace: Trace, settings: list[Setting]) -> list[Setting]:
     cuts = [cut for cut in (rule.confidences() for rule in rules) if cut is not None]
     if not cuts or len(cuts) < len(settings):
         return settings
-    spec, count = trace.spec, len(settings)
+    count = len(settings)
     tables = stop_tables(trace, [rule.walk.tolist() for rule in rules], cuts)
     record = FitRecord(
         belief="threshold", rows=len(trace), complete=len(trace), trace_digest=trace.digest
     )
     # These rules have no tradeoff; a ladder needs increasing ones, from cheap to accurate.
     tradeoffs = np.arange(1, count + 1) / (count + 1)
-    fitted = Fitted(
-        spec,
-        tables,
-        tradeoffs,
-        full_cost(spec, trace),
-        record,
-        trace.measure,
-        trace.unit,
-        compare=answer_rules(spec),
-    )
+    fitted = Fitted.of(trace, tables, tradeoffs, record)
     return [
         Setting(setting.knob, FittedPolicy(fitted, fitted.rule(number), number))
         for number, setting in enumerate(settings)

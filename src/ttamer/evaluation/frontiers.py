@@ -206,7 +206,7 @@ class Frontier:
         # The cheapest single answer, which anyone may mix in without any rule.
         low, error = float(prices[node]), float(known_losses(trace)[:, node].mean())
         # Where all nodes cost the same the range must not be empty.
-        high = max(full_cost(trace.spec, trace), low * (1 + 1e-9) + 1e-300)
+        high = max(full_cost(trace), low * (1 + 1e-9) + 1e-300)
         costs, errors = self.curve(family)
         return area_under([*costs, low], [*errors, error], low, high) / (high - low)
 
@@ -310,7 +310,7 @@ class Frontier:
         return {
             "points": [point.to_dict() for point in self.points],
             "reference": vars(self.reference),
-            "full_cost": full_cost(trace.spec, trace),
+            "full_cost": full_cost(trace),
             "fit_rows": self.fit_rows,
             "test_rows": len(trace),
             "families": families,

@@ -264,7 +264,7 @@ def measure(played: Played, trace: Trace, *, resamples: int = 1000, seed: int = 
         error_interval=error_interval,
         cost=float(cost.mean()),
         cost_interval=cost_interval,
-        relative_cost=float(cost.mean()) / full_cost(trace.spec, trace),
+        relative_cost=float(cost.mean()) / full_cost(trace),
         answered=dict(zip(trace.names, (answers / len(trace)).tolist(), strict=True)),
         asked=dict(zip(trace.names, played.asked.mean(axis=0).tolist(), strict=True)),
         recalled=float(recalled.mean()),

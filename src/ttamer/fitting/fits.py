@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from ttamer._checks import counted, is_number, require_whole
-from ttamer.cascade import CascadeSpec, answer_rules
+from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitting.belief import Bools, Floats, Ints, Seen
 from ttamer.fitting.crossfit import StepFit, fit_steps
@@ -44,7 +44,7 @@ from ttamer.trace.checks import check_for_fit, require_rows, require_trace
 from ttamer.trace.trace import OnBad, Trace
 
 MIN_ROWS = 10  # a fit needs at least so many complete rows
-MAX_ROWS = 100_000  # policies are found on at most so many: a uniform sample of more
+MAX_ROWS = 400_000  # policies are found on at most so many: a uniform sample of more
 
 
 def fit(
@@ -119,7 +119,7 @@ def fit(
     if len(log) > MAX_ROWS:
         generator = np.random.default_rng([len(log), 2])
         trace = log.take(np.sort(generator.permutation(len(log))[:MAX_ROWS]))
-    rows, full, spec = _complete_rows(trace, belief, seed), full_cost(trace.spec, trace), trace.spec
+    rows, spec = _complete_rows(trace, belief, seed), trace.spec
     _require_latency(trace)
     weight: Floats | None = None
     facts: dict[str, Any] = {}  # further ones of the record
@@ -134,7 +134,7 @@ def fit(
             options = PlanOptions(seed=seed, max_nodes=max_nodes or PlanOptions.max_nodes)
             is_weighted = facts["weighting"] == "chance"
             tables, asked, answer, weight = _answers(trace, features, is_weighted, options)
-            reached = 1 / (1 + tables.prices[::-1] * full)
+            reached = 1 / (1 + tables.prices[::-1] * full_cost(trace))
             if facts["weighting"] != "none":
                 facts["effective"] = float(weight.sum() ** 2 / (weight @ weight))
             if features is not None and tables.prior is not None:
@@ -165,17 +165,7 @@ def fit(
         without=without,
         **facts,
     )
-    fitted = Fitted(
-        spec=spec,
-        tables=tables,
-        tradeoffs=reached,
-        full_cost=full,
-        record=record,
-        measure=trace.measure,
-        unit=trace.unit,
-        thresholds=belief == "threshold",
-        compare=answer_rules(spec),
-    )
+    fitted = Fitted.of(trace, tables, reached, record, thresholds=belief == "threshold")
     # A ladder rises in tradeoff, tables in price.
     outcome = outcomes(rows, asked[::-1], answer[::-1])
     group = None if rows.group is None else groups_of(rows)
@@ -296,13 +286,12 @@ def _answers(
     trace: Trace, features: FeatureSpec | None, is_weighted: bool, options: PlanOptions
 ) -> StepFit:
     """Fit policies on what answers and inputs say."""
-    spec = trace.spec
-    agree, margin = _equal_answers_lose_alike(trace), _margins(trace)
+    agree, spec = _equal_answers_lose_alike(trace), trace.spec
     codes = trace.prediction if agree else None
     log = Log(
         losses=np.asarray(trace.loss),
         cost=np.asarray(trace.costs, float),
-        confidence=np.asarray(trace.confidence if margin is None else margin),
+        confidence=np.asarray(trace.confidence),
         codes=None if codes is None else codes.astype(np.intp),
         classes=() if codes is None else trace.classes,
         features=None if features is None else features.rows(_input_columns(trace)),
@@ -316,18 +305,7 @@ def _answers(
     )
     fitted = fit_steps(spec.names, log, options=options)
     belief = replace(fitted.tables.belief, agree=agree)
-    if margin is not None:
-        belief = replace(belief, reads="margin")
-    tables = replace(fitted.tables, belief=belief)
-    return fitted._replace(tables=tables)
-
-
-def _margins(trace: Trace) -> Floats | None:
-    """Return the margins of exits where all answers have one, of more than two classes."""
-    margin = trace.margin
-    if trace.spec.kind != "exits" or margin is None or len(trace.classes) <= 2:
-        return None
-    return margin if np.isfinite(margin[trace.answered]).all() else None
+    return fitted._replace(tables=replace(fitted.tables, belief=belief))
 
 
 def _equal_answers_lose_alike(trace: Trace) -> bool:
@@ -362,7 +340,7 @@ def _states(
         cost = cost + spec.latency_weight * trace.latency
 
     def learn(rows: Ints | slice, tradeoffs: Floats | None) -> StateTables:
-        seen, means, full = trace.confidence[rows], cost[rows].mean(axis=0), full_cost(spec, trace)
+        seen, means, full = trace.confidence[rows], cost[rows].mean(axis=0), full_cost(trace)
         return fit_states(spec, seen, means, full, states=states, tradeoffs=tradeoffs)
 
     tables = learn(slice(None), tradeoffs)
@@ -392,24 +370,24 @@ def _feature_spec(
     present = _input_columns(trace)
     for name in ("audit_number", "audit_time", "audit_chance"):  # of an audit, not of an input
         present.pop(name, None)
-    names: list[str] = list(present) if inputs is True else []
+    names = list(present) if inputs is True else []
     if not isinstance(inputs, bool):
         names = [inputs] if isinstance(inputs, str) else list(inputs)
-    for name in names:
-        if name not in present:
-            have = f"it has {', '.join(present)}" if present else "it has none"
-            raise ArgumentError(f"the trace has no input {name!r}: {have}", param="inputs")
+    _require_known(names, present, "inputs", "the trace has no input {!r}")
     columns = {name: values for name, values in present.items() if name in names}
     spec = FeatureSpec.of(columns, embedders=embedders)
     vectors = [feature.name for feature in spec.features if feature.kind == "vector"]
-    for name in embedders:
-        if name not in vectors:
-            have = f"vectors are {', '.join(vectors)}" if vectors else "there are none"
-            raise ArgumentError(
-                f"embedders names {name!r}, which is no vector that the fit reads: {have}",
-                param="embedders",
-            )
+    no_vector = "embedders names {!r}, which is no vector that the fit reads"
+    _require_known(embedders, vectors, "embedders", no_vector)
     return spec if names else None
+
+
+def _require_known(names: Iterable[str], known: Iterable[str], param: str, problem: str) -> None:
+    """Refuse a name that is not known."""
+    for name in names:
+        if name not in known:
+            have = f"there are {', '.join(known) or 'none'}"
+            raise ArgumentError(f"{problem.format(name)}: {have}", param=param)
 
 
 def _input_columns(trace: Trace) -> dict[str, list[Any]]:

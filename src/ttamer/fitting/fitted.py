@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from ttamer import __version__
 from ttamer._checks import is_number, percent
-from ttamer.cascade import CascadeSpec
+from ttamer.cascade import CascadeSpec, answer_rules
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Floats, Ints, Seen, Step, View
 from ttamer.fitting.markov import MarkovRecord, StatePolicy, StateTables
 from ttamer.fitting.policy import StepPolicy, StepTables, play
-from ttamer.fitting.replay import Played
+from ttamer.fitting.replay import Played, full_cost
 from ttamer.fitting.session import SingleNode
 from ttamer.trace.checks import require_trace
 from ttamer.trace.trace import Measure, Trace
@@ -83,12 +83,26 @@ class Fitted:
     tradeoffs: Floats  # (P,), rising; of thresholds, the thresholds
     full_cost: float  # what the full model costs per input, in the cascade's unit
     record: FitRecord
-    measure: Measure = "error"
-    unit: float = 1.0  # what a loss of 1 is in the trace's unit
+    measure: Measure
+    unit: float  # what a loss of 1 is in the trace's unit
     # Whether policies are thresholds on the confidence, set before any row was seen
-    thresholds: bool = False
+    thresholds: bool
     # How answers are compared and where confidences come from: serving by another rule is refused
-    compare: Mapping[str, str] = field(default_factory=dict)
+    compare: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        trace: Trace,
+        tables: Tables,
+        tradeoffs: Floats,
+        record: FitRecord,
+        *,
+        thresholds: bool = False,
+    ) -> Fitted:
+        """Return what policies fitted to a trace share."""
+        facts = full_cost(trace), record, trace.measure, trace.unit, thresholds
+        return cls(trace.spec, tables, tradeoffs, *facts, answer_rules(trace.spec))
 
     def rule(self, number: int) -> StepPolicy | StatePolicy:
         """Return what decides at a place of the ladder; prices of tables rise."""
@@ -121,7 +135,7 @@ class Fitted:
             costs[node] += spec.reach[:node].sum()
         return SingleNode(spec.names, costs, node, before, backups)
 
-    def read(self, trace: Trace) -> Rows:
+    def read(self, trace: Trace) -> SeenRows:
         """Return rows as policies see them."""
         require_trace(trace, "a replay")
         if trace.names != self.spec.names:
@@ -132,15 +146,7 @@ class Fitted:
                 f"{'; trace.with_verification()' if verifies else ''}"
             )
         prior, costs = self.of_inputs(trace.prompt, trace.inputs, len(trace))
-        scores = trace.confidence
-        if isinstance(self.tables, StepTables) and self.tables.belief.reads == "margin":
-            if trace.margin is None:
-                raise ArgumentError(
-                    "the policy reads the margins of exits, and the trace has none: add columns "
-                    "<node>.margin, as ttamer.torch.trace_of does"
-                )
-            scores = trace.margin
-        return Rows(self, Seen(scores, self._codes(trace), prior), costs)
+        return SeenRows(self, Seen(trace.confidence, self._codes(trace), prior), costs)
 
     def of_inputs(
         self, prompt: Column | None, inputs: Mapping[str, Column], count: int
@@ -175,7 +181,7 @@ class Fitted:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class SeenRows:
     """Rows of a trace as the policies of a fit see them; several policies share the work."""
 
     fitted: Fitted

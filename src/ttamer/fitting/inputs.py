@@ -62,7 +62,8 @@ def _word_counts(text: str, size: int) -> Floats:
         columns = np.array([int(column) for column, _ in pairs], np.int64)
         signed = [float(count) for _, count in pairs]
         return np.asarray(np.bincount(columns % size, signed, size), float)
-    words = [_number_word(w) if w.isdigit() else w for w in WORD.findall(_ends_of(text).lower())]
+    parts = WORD.findall(_ends_of(text).lower())
+    words = [f"<{min(len(w), 4)} digits>" if w.isdigit() else w for w in parts]
     grams = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
     codes = np.array([zlib.crc32(gram.encode("utf-8", "replace")) for gram in grams], np.int64)
     return np.asarray(np.bincount(codes % size, 2.0 * ((codes >> 20) & 1) - 1, size), float)
@@ -88,10 +89,6 @@ def hashed_prompt(text: str) -> str:
 def _ends_of(text: str) -> str:
     # So many characters of a prompt are read, half at either end: time is bounded.
     return text if len(text) <= 4000 else f"{text[:2000]} {text[-2000:]}"
-
-
-def _number_word(digits: str) -> str:
-    return f"<{min(len(digits), 4)} digits>"
 
 
 def prompt_numbers(text: str) -> list[float]:
@@ -298,8 +295,7 @@ def z_of(chances: Floats) -> Floats:
 
 def near_columns(features: Features, width: int) -> Features:
     """Return the columns by which inputs are near, unit length, on a grid."""
-    unit = _unit(features[:, :width].astype(float))
-    return _gridded(unit)
+    return _gridded(_unit(features[:, :width].astype(float)))
 
 
 def nearest_centres(near: Features, centres: Features, coarse: int) -> tuple[Ints, Ints]:

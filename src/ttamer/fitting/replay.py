@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.trace.trace import Trace
 
@@ -179,17 +178,15 @@ def outcomes(
     return returned, cost, loss, np.nan_to_num(alone_paid(trace))
 
 
-def full_cost(spec: CascadeSpec, trace: Trace) -> float:
+def full_cost(trace: Trace) -> float:
     """Return what the full model costs per row of a trace; 1 where everything is free.
 
     It is the last exit of a network and all before it, or the most expensive model.
 
-    >>> from ttamer.trace.trace import Trace
-    >>> trace = Trace(CascadeSpec.of({"small": 1.0, "large": 9.0}), [[0.5, 0.5]])
-    >>> full_cost(trace.spec, trace)
+    >>> full_cost(Trace(CascadeSpec.of({"small": 1.0, "large": 9.0}), [[0.5, 0.5]]))
     9.0
     """
-    prices = np.nanmean(trace.costs, axis=0)
+    spec, prices = trace.spec, np.nanmean(trace.costs, axis=0)
     if spec.kind == "exits" and not spec.asks_each:
         return float(spec.answer_costs(prices)[-1]) or 1.0
     return float(prices.sum() if spec.kind == "exits" else prices.max()) or 1.0
