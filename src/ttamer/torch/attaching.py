@@ -177,24 +177,18 @@ class _Chain:
         Some constants differ while training, such as whether keys and values are kept; those of
         later blocks may depend on what blocks return.
         """
-        shape = "give inputs of the shape of the example, or build EarlyExit(blocks, ramps, head)"
         for number, (leaves, call) in enumerate(zip(calls, self.calls, strict=False)):
-            if len(leaves) != len(call.sources):
+            is_same = len(leaves) == len(call.sources) and all(
+                kind != "constant"
+                or (not isinstance(leaf, Tensor) and (number or training or leaf == constant))
+                for leaf, (kind, constant) in zip(leaves, call.sources, strict=True)
+            )
+            if not is_same:
                 raise ArgumentError(
-                    f"the blocks get {len(leaves)} values for these inputs and got "
-                    f"{len(call.sources)} for the example: {shape}"
+                    "the blocks get other values for these inputs than for the example, such as a "
+                    "mask for padding, or a size: give inputs of the shape of the example, attach "
+                    "with an example that has padding, or build EarlyExit(blocks, ramps, head)"
                 )
-            for leaf, (kind, constant) in zip(leaves, call.sources, strict=True):
-                if kind == "constant" and isinstance(leaf, Tensor):
-                    raise ArgumentError(
-                        "the blocks get a tensor that they did not get for the example, such as a "
-                        "mask for padding: attach with an example that has padding"
-                    )
-                if kind == "constant" and leaf != constant and not number and not training:
-                    raise ArgumentError(
-                        f"the blocks get {leaf!r} for these inputs and got {constant!r} for the "
-                        f"example: {shape}"
-                    )
 
     def run_block(
         self, number: int, hidden: Tensor, carried: Sequence[Tensor | None]
@@ -226,7 +220,6 @@ class _Call:
     # The position of the hidden state in the output; None where it is the output itself.
     part: int | None
     parts: tuple[Any, ...]  # the constants of an output of several parts, and None for its tensors
-    in_place: bool  # whether the block changes the hidden state that it gets
 
     def output(self, hidden: Tensor) -> Any:
         """Return an output of this form without its other tensors, such as attention weights.
@@ -293,8 +286,9 @@ class _Block(nn.Module):
     def forward(self, value: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the output of the block, and the rest of the value as it is."""
         chain, (hidden, *others) = self._chain, value
-        if chain.calls[self._number].in_place and not torch.is_inference_mode_enabled():
-            hidden = hidden.clone()  # a ramp that learns reads it again for its gradients
+        if not torch.is_inference_mode_enabled():
+            # Some blocks write to what they get, and a ramp reads it again for its gradients.
+            hidden = hidden.clone()
         return (chain.run_block(self._number, hidden, others)[0], *others)
 
     def extra_repr(self) -> str:
@@ -577,7 +571,6 @@ def _chain(
                     "constants only; for a cache of keys and values set model.config.use_cache = "
                     "False"
                 )
-        before = calls[number - 1].returned[parts[number - 1] or 0] if number else None
         described.append(
             _Call(
                 spec=call.spec,
@@ -585,7 +578,6 @@ def _chain(
                 hidden=positions[number],
                 part=parts[number],
                 parts=tuple(map(_constant, _parts(call.output))),
-                in_place=before not in (None, call.read[positions[number]]),
             )
         )
     kinds = [
@@ -663,16 +655,12 @@ def _check_known(
     names: Sequence[str],
 ) -> None:
     """Raise an error where a tensor that a later block gets depends on what blocks return."""
-    later = [
-        (carried.block, carried.at, tensor)
-        for carried, tensor in zip(chain.carried, tensors, strict=True)
-        if carried.block
-    ]
     calls: list[list[Any]] = []
-    if later:
-        with contextlib.suppress(Exception):  # whatever a model does without its blocks
-            calls = chain.probe(inputs)
-    for block, at, tensor in later:
+    with contextlib.suppress(Exception):  # whatever a model does without its blocks
+        calls = chain.probe(inputs)
+    for (block, at, _), tensor in zip(chain.carried, tensors, strict=True):
+        if not block:  # the first gets it, or returns it
+            continue
         leaf = calls[block][at] if block < len(calls) else None
         if not isinstance(leaf, Tensor) or not torch.equal(leaf, tensor):
             raise ArgumentError(
@@ -701,8 +689,6 @@ class _Recorded(NamedTuple):
     leaves: list[Any]  # the values that it got
     spec: Any  # their structure
     output: Any
-    read: list[int]  # how often each of its values had been changed in place when it returned
-    returned: list[int]  # the same of each part of its output
 
 
 def _calls(
@@ -717,8 +703,7 @@ def _calls(
     def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         leaves: list[Any] = []
         spec = _flatten((args, kwargs), leaves)
-        changes = _changes(leaves), _changes(_parts(output))
-        calls.append(_Recorded(module, leaves, spec, output, *changes))
+        calls.append(_Recorded(module, leaves, spec, output))
 
     hooks = [block.register_forward_hook(record, with_kwargs=True) for block in blocks]
     try:
@@ -727,14 +712,6 @@ def _calls(
         for hook in hooks:
             hook.remove()
     return calls
-
-
-def _changes(values: Sequence[Any]) -> list[int]:
-    """Return how often each tensor was changed in place; inference tensors do not count."""
-    return [
-        value._version if isinstance(value, Tensor) and not value.is_inference() else 0
-        for value in values
-    ]
 
 
 def _check(network: EarlyExit, chain: _Chain, inputs: tuple[Tensor, ...]) -> None:

@@ -35,27 +35,6 @@ from ttamer.trace.trace import Trace
 MAX_RAMPS, MANY_RAMPS = 3, 12
 
 
-@dataclass(frozen=True)
-class Timing:
-    """The times of batches run one after another, each waited for; in seconds."""
-
-    p50: float
-    """The median."""
-    p99: float
-    """The 99th percentile."""
-    mean: float
-    """The mean without the slowest hundredth, which is due to the machine."""
-    rows_per_second: float
-    """The throughput."""
-
-    @classmethod
-    def of(cls, seconds: NDArray[np.float64], rows: int) -> Timing:
-        """Return the timing of batches of some rows each."""
-        mean = float(seconds[seconds <= _slowest_usual(seconds)].mean())
-        p50, p99 = np.quantile(seconds, (0.5, 0.99)).tolist()
-        return cls(p50, p99, mean, rows / mean)
-
-
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """A policy with its predicted time and its error."""
@@ -76,11 +55,8 @@ class Candidate:
 class Tuning:
     """What to run on this machine, for batches of one size.
 
-    >>> from ttamer.torch.tuning import Timing
-    >>> slow, fast = Timing(2.0, 2.0, 2.0, 4.0), Timing(1.0, 1.0, 1.0, 8.0)
-    >>> advice = Tuning(lambda value: value, None, None, 0.05, 0.05, fast, slow, ())
-    >>> advice.speed_up
-    2.0
+    >>> slow, fast = np.array([2.0, 2.0]), np.array([1.0, 1.0])
+    >>> advice = Tuning(lambda value: value, None, None, 0.05, 0.05, fast, slow)
     >>> advice
     Tuning(the network itself: 2.00 times as fast, error 5.00% instead of 5.00%)
     """
@@ -95,12 +71,10 @@ class Tuning:
     """The error of the recommendation on rows it was not fitted to, by cross-fitting."""
     full_error: float
     """The error of the network itself on the trace."""
-    timing: Timing
-    """The times of the recommendation."""
-    full_timing: Timing
-    """The times of the network itself."""
-    tried: tuple[Candidate, ...]
-    """The policies that were timed."""
+    seconds: NDArray[np.float64]
+    """The time of each batch, waited for."""
+    full_seconds: NDArray[np.float64]
+    """The times of the network itself on the same batches."""
 
     def __repr__(self) -> str:
         # Not the policy's own costs and error: these may be of another target.
@@ -112,8 +86,15 @@ class Tuning:
 
     @property
     def speed_up(self) -> float:
-        """How many times faster than the network itself: the ratio of mean times."""
-        return self.full_timing.mean / self.timing.mean
+        """How many times faster than the network itself: the ratio of mean times.
+
+        Each is without its slowest hundredth, which is due to the machine.
+        """
+        full, policy = (
+            float(times[times <= _slowest_usual(times)].mean())
+            for times in (self.full_seconds, self.seconds)
+        )
+        return full / policy
 
 
 def recommend(
@@ -188,18 +169,19 @@ def recommend(
     report(f"timing {counted(len(runners), 'policy')} beside the network")
     full = full_run(network, batches[0], **how)
     alone, *seconds = time_each_batch([full, *runners], batches)
-    timings = [Timing.of(times, batch) for times in seconds]
-    usual, tried = Timing.of(alone, batch), tuple(candidates)
-    best = min(range(len(timings)), key=lambda k: timings[k].mean, default=None)
+    tried = [
+        Tuning(_logits_of(runner), runner, c.policy, c.error, full_error, times, alone)
+        for runner, c, times in zip(runners, candidates, seconds, strict=True)
+    ]
+    best = max(tried, key=lambda tuning: tuning.speed_up, default=None)
     # The best of several times is the luckiest, too: it must be clearly below the network's.
-    if best is None or not clearly_faster(seconds[best], alone):
-        return Tuning(full, None, None, full_error, full_error, usual, usual, tried)
-    runner, policy, error = runners[best], candidates[best].policy, candidates[best].error
+    if best is None or not clearly_faster(best.seconds, alone):
+        return Tuning(full, None, None, full_error, full_error, alone, alone)
+    return best
 
-    def run(value: Inputs) -> Tensor:
-        return runner(value).logits
 
-    return Tuning(run, runner, policy, error, full_error, timings[best], usual, tried)
+def _logits_of(runner: Runner) -> Callable[[Any], Tensor]:
+    return lambda inputs: runner(inputs).logits
 
 
 def search(

@@ -12,8 +12,8 @@ waiting for an event. Sizes of tables are plain arguments, so that policies shar
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
-from typing import Any, cast
+from dataclasses import fields
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -36,20 +36,19 @@ GRID, LIMIT, ROUND = (tl.constexpr(k) for k in (4096.0, 8.0, 1.5 * 2.0**52))
 _give_way = getattr(os, "sched_yield", int)
 
 
-@dataclass(eq=False)
-class KernelCarry:
+class KernelCarry(NamedTuple):
     """The state of a batch, as :class:`ttamer.torch.deciding.Carry`, on the device."""
 
     stage: Tensor
-    best: Tensor
-    odds: Tensor
-    offset: Tensor
-    logits: Tensor
-    answer: Tensor  # shape (B, classes): the logits returned, of the rows that have stopped
     owner: Tensor
-    asked: Tensor
+    best: Tensor
     confidence: Tensor
     prediction: Tensor
+    odds: Tensor
+    offset: Tensor
+    asked: Tensor
+    logits: Tensor
+    answer: Tensor  # shape (B, classes): the logits returned, of the rows that have stopped
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
@@ -126,16 +125,7 @@ class KernelDecider:
             exit_,
             int(first),
             self.tables.first,
-            carry.stage,
-            carry.owner,
-            carry.best,
-            carry.confidence,
-            carry.prediction,
-            carry.odds,
-            carry.offset,
-            carry.asked,
-            carry.logits,
-            carry.answer,
+            *carry,
             len(carry.owner),
             *self._fixed,
             # A result that is not awaited must not arrive while the next one is.
@@ -223,6 +213,12 @@ class KernelDecider:
 
 
 @triton.jit
+def _or_stored(place, stored, mine, now, missing):
+    """Return a number of an exit: what it said now, what is stored of it, or what is missing."""
+    return tl.where(mine, now, tl.load(place, mask=stored, other=missing))
+
+
+@triton.jit
 def _counted(
     stage,
     valid,
@@ -248,20 +244,12 @@ def _counted(
     tl.store(following + target, tl.where(alive, row, -1), mask=valid)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "row_stride",
-        "size",
-        "exit_",
-        "is_first",
-        "first",
-        "capacity",
-        "BOUNDS",
-        "BINS",
-        "STATES",
-        "EDGES",
-    ]
-)
+# Numbers that differ between calls, and between policies: no kernel is compiled for each.
+OF_CALLS = ["row_stride", "size", "exit_", "is_first", "first", "capacity"]
+OF_POLICIES = ["BOUNDS", "BINS", "STATES", "EDGES"]
+
+
+@triton.jit(do_not_specialize=OF_CALLS + OF_POLICIES)
 def _decide(
     logits,
     row_stride,
@@ -363,39 +351,33 @@ def _decide(
         codes = tl.full((BLOCK, WIDTH_BLOCK), -1, tl.int32)
         for a in tl.static_range(WIDTH):
             answer = tl.load(context + step * WIDTH + a)
+            at_answer = row * EXITS + answer
             mine = answer == exit_  # what was written above is not read back
-            in_memory = due & (answer >= 0) & ~mine
-            own_odds = tl.load(odds_ + row * EXITS + answer, mask=in_memory, other=0.0)
-            own_odds = tl.where(mine, odds, own_odds)
-            own_offset = tl.load(offset_ + row * EXITS + answer, mask=in_memory, other=0.0)
-            own_offset = tl.where(mine, offset, own_offset)
-            own_prediction = tl.load(prediction_ + row * EXITS + answer, mask=in_memory, other=-1)
-            own_prediction = tl.where(mine, prediction, own_prediction)
+            stored = due & (answer >= 0) & ~mine
+            own_odds = _or_stored(odds_ + at_answer, stored, mine, odds, 0.0)
+            own_offset = _or_stored(offset_ + at_answer, stored, mine, offset, 0.0)
+            own_prediction = _or_stored(prediction_ + at_answer, stored, mine, prediction, -1)
             weights = weights_ + (step * WIDTH + a) * 3
             total = tl.load(weights) + tl.load(weights + 1) * own_odds
             total += tl.load(weights + 2) * own_offset
             for j in tl.static_range(WIDTH):
                 if j != a:
                     peer = tl.load(context + step * WIDTH + j)
-                    same_exit = peer == exit_
-                    loaded = due & (peer >= 0) & ~same_exit
-                    peer_odds = tl.load(odds_ + row * EXITS + peer, mask=loaded, other=0.0)
-                    peer_odds = tl.where(same_exit, odds, peer_odds)
-                    peer_offset = tl.load(offset_ + row * EXITS + peer, mask=loaded, other=0.0)
-                    peer_offset = tl.where(same_exit, offset, peer_offset)
-                    peer_prediction = tl.load(
-                        prediction_ + row * EXITS + peer, mask=loaded, other=-1
-                    )
-                    peer_prediction = tl.where(same_exit, prediction, peer_prediction)
+                    at_peer = row * EXITS + peer
+                    mine = peer == exit_
+                    stored = due & (peer >= 0) & ~mine
+                    peer_odds = _or_stored(odds_ + at_peer, stored, mine, odds, 0.0)
+                    peer_offset = _or_stored(offset_ + at_peer, stored, mine, offset, 0.0)
+                    predicted = _or_stored(prediction_ + at_peer, stored, mine, prediction, -1)
                     pair = peers + ((step * WIDTH + a) * WIDTH + j) * 5
                     agreed = tl.load(pair) + tl.load(pair + 1) * peer_odds
                     differed = tl.load(pair + 2) * peer_odds + tl.load(pair + 3) * peer_offset
-                    same = (peer_prediction == own_prediction) & (own_prediction >= 0)
+                    same = (predicted == own_prediction) & (own_prediction >= 0)
                     total += tl.where(same, agreed, differed)
                     if PAIRS:
                         table = tl.load(pair_of + (step * WIDTH + a) * WIDTH + j).to(tl.int64)
-                        answered = due & (own_prediction >= 0) & (peer_prediction >= 0)
-                        entry = (table * CLASSES + own_prediction) * CLASSES + peer_prediction
+                        answered = due & (own_prediction >= 0) & (predicted >= 0)
+                        entry = (table * CLASSES + own_prediction) * CLASSES + predicted
                         added = tl.load(pairs + entry, mask=answered, other=0.0)
                         total += tl.load(pair + 4) * added
             totals = tl.where((line == a)[None, :], total[:, None], totals)
@@ -457,15 +439,5 @@ def _decide(
             rows_ = tl.load(rows + at_, mask=at_ < size, other=-1)
             # Read where all multiprocessors see the same: in the second cache.
             stages = tl.load(stage_ + rows_, mask=rows_ >= 0, other=-1, cache_modifier=".cg")
-            _counted(
-                stages,
-                at_ < size,
-                rows_,
-                at_,
-                exit_of,
-                word,
-                positions,
-                following,
-                EXITS,
-                STEP,
-            )
+            inside_ = at_ < size
+            _counted(stages, inside_, rows_, at_, exit_of, word, positions, following, EXITS, STEP)

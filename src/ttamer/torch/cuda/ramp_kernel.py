@@ -74,8 +74,9 @@ def classify(
     if mask is not None:
         mask = mask.contiguous()
         mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-    # Where there is no mask, shift or bias, what stands in its place is not read.
-    arguments = (
+    is_mean = pool == "mean"
+    # Where there is no mask, shift, bias or mean, what stands in its place is not read.
+    _classify[rows, -(-width // WIDTH_BLOCK) if is_mean else 1, 1](
         hidden,
         hidden if mask is None else mask,
         scale,
@@ -84,8 +85,8 @@ def classify(
         weight if bias is None else bias,
         out,
         tokens,
-    )
-    constants = (
+        torch.empty((rows, width), dtype=hidden.dtype, device=device) if is_mean else out,
+        out if arrived is None else arrived,
         width,
         normed.value,
         torch.finfo(torch.float32).eps if eps is None else float(eps),
@@ -95,111 +96,15 @@ def classify(
         block_for(width),
         mask is not None,
         min(block_for(tokens, 16), 256),  # a program that waits for few reads in turn takes longer
+        is_mean,
+        pool == "last",
+        WIDTH_BLOCK,
     )
-    if arrived is not None:
-        vectors = torch.empty((rows, width), dtype=hidden.dtype, device=device)
-        _classify_mean[rows, -(-width // WIDTH_BLOCK), 1](
-            *arguments, vectors, arrived, *constants, WIDTH_BLOCK
-        )
-    else:
-        _classify_token[rows, 1, 1](*arguments, *constants, pool == "last")
     return out
 
 
-@triton.jit
-def _logits_of(
-    vector,
-    column,
-    inside,
-    row,
-    scale,
-    shift,
-    weight,
-    bias,
-    out,
-    width,
-    NORM: tl.constexpr,
-    EPS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    BIAS: tl.constexpr,
-    CLASSES: tl.constexpr,
-):
-    """Write the logits of one row."""
-    kind = out.dtype.element_ty
-    if NORM != NO_NORM:
-        if NORM == LAYER_NORM:
-            vector = tl.where(inside, vector - tl.sum(vector, axis=0) / width, 0.0)
-        vector = vector * tl.rsqrt(tl.sum(vector * vector, axis=0) / width + EPS)
-        vector = vector * tl.load(scale + column, mask=inside, other=0.0).to(tl.float32)
-        if SHIFT:
-            vector += tl.load(shift + column, mask=inside, other=0.0).to(tl.float32)
-    vector = vector.to(kind).to(tl.float32)
-    for k in tl.static_range(CLASSES):
-        factors = tl.load(weight + k * width + column, mask=inside, other=0.0)
-        total = tl.sum(vector * factors.to(kind).to(tl.float32), axis=0)
-        if BIAS:
-            total += tl.load(bias + k).to(kind).to(tl.float32)
-        tl.store(out + row * CLASSES + k, total.to(kind))
-
-
 @triton.jit(do_not_specialize=["tokens"])
-def _classify_token(
-    hidden,
-    mask,
-    scale,
-    shift,
-    weight,
-    bias,
-    out,
-    tokens,
-    width: tl.constexpr,
-    NORM: tl.constexpr,
-    EPS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    BIAS: tl.constexpr,
-    CLASSES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    MASKED: tl.constexpr,
-    TOKEN_BLOCK: tl.constexpr,
-    IS_LAST: tl.constexpr,
-):
-    """Classify a row by its first or last token."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < width
-    start = hidden + row * tokens * width
-    if IS_LAST:
-        last = tokens - 1
-        if MASKED:  # the last token that is not padding, or the first
-            position = tl.zeros((TOKEN_BLOCK,), tl.int32)
-            for first in range(0, tokens, TOKEN_BLOCK):
-                token = first + tl.arange(0, TOKEN_BLOCK)
-                counts = tl.load(mask + row * tokens + token, mask=token < tokens, other=0) != 0
-                position = tl.where(counts, token, position)
-            last = tl.max(position, axis=0)
-        start += last * width
-    vector = tl.load(start + column, mask=inside, other=0.0).to(tl.float32)
-    _logits_of(
-        vector,
-        column,
-        inside,
-        row,
-        scale,
-        shift,
-        weight,
-        bias,
-        out,
-        width,
-        NORM,
-        EPS,
-        SHIFT,
-        BIAS,
-        CLASSES,
-    )
-
-
-@triton.jit(do_not_specialize=["tokens"])
-def _classify_mean(
+def _classify(
     hidden,
     mask,
     scale,
@@ -219,49 +124,65 @@ def _classify_mean(
     BLOCK: tl.constexpr,
     MASKED: tl.constexpr,
     TOKEN_BLOCK: tl.constexpr,
+    IS_MEAN: tl.constexpr,
+    IS_LAST: tl.constexpr,
     WIDTH_BLOCK: tl.constexpr,
 ):
-    """Pool a part of a row; the last program of the row to arrive classifies it."""
+    """Classify a row by its first or last token, or by the mean.
+
+    Of means, each program pools a part of a row, and the last of the row to arrive classifies it.
+    """
     row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * WIDTH_BLOCK + tl.arange(0, WIDTH_BLOCK)
-    inside = column < width
-    start = hidden + row * tokens * width
-    total = tl.zeros((WIDTH_BLOCK,), tl.float32)
-    count = tl.zeros((TOKEN_BLOCK,), tl.int32)
-    for first in range(0, tokens, TOKEN_BLOCK):
-        token = first + tl.arange(0, TOKEN_BLOCK)
-        counts = token < tokens
-        if MASKED:
-            counts = tl.load(mask + row * tokens + token, mask=counts, other=0) != 0
-        count += counts.to(tl.int32)
-        where = start + token[:, None] * width + column[None, :]
-        part = tl.load(where, mask=counts[:, None] & inside[None, :], other=0.0)
-        total += tl.sum(part.to(tl.float32), axis=0)
-    mean = total / tl.maximum(tl.sum(count, axis=0), 1).to(tl.float32)
-    tl.store(vectors + row * width + column, mean.to(vectors.dtype.element_ty), mask=inside)
-    tl.debug_barrier()  # all threads of this program have stored their part
-    before = tl.atomic_add(arrived + row, 1, sem="acq_rel")
-    if before == tl.num_programs(1) - 1:
-        tl.store(arrived + row, 0)
+    source = hidden + row * tokens * width
+    is_due = row >= 0  # of each row the only program
+    if IS_MEAN:
+        column = tl.program_id(1) * WIDTH_BLOCK + tl.arange(0, WIDTH_BLOCK)
+        inside = column < width
+        sums = tl.zeros((WIDTH_BLOCK,), tl.float32)
+        count = tl.zeros((TOKEN_BLOCK,), tl.int32)
+        for first in range(0, tokens, TOKEN_BLOCK):
+            token = first + tl.arange(0, TOKEN_BLOCK)
+            counts = token < tokens
+            if MASKED:
+                counts = tl.load(mask + row * tokens + token, mask=counts, other=0) != 0
+            count += counts.to(tl.int32)
+            where = source + token[:, None] * width + column[None, :]
+            part = tl.load(where, mask=counts[:, None] & inside[None, :], other=0.0)
+            sums += tl.sum(part.to(tl.float32), axis=0)
+        mean = sums / tl.maximum(tl.sum(count, axis=0), 1).to(tl.float32)
+        source = vectors + row * width
+        tl.store(source + column, mean.to(vectors.dtype.element_ty), mask=inside)
+        tl.debug_barrier()  # all threads of this program have stored their part
+        is_due = tl.atomic_add(arrived + row, 1, sem="acq_rel") == tl.num_programs(1) - 1
+    elif IS_LAST:
+        last = tokens - 1
+        if MASKED:  # the last token that is not padding, or the first
+            position = tl.zeros((TOKEN_BLOCK,), tl.int32)
+            for first in range(0, tokens, TOKEN_BLOCK):
+                token = first + tl.arange(0, TOKEN_BLOCK)
+                counts = tl.load(mask + row * tokens + token, mask=token < tokens, other=0) != 0
+                position = tl.where(counts, token, position)
+            last = tl.max(position, axis=0)
+        source += last * width
+    if is_due:
+        if IS_MEAN:
+            tl.store(arrived + row, 0)
         full = tl.arange(0, BLOCK)
+        valid = full < width
         # Read where all multiprocessors see the same: in the second cache.
-        vector = tl.load(
-            vectors + row * width + full, mask=full < width, other=0.0, cache_modifier=".cg"
-        ).to(tl.float32)
-        _logits_of(
-            vector,
-            full,
-            full < width,
-            row,
-            scale,
-            shift,
-            weight,
-            bias,
-            out,
-            width,
-            NORM,
-            EPS,
-            SHIFT,
-            BIAS,
-            CLASSES,
-        )
+        vector = tl.load(source + full, mask=valid, other=0.0, cache_modifier=".cg").to(tl.float32)
+        kind = out.dtype.element_ty
+        if NORM != NO_NORM:
+            if NORM == LAYER_NORM:
+                vector = tl.where(valid, vector - tl.sum(vector, axis=0) / width, 0.0)
+            vector = vector * tl.rsqrt(tl.sum(vector * vector, axis=0) / width + EPS)
+            vector = vector * tl.load(scale + full, mask=valid, other=0.0).to(tl.float32)
+            if SHIFT:
+                vector += tl.load(shift + full, mask=valid, other=0.0).to(tl.float32)
+        vector = vector.to(kind).to(tl.float32)
+        for k in tl.static_range(CLASSES):
+            factors = tl.load(weight + k * width + full, mask=valid, other=0.0)
+            total = tl.sum(vector * factors.to(kind).to(tl.float32), axis=0)
+            if BIAS:
+                total += tl.load(bias + k).to(kind).to(tl.float32)
+            tl.store(out + row * CLASSES + k, total.to(kind))
