@@ -55,8 +55,8 @@ def train_one(
     network = vgg(depth, width=args.width).to(device, memory_format=torch.channels_last)
     precision = "bf16" if device == "cuda" else "fp32"
     recipes = [
-        Recipe("backbone", args.epochs, 0.1, weight_decay=5e-4, precision=precision),
-        Recipe("ramps", args.ramp_epochs, 0.02, weight_decay=5e-4, precision=precision),
+        Recipe("backbone", args.epochs, 0.1, precision=precision),
+        Recipe("ramps", args.ramp_epochs, 0.02, precision=precision),
     ]
     seconds = {}
     for recipe in recipes:

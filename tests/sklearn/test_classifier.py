@@ -25,10 +25,7 @@ import ttamer as tt
 from ttamer.errors import ArgumentError
 from ttamer.sklearn import CascadeClassifier, base
 
-MODELS = [
-    ("linear", LinearDiscriminantAnalysis()),
-    ("near", KNeighborsClassifier()),
-]
+MODELS = [("linear", LinearDiscriminantAnalysis()), ("near", KNeighborsClassifier())]
 COSTS = {"linear": 1.0, "near": 20.0}
 
 

@@ -482,7 +482,7 @@ def test_blocks_may_get_and_return_sizes():
     network = attach(WithSides(), "blocks", images)
     with torch.no_grad():
         torch.testing.assert_close(apart(network, images[:2]), images[:2].sum((1, 2)) / 8)
-    with pytest.raises(ArgumentError, match=r"get torch.Size\(\[16, 2\]\) for these inputs"):
+    with pytest.raises(ArgumentError, match="get other values for these inputs than"):
         apart(network, torch.randn(4, 16, 2, CLASSES))
 
 
@@ -710,7 +710,7 @@ def test_numbers_that_blocks_get_must_be_those_of_the_example():
     network = attach(model, "layers", ids)
     with torch.no_grad():
         torch.testing.assert_close(apart(network, ids[:2]), model(ids[:2]))
-    with pytest.raises(ArgumentError, match="the blocks get other values for these inputs than for the example"):
+    with pytest.raises(ArgumentError, match="get other values for these inputs than"):
         apart(network, ids[:, :5])
     train(network, [(ids, torch.zeros(5, dtype=torch.int64))], Recipe("all", epochs=1, rate=0.1))
 

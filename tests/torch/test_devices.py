@@ -6,12 +6,7 @@ from torch import nn
 
 from ttamer.errors import ArgumentError
 from ttamer.torch import EarlyExit
-from ttamer.torch.devices import (
-    check_current,
-    inputs_and_labels,
-    take,
-    to_device,
-)
+from ttamer.torch.devices import check_current, inputs_and_labels, take, to_device
 
 NETWORK = EarlyExit([nn.Identity()], [], nn.Linear(4, 3), input_names=["ids", "mask"])
 

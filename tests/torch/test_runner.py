@@ -35,10 +35,7 @@ from ttamer.torch.early_exit import EarlyExit
 from ttamer.torch.runner import Regrouping, Runner, group_sizes
 from ttamer.torch.tracing import trace_of
 
-THRESHOLDS = [
-    np.array([0.9, 0.8, 0.7, 0.0]),
-    np.array([np.nan, 0.9, np.inf, 0.0]),
-]
+THRESHOLDS = [np.array([0.9, 0.8, 0.7, 0.0]), np.array([np.nan, 0.9, np.inf, 0.0])]
 NEVER = Regrouping(cost=np.inf)
 EVEN = Regrouping((1, 301), ((0.0, 300.0),) * EXITS, cost=100.0)
 """Regroups now and then: where the next segment runs on more than a hundred rows fewer."""

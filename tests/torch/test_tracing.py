@@ -5,14 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.exit_networks import (
-    EXITS,
-    Calls,
-    adding_network,
-    batches,
-    echo_network,
-    evidence,
-)
+from support.exit_networks import EXITS, Calls, adding_network, batches, echo_network, evidence
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.torch.profiling import count_flops

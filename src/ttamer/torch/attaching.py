@@ -346,9 +346,7 @@ def _check_ramp(ramp: nn.Module, value: Any, shape: torch.Size, name: str) -> No
         )
 
 
-def _inputs(
-    example: Inputs,
-) -> tuple[tuple[Tensor, ...], tuple[str, ...] | None]:
+def _inputs(example: Inputs) -> tuple[tuple[Tensor, ...], tuple[str, ...] | None]:
     """Return the tensors of an example, and their names where it has names."""
     keys: tuple[str, ...] | None = None
     if isinstance(example, Mapping):
@@ -501,10 +499,7 @@ def _replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None
 
 
 def _chain(
-    model: nn.Module,
-    names: Sequence[str],
-    inputs: tuple[Tensor, ...],
-    keys: tuple[str, ...] | None,
+    model: nn.Module, names: Sequence[str], inputs: tuple[Tensor, ...], keys: tuple[str, ...] | None
 ) -> _Chain:
     """Record how the blocks are called on the example, and check that they form a chain."""
     modules = dict(model.named_modules())
@@ -649,10 +644,7 @@ def _check_batch(name: str, hidden: Any, more: Any, rows: int) -> None:
 
 
 def _check_known(
-    chain: _Chain,
-    inputs: Sequence[Tensor],
-    tensors: Sequence[Tensor],
-    names: Sequence[str],
+    chain: _Chain, inputs: Sequence[Tensor], tensors: Sequence[Tensor], names: Sequence[str]
 ) -> None:
     """Raise an error where a tensor that a later block gets depends on what blocks return."""
     calls: list[list[Any]] = []

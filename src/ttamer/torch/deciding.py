@@ -353,14 +353,7 @@ class HostDecider:
             logits=torch.empty((exits, rows, classes), dtype=dtype, device=self._device),
         )
 
-    def observe(
-        self,
-        carry: Carry,
-        exit_: int,
-        rows: Tensor,
-        logits: Tensor,
-        **_: bool,
-    ) -> None:
+    def observe(self, carry: Carry, exit_: int, rows: Tensor, logits: Tensor, **_: bool) -> None:
         """Record the logits of one exit for some rows, and update the rows that are due there.
 
         Args:

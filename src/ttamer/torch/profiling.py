@@ -256,11 +256,11 @@ def profile(
     require_exits(network)
     network.eval()
     device = device_of(network)
-    for size in sizes:
-        require_whole(size, "a batch size", least=1)
-    sizes = tuple(sorted({int(size) for size in sizes}))
     if not sizes:
         raise ArgumentError("there are no batch sizes; give at least one", param="sizes")
+    for size in sizes:
+        require_whole(size, "a batch size", least=1)
+    sizes = tuple(sorted(set(map(int, sizes))))
     if graphs and device.type != "cuda":
         raise ArgumentError(
             "CUDA graphs need a network on a GPU: move it there, or use graphs=False",
@@ -349,43 +349,26 @@ class _Parts:
         turns = timed_in_turns(self._calls(numbers, precision), self._device)
         return separated(turns, numbers, ramps)
 
-    def _calls(self, numbers: Sequence[int], precision: Precision) -> list[Callable[[], None]]:
+    def _calls(self, numbers: Sequence[int], precision: Precision) -> list[Work]:
         """Return a call that asks some exits, calls that ask one each, and the network alone."""
-        inputs = self._values[0]
-
-        def waited(run: Callable[[Any], object]) -> Callable[[], None]:
-            """Return a call that is waited for: a runner does not wait for its last decision."""
-
-            def call() -> None:
-                run(inputs)
-                wait(self._device)
-
-            return call
-
-        calls = []
+        inputs, how = self._values[0], dict[str, Any](precision=precision, graphs=self._graphs)
+        calls: list[Work] = []
         several = [list(numbers)] if len(numbers) > 1 else []
         for asked in (*several, *([k] for k in numbers)):
             limits = np.full(len(self._network.exits), np.nan)
             limits[asked] = np.inf  # no row stops, so that all groups are of the full size
-            runner = runner_for(
-                self._network,
-                threshold_tables(limits),
-                inputs,
-                precision=precision,
-                graphs=self._graphs,
-                sizes=[self._size],
-            )
-            calls.append(waited(runner))
+            tables = threshold_tables(limits)
+            runner = runner_for(self._network, tables, inputs, sizes=[self._size], **how)
+            calls.append(partial(runner, inputs))
         # Not network.full, which may take a shorter way: these parts run in calls with exits, too.
         *segments, head = self._network.backbone()
         bare = EarlyExit(segments, [None] * (len(segments) - 1), head)
-        alone = full_run(bare, inputs, precision=precision, graphs=self._graphs)
-        return [*calls, waited(alone)]
+        return [*calls, partial(full_run(bare, inputs, **how), inputs)]
 
     def regrouping(self) -> float:
         """Time taking half of the rows out of the first value."""
         half = torch.arange(0, self._size, 2, device=self._device)
-        return in_sequence([lambda: take(self._values[1], half)], self._device)[0]
+        return in_sequence([partial(take, self._values[1], half)], self._device)[0]
 
 
 def separated(
@@ -442,7 +425,7 @@ def timed_in_turns(works: Sequence[Work], device: torch.device) -> list[tuple[fl
     def seconds(work: Work) -> list[float]:
         start = time.perf_counter()
         work()
-        wait(device)
+        wait(device)  # a runner does not wait for its last decision
         return [time.perf_counter() - start]
 
     turns = _turns([partial(seconds, work) for work in works])

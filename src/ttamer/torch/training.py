@@ -16,16 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ttamer._checks import is_number, require_kind, require_number, require_whole
+from ttamer._checks import is_number, require_kind, require_whole
 from ttamer.errors import ArgumentError
-from ttamer.torch.devices import (
-    Batch,
-    Precision,
-    Value,
-    autocast,
-    device_of,
-    inputs_and_labels,
-)
+from ttamer.torch.devices import Batch, Precision, Value, autocast, device_of, inputs_and_labels
 from ttamer.torch.early_exit import EarlyExit, require_exits
 
 Part = Literal["backbone", "ramps", "all"]
@@ -52,15 +45,10 @@ class Recipe:
     epochs: int
     """How many times the loader is run through."""
     rate: float
-    """The highest learning rate: it rises over the warm-up and falls as a cosine."""
+    """The highest learning rate: it rises over a tenth of all steps and falls as a cosine."""
     optimiser: Optimiser = "sgd"
-    """Stochastic gradient descent with Nesterov momentum, or AdamW."""
-    weight_decay: float = 5e-4
-    """The weight decay; norms and biases have none."""
-    warmup: float = 0.1
-    """The share of all steps over which the learning rate rises."""
-    clip: float | None = None
-    """The largest norm of the gradient, or ``None`` for no limit."""
+    """Stochastic gradient descent with Nesterov momentum, or AdamW; norms and biases have no weight
+    decay."""
     precision: Precision = "fp32"
     """What the network computes in."""
     seed: int = 0
@@ -77,35 +65,21 @@ class Recipe:
                 )
         require_whole(self.epochs, "epochs", least=1)
         require_whole(self.seed, "seed")
-        require_number(self.weight_decay, "weight_decay")
-        for name, value in (("rate", self.rate), ("clip", self.clip)):
-            if value is not None and not (is_number(value) and 0 < value < math.inf):
-                raise ArgumentError(
-                    f"{name} is {value!r}; it must be a finite number above 0", param=name
-                )
-        if not 0 <= self.warmup < 1:
+        if not (is_number(self.rate) and 0 < self.rate < math.inf):
             raise ArgumentError(
-                f"warmup is {self.warmup}; it must be a share of all steps, less than 1",
-                param="warmup",
+                f"rate is {self.rate!r}; it must be a finite number above 0", param="rate"
             )
 
-    def factor(self, progress: float) -> float:
-        """Return the learning rate as a share of the highest one.
 
-        Args:
-            progress: The share of all steps that is done.
+def factor(progress: float, warmup: float = 0.1) -> float:
+    """Return the learning rate as a share of the highest one, by the share of steps done.
 
-        Returns:
-            A number from 0 to 1.
-
-        >>> recipe = Recipe("all", epochs=1, rate=0.1, warmup=0.5)
-        >>> recipe.factor(0.25), recipe.factor(0.5), recipe.factor(1.0)
-        (0.5, 1.0, 0.0)
-        """
-        if progress < self.warmup:
-            return progress / self.warmup
-        fallen = (progress - self.warmup) / (1 - self.warmup)
-        return 0.5 * (1 + math.cos(math.pi * fallen))
+    >>> factor(0.05), factor(0.1), factor(1.0)
+    (0.5, 1.0, 0.0)
+    """
+    if progress < warmup:
+        return progress / warmup
+    return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
 
 
 def train(
@@ -167,13 +141,11 @@ def train(
                     batches += 1
                     done = (epoch + (number + 1) / len(loader)) / recipe.epochs
                     for group in optimiser.param_groups:
-                        group["lr"] = recipe.rate * recipe.factor(min(done, 1.0))
+                        group["lr"] = recipe.rate * factor(min(done, 1.0))
                     with autocast(device, recipe.precision):
                         loss = _loss(network, recipe.part, inputs, labels)
                     optimiser.zero_grad(set_to_none=True)
                     torch.autograd.backward(loss)
-                    if recipe.clip is not None:
-                        nn.utils.clip_grad_norm_(learning, recipe.clip)
                     optimiser.step()
                     total += loss.detach()  # on the device: reading it here would wait each step
             if not batches:
@@ -182,7 +154,7 @@ def train(
             if not math.isfinite(losses[-1]):
                 raise ArgumentError(
                     f"the loss of epoch {epoch + 1} is {losses[-1]}: lower the rate "
-                    f"({recipe.rate}), clip gradients, or check the inputs for NaN"
+                    f"({recipe.rate}), or check the inputs for NaN"
                 )
             if progress is not None:
                 line = f"epoch {epoch + 1} of {recipe.epochs}, loss {losses[-1]:.4f}"
@@ -226,10 +198,9 @@ def _optimiser(recipe: Recipe, learning: list[nn.Parameter]) -> torch.optim.Opti
         {"params": [p for p in learning if p.ndim > 1]},
         {"params": [p for p in learning if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    how: dict[str, Any] = {"lr": recipe.rate, "weight_decay": recipe.weight_decay}
     if recipe.optimiser == "adamw":
-        return torch.optim.AdamW(groups, **how)
-    return torch.optim.SGD(groups, momentum=0.9, nesterov=True, **how)
+        return torch.optim.AdamW(groups, lr=recipe.rate, weight_decay=5e-4)
+    return torch.optim.SGD(groups, recipe.rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
 
 
 def _loss(network: EarlyExit, part: Part, inputs: Value, labels: Tensor) -> Tensor:
