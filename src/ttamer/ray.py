@@ -103,21 +103,14 @@ def run(
         raise ArgumentError(
             f"the dataset has a column {clashes.pop()!r}, which the result needs: rename it"
         )
-    folder, asked = None, b""
+    folder, salt = None, b""
     if output is not None:
         folder = Path(output).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         # Blocks are read again only where the same policy answered them, under the same limits.
-        asked = pack(policy, {}) + repr((column, key, *inputs, limits)).encode()
-        asked = hashlib.sha256(asked).digest()
+        salt = pack(policy, {}) + repr((column, key, *inputs, limits)).encode()
     answer = partial(
-        _answered,
-        cascade=cascade,
-        column=column,
-        key=key,
-        inputs=inputs,
-        folder=folder,
-        asked=asked,
+        _answered, cascade=cascade, column=column, key=key, inputs=inputs, folder=folder, salt=salt
     )
     with _pools(nodes, workers, resources or {}) as pools:
         return _blocks(dataset, batch_size, partial(answer, pools=pools), pools)
@@ -269,11 +262,11 @@ def _answered(
     key: str | None,
     inputs: Sequence[str],
     folder: Path | None,
-    asked: bytes,
+    salt: bytes,
 ) -> Any:
     """Decide the rows of a block, asking the pools; read it where it was answered before."""
     pa, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
-    file = None if folder is None else folder / f"{_digest(block, asked)}.parquet"
+    file = None if folder is None else folder / f"{_digest(block, salt)}.parquet"
     if file is not None and file.exists():
         return parquet.read_table(file)
     values, count = block.column(column).to_pylist(), len(block)
@@ -422,13 +415,13 @@ def _blocks(dataset: Any, batch_size: int, stage: Callable[[Any], Any], pools: P
         raise (cause if isinstance(cause, TTamerError) else error) from None
 
 
-def _digest(block: Any, asked: bytes) -> str:
+def _digest(block: Any, salt: bytes) -> str:
     """Return what names the answers to a block: a hash of its rows, and of what decides."""
     pa = require("pyarrow", "ray")
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, block.schema.remove_metadata()) as stream:
         stream.write_table(block.replace_schema_metadata().combine_chunks())
-    return hashlib.sha256(asked + sink.getvalue().to_pybytes()).hexdigest()[:32]
+    return hashlib.sha256(salt + sink.getvalue().to_pybytes()).hexdigest()[:32]
 
 
 class _Replica:
@@ -454,11 +447,8 @@ class _Deciding:
     """A deployment that decides whom to ask, and returns the answer."""
 
     def __init__(self, policy: Any, handles: Mapping[str, Any]) -> None:
-        fitted: Any = load(policy) if isinstance(policy, str) else policy
-        fitted = fitted.default() if hasattr(fitted, "default") else fitted
-
-        handles = {name: partial(_ask, handle) for name, handle in handles.items()}
-        self._cascade = Cascade(fitted, handles)
+        nodes = {name: partial(_ask, handle) for name, handle in handles.items()}
+        self._cascade = Cascade(policy, nodes)
 
     async def __call__(self, request: Any) -> Any:
         from starlette.responses import JSONResponse

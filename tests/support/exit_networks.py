@@ -165,7 +165,7 @@ def batches(inputs: Tensor, labels: Tensor, size: int = 256) -> list[tuple[Tenso
 def measured(exits: int = EXITS) -> Costs:
     """Return costs of :func:`adding_network` by which some ramps are worth passing."""
     names = adding_network(exits).names
-    return Costs(names, (1.0,) * exits, tuple([1.0, 0.5] * exits)[:exits], "seconds")
+    return Costs(names, (1.0,) * exits, tuple([1.0, 0.5] * exits)[:exits])
 
 
 @functools.cache

@@ -50,7 +50,7 @@ def test_values_are_tensors_or_tuples_of_them():
         ({"ids": torch.zeros(1), "targets": torch.zeros(1)}, "a dict of ids, targets"),
         ((torch.zeros(1),) * 3, "a tuple of Tensor, Tensor, Tensor"),
         ([torch.zeros(1), [0]], "a list of Tensor, list"),
-        (torch.zeros(2, 3), "not Tensor"),
+        (torch.zeros(2, 3), "not a Tensor"),
     ],
 )
 def test_a_batch_of_a_loader_is_inputs_and_labels(batch, found):

@@ -1,6 +1,5 @@
 """Profiles: every part timed, costs as shares of the bare network, and files that come back."""
 
-import dataclasses
 import itertools
 import weakref
 from functools import partial
@@ -22,7 +21,6 @@ MADE = Profile(
     segments=((1.0, 2.0, 4.0), (1.0, 2.0, 4.0), (2.0, 4.0, 8.0)),
     asking=((0.5, 0.8), (0.5, 0.8), (0.1, 0.2)),
     per_call=(0.25, 0.5),
-    regroup=0.25,
     device="a test",
     precision="fp32",
     graphs=False,
@@ -41,10 +39,11 @@ def test_costs_are_per_input_and_shares_of_the_network_without_ramps():
         MADE.costs(4)
 
 
-def test_regrouping_follows_the_measured_times():
-    rule = MADE.regrouping()
-    assert rule.pays(0, 1, 8, 4)
-    assert not dataclasses.replace(MADE, regroup=3.0).regrouping().pays(0, 1, 8, 4)
+def test_times_of_segments_are_interpolated():
+    first, last = MADE.segments[0][0], MADE.segments[0][-1]
+    low, high = MADE.groups[0], MADE.groups[-1]
+    assert [MADE.time(0, rows) for rows in (low, high, 1)] == [first, last, first]
+    assert first < MADE.time(0, (low + high) / 2) < last
 
 
 def test_every_part_is_timed():

@@ -12,7 +12,6 @@ NAMES = [
     "GraphRunner",
     "Profile",
     "Recipe",
-    "Regrouping",
     "Runner",
     "Tuning",
     "attach",

@@ -32,13 +32,17 @@ from ttamer.torch import attach, runner as running
 from ttamer.torch.cuda.decide_kernel import KernelDecider
 from ttamer.torch.deciding import threshold_tables
 from ttamer.torch.early_exit import EarlyExit
-from ttamer.torch.runner import Regrouping, Runner, group_sizes
+from ttamer.torch.runner import Runner, group_sizes
 from ttamer.torch.tracing import trace_of
 
 THRESHOLDS = [np.array([0.9, 0.8, 0.7, 0.0]), np.array([np.nan, 0.9, np.inf, 0.0])]
-NEVER = Regrouping(cost=np.inf)
-EVEN = Regrouping((1, 301), ((0.0, 300.0),) * EXITS, cost=100.0)
-"""Regroups now and then: where the next segment runs on more than a hundred rows fewer."""
+
+
+def ungrouped(network, policy, inputs, **options):
+    """Return the answers of a runner that never regroups: groups have one size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "group_sizes", lambda batch: [batch])
+        return Runner(network, policy, **options)(inputs)
 
 
 def parts_of(answers, rows=slice(None)):
@@ -64,7 +68,8 @@ def assert_as_sessions(policy, network, answers):
     asked = [tuple(network.names[k] for k in row.nonzero()[:, 0]) for row in answers.asked]
     assert asked == [asked for asked, _, _ in reported]
     assert [network.names[k] for k in answers.exit] == [answer for _, answer, _ in reported]
-    assert answers.unclear == sum(unclear for _, _, unclear in reported)
+    unclear = (answers.asked & answers.confidence.isnan()).sum()
+    assert unclear == sum(unclear for _, _, unclear in reported)
     return reported
 
 
@@ -88,10 +93,9 @@ def test_regrouped_or_not_all_ways_of_running_answer_alike(kind, setting):
     rule = rule_of(kind, setting)
     inputs, _ = evidence(300, seed=2, broken=0.05)
     network = adding_network()
-    unchanged = Runner(network, rule, regrouping=NEVER)(inputs)
-    regrouped = Runner(network, rule, regrouping=Regrouping())
+    unchanged = ungrouped(network, rule, inputs)
+    regrouped = Runner(network, rule)
     assert_same(regrouped(inputs), unchanged)
-    assert_same(Runner(network, rule, regrouping=EVEN)(inputs), unchanged)
     for row in range(0, 300, 60):  # a row alone
         assert_same(regrouped(inputs[row : row + 1]), unchanged, slice(row, row + 1))
     for rows in torch.arange(300).split([70, 10, 0, 120, 1, 69, 30]):
@@ -105,7 +109,7 @@ def test_long_cascades_where_a_belief_looks_back_at_some_exits_only():
     for tradeoff in TRADEOFFS:
         policy = fitted("answers", exits=8).at(tradeoff)
         answers = Runner(network, policy)(inputs)
-        assert_same(answers, Runner(network, policy, regrouping=NEVER)(inputs))
+        assert_same(answers, ungrouped(network, policy, inputs))
         reported = assert_as_sessions(policy, network, answers)
         recalled += sum(answer != asked[-1] for asked, answer, _ in reported)
     assert recalled
@@ -172,7 +176,6 @@ def test_nan_logits_are_no_confidence_and_are_counted(belief):
     inputs[:100, -EXITS] = 1.0  # the first exit of these rows gives NaN
     network, policy = adding_network(), fitted(belief).at(0.9)
     answers = Runner(network, policy)(inputs)
-    assert answers.unclear == 100
     assert answers.asked[:, 0].all()
     assert answers.confidence[:100, 0].isnan().all()
     assert (answers.prediction[:100, 0] == -1).all()
@@ -191,7 +194,6 @@ def test_an_empty_batch(kind, setting):
     assert len(answers) == 0
     assert answers.logits.shape == (0, CLASSES)
     assert answers.asked.shape == answers.confidence.shape == answers.prediction.shape == (0, EXITS)
-    assert answers.unclear == 0
 
 
 @pytest.mark.parametrize(("limit", "last"), [(0.0, 0), (np.inf, EXITS - 1)])
@@ -222,11 +224,11 @@ def test_exits_that_are_not_asked_do_not_run_and_each_asked_waits_at_most_once(k
     assert all(len(rows) == 1 for rows in (*calls.ramps.values(), *calls.segments.values()))
     assert runner.waits <= len(asked)
     assert {network.names[k] for k in asked} <= set(runner.reached)
-    want = group_sizes_run(answers, min_saved=1)
+    want = group_sizes_run(answers)
     assert [calls.segments[k][0] for k in range(max(asked) + 1)] == want
 
 
-def group_sizes_run(answers, *, min_saved):
+def group_sizes_run(answers):
     """Return on how many rows each segment runs, from who was asked what.
 
     After an exit that was asked, the next size that holds all who go on is taken, where that is
@@ -238,20 +240,8 @@ def group_sizes_run(answers, *, min_saved):
         sizes.append(rows)
         alive = int(answers.asked[:, k + 1 :].any(dim=1).sum())
         if k in asked and alive:
-            size = min(size for size in group_sizes(len(answers)) if size >= alive)
-            rows = size if rows - size >= min_saved else rows
+            rows = min(size for size in group_sizes(len(answers)) if size >= alive)
     return sizes
-
-
-def test_a_measured_rule_is_asked():
-    inputs, _ = evidence(300, seed=8)
-    network = adding_network()
-    calls = Calls.of(network)
-    answers = Runner(network, rule_of("set", 0), regrouping=EVEN)(inputs)
-    want = group_sizes_run(answers, min_saved=101)
-    assert len(set(want)) > 1  # it did regroup
-    assert want != group_sizes_run(answers, min_saved=1)  # and not always
-    assert [calls.segments[k][0] for k in range(EXITS)] == want
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
@@ -325,8 +315,9 @@ def test_half_precision_that_rounds_decides_by_what_it_computed():
     labels = torch.randint(0, CLASSES, (40,))
     trace = trace_of(network, [(inputs, labels)], precision="bf16")
     policy = fit(trace, belief="markov", states=4, tradeoffs=[0.8])[0]
-    for rule in (NEVER, Regrouping()):
-        answers = Runner(network, policy, precision="bf16", regrouping=rule)(inputs)
+    half = {"precision": "bf16"}
+    plain = Runner(network, policy, **half)(inputs)
+    for answers in (plain, ungrouped(network, policy, inputs, **half)):
         assert_as_sessions(policy, network, answers)
         assert answers.logits.dtype == torch.bfloat16
         recomputed = answers.logits.float().softmax(dim=1).max(dim=1).values
@@ -369,7 +360,7 @@ def test_convolutions_regrouped_answer_as_they_do_whole():
     # Half way between two confidences: sums may be rounded otherwise in a smaller batch.
     ordered = logits.softmax(-1).amax(-1).sort(dim=1).values
     tables = threshold_tables((ordered[:, 39] + ordered[:, 40]).double().numpy() / 2)
-    whole = Runner(network, tables, regrouping=NEVER)(inputs)
+    whole = ungrouped(network, tables, inputs)
     assert len(whole.exit.unique()) == 4
     regrouped = Runner(network, tables)(inputs)
     torch.testing.assert_close(regrouped.logits, whole.logits)
@@ -486,29 +477,6 @@ def test_exits_may_compute_in_different_precisions():
     mixed = Runner(network, policy)(inputs)
     assert torch.equal(plain.exit, mixed.exit)
     assert torch.equal(plain.logits, mixed.logits)
-
-
-# The rule for regrouping
-
-
-RULE = Regrouping((2, 4, 16), ((1.0, 2.0, 8.0), (3.0, 3.0, 3.0), (0.5, 1.0, 4.0)), cost=3.0)
-
-
-def test_it_pays_where_the_segments_up_to_the_next_exit_save_more_than_it_costs():
-    # Between the sizes measured and beyond, times are in proportion; below, those of the smallest.
-    times = {1: 1.0, 2: 1.0, 3: 1.5, 4: 2.0, 10: 5.0, 16: 8.0, 32: 16.0}
-    assert {rows: RULE.time(0, rows) for rows in times} == pytest.approx(times)
-    assert RULE.time(2, 1) == RULE.time(2, 2) == 0.5
-    # From 16 rows to 2, segment 1 saves nothing, segment 2 saves 3.5; from 16 to 4 it saves 3.
-    assert not RULE.pays(0, 1, rows=16, alive=2)
-    assert RULE.pays(0, 2, rows=16, alive=2)
-    assert RULE.pays(1, 2, rows=16, alive=2)
-    assert not RULE.pays(1, 2, rows=16, alive=4)
-    for alive in range(1, 16):
-        assert Regrouping().pays(0, 1, 16, alive)
-        assert not NEVER.pays(0, 1, 16, alive)
-    for rule in (RULE, Regrouping(), NEVER):
-        assert not rule.pays(0, 2, rows=16, alive=16)
 
 
 @given(st.integers(1, 5000))

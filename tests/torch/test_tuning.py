@@ -27,7 +27,6 @@ def made(asking, *, batch=4, segment=1.0):
         segments=(times,) * 4,
         asking=((asking,),) * 3 + ((0.0,),),
         per_call=(0.0,),
-        regroup=0.0,
         device="a test",
         precision="fp32",
         graphs=False,

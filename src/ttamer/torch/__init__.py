@@ -31,7 +31,7 @@ from ttamer.torch.profiling import (
     count_flops as count_flops,
     profile as profile,
 )
-from ttamer.torch.runner import Answers as Answers, Regrouping as Regrouping, Runner as Runner
+from ttamer.torch.runner import Answers as Answers, Runner as Runner
 from ttamer.torch.tracing import trace_of as trace_of
 from ttamer.torch.training import Recipe as Recipe, train as train
 from ttamer.torch.tuning import Tuning as Tuning, recommend as recommend

@@ -25,11 +25,13 @@ from torch import Tensor, nn
 
 from ttamer._checks import counted, require_kind
 from ttamer.errors import ArgumentError
-from ttamer.torch.devices import LABEL_NAMES, Inputs, Value, device_of, tensors_of
+from ttamer.torch.devices import LABEL_NAMES, Inputs, Value, by_position, device_of, tensors_of
 from ttamer.torch.early_exit import POOLS, EarlyExit, Pool, Ramp, pooled_ramp
 
 # What a block may get besides tensors.
 CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.Size)
+# The remedy where blocks cannot be run apart.
+OTHERWISE = "choose other points, or build EarlyExit(blocks, ramps, head)"
 _replacing = Lock()  # held while forwards are replaced
 
 
@@ -291,10 +293,6 @@ class _Block(nn.Module):
             hidden = hidden.clone()
         return (chain.run_block(self._number, hidden, others)[0], *others)
 
-    def extra_repr(self) -> str:
-        """Show the block where PyTorch prints modules."""
-        return type(self._chain.blocks[self._number]).__name__
-
 
 class _Rest(nn.Module):
     """The model after its last block: all of it, with the blocks replaced by their known output."""
@@ -333,38 +331,27 @@ def _layers(hidden: Tensor, classes: int, name: str) -> tuple[nn.Module, ...]:
 def _check_ramp(ramp: nn.Module, value: Any, shape: torch.Size, name: str) -> None:
     """Raise an error unless a ramp returns logits of a shape for a value."""
     try:
-        received = tuple(ramp(value).shape)
+        received = f"shape {tuple(ramp(value).shape)}"
     except Exception as error:  # whatever a ramp does
+        received = f"{type(error).__name__}: {error}"
+    if received != f"shape {tuple(shape)}":
         raise ArgumentError(
-            f"the ramp for {name} cannot read its output of shape {tuple(value[0].shape)}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    if received != tuple(shape):
-        raise ArgumentError(
-            f"the ramp for {name} returns shape {received} for the example; it must return logits "
-            f"as the model does, {tuple(shape)}"
+            f"the ramp for {name} must return logits of shape {tuple(shape)} for its output of "
+            f"shape {tuple(value[0].shape)}, and the example gives {received}"
         )
 
 
 def _inputs(example: Inputs) -> tuple[tuple[Tensor, ...], tuple[str, ...] | None]:
     """Return the tensors of an example, and their names where it has names."""
-    keys: tuple[str, ...] | None = None
-    if isinstance(example, Mapping):
-        labels = [key for key in example if key in LABEL_NAMES]
-        if labels:
-            raise ArgumentError(
-                f"example holds {labels[0]!r}, which the network is not given when it runs: leave "
-                "labels out of it"
-            )
-        keys, inputs = tuple(example), tuple(example.values())
-    else:
-        several = isinstance(example, tuple | list)
-        inputs = tuple(example) if several else (example,)  # type: ignore[assignment]
-    if not inputs or not all(isinstance(tensor, Tensor) and tensor.ndim for tensor in inputs):
+    keys = tuple(example) if isinstance(example, Mapping) else None
+    if labels := set(keys or ()).intersection(LABEL_NAMES):
         raise ArgumentError(
-            "example must be a tensor, a tuple of tensors, or a mapping from argument names to "
-            "tensors, each with the batch as its first dimension"
+            f"example holds {labels.pop()!r}, which the network is not given when it runs: leave "
+            "labels out of it"
         )
+    inputs = tensors_of(by_position(example, keys))
+    if not inputs or not all(tensor.ndim for tensor in inputs):
+        raise ArgumentError("example must have tensors with the batch as their first dimension")
     if len({len(tensor) for tensor in inputs}) > 1 or len(inputs[0]) < 2:
         raise ArgumentError(
             f"the tensors of example have {', '.join(str(len(tensor)) for tensor in inputs)} "
@@ -388,7 +375,7 @@ def _names(model: nn.Module, points: str | Sequence[str]) -> tuple[list[str], se
         raise ArgumentError("points is empty; give the name of a list of blocks, or of blocks")
     if missing:
         lists = [
-            n for n, m in modules.items() if isinstance(m, nn.ModuleList | nn.Sequential) and n
+            n for n, m in modules.items() if n and isinstance(m, nn.ModuleList | nn.Sequential)
         ]
         choice = lists or [repr(name) for name, _ in model.named_children()]
         raise ArgumentError(
@@ -516,18 +503,14 @@ def _chain(
     rows = len(inputs[0])
     # One row more, not fewer: of the rest none may have padding, and models leave such masks out.
     more = _calls(model, blocks, tuple(torch.cat([tensor, tensor[-1:]]) for tensor in inputs), keys)
-    order = [call.block for call in calls]
-    if order != list(blocks):
-        ran = [next(n for n, b in zip(names, blocks, strict=True) if b is block) for block in order]
-        raise ArgumentError(
-            f"the blocks must run once each, in the order {', '.join(names)}; the model ran "
-            f"{', '.join(ran) or 'none of them'}: choose others with points"
-        )
-    if [call.block for call in more] != order:
-        raise ArgumentError(
-            f"{type(model).__name__} runs other blocks for {rows} inputs than for {rows + 1}: "
-            "choose points that always run"
-        )
+    name_of = dict(zip(blocks, names, strict=True))
+    for run, count in ((calls, rows), (more, rows + 1)):
+        ran = [name_of[call.block] for call in run]
+        if ran != list(names):
+            raise ArgumentError(
+                f"the blocks must run once each, in the order {', '.join(names)}; of {count} inputs"
+                f" the model ran {', '.join(ran) or 'none of them'}: choose others with points"
+            )
     positions, parts = _hidden_states(calls, names)
     for name, call, larger, part in zip(names, calls, more, parts, strict=True):
         hidden, longer = (_parts(run.output)[part or 0] for run in (call, larger))
@@ -612,8 +595,7 @@ def _hidden_states(
         if not match:
             raise ArgumentError(
                 f"{names[number + 1]} does not get the output of {names[number]}: the model "
-                "computes something between them; choose other points, or build "
-                "EarlyExit(blocks, ramps, head)"
+                f"computes something between them; {OTHERWISE}"
             )
         part, at = match[0]
         parts.append(part if isinstance(call.output, tuple | list) else None)
@@ -626,15 +608,11 @@ def _hidden_states(
 
 def _check_batch(name: str, hidden: Any, more: Any, rows: int) -> None:
     """Raise an error unless a block returns a tensor in which the batch comes first."""
-    if not isinstance(hidden, Tensor):
+    if not isinstance(hidden, Tensor) or hidden.is_nested:
         raise ArgumentError(
-            f"{name} returns a {type(hidden).__name__}; a block must return a tensor, or a tuple "
-            "with one: choose blocks inside it"
-        )
-    if hidden.is_nested:
-        raise ArgumentError(
-            f"{name} returns a nested tensor: build nn.TransformerEncoder with "
-            "enable_nested_tensor=False, or set its use_nested_tensor = False"
+            f"{name} returns a {'nested ' * isinstance(hidden, Tensor)}{type(hidden).__name__}; a "
+            "block must return a tensor, or a tuple with one: choose blocks inside it, and build "
+            "nn.TransformerEncoder with enable_nested_tensor=False"
         )
     if (hidden.shape[:1], more.shape[:1]) != ((rows,), (rows + 1,)):
         raise ArgumentError(
@@ -657,8 +635,7 @@ def _check_known(
         if not isinstance(leaf, Tensor) or not torch.equal(leaf, tensor):
             raise ArgumentError(
                 f"{names[block]} gets a tensor of shape {tuple(tensor.shape)} that depends on what "
-                "the blocks before it return; choose points up to it, or build EarlyExit(blocks, "
-                "ramps, head) from the model's parts"
+                f"the blocks before it return; {OTHERWISE}"
             )
 
 
@@ -718,15 +695,12 @@ def _check(network: EarlyExit, chain: _Chain, inputs: tuple[Tensor, ...]) -> Non
         except Exception as error:  # whatever a model does with what its blocks return
             raise ArgumentError(
                 f"{type(chain.model).__name__} cannot run with its blocks apart: "
-                f"{type(error).__name__}: {error}; choose other points, or build "
-                "EarlyExit(blocks, ramps, head)"
+                f"{type(error).__name__}: {error}; {OTHERWISE}"
             ) from error
         limit = 1e-4 * (1 + float(expected.abs().max()))  # what rounding may cause
         difference = float((logits - expected).abs().max())
         if logits.shape != expected.shape or not difference <= limit:
             raise ArgumentError(
                 f"with exits the full output for {counted(rows, 'input')} would differ by "
-                f"{difference:.3g}; the model computes something that depends on more than the "
-                "blocks' outputs, or is random: choose other points, or build EarlyExit(blocks, "
-                "ramps, head)"
+                f"{difference:.3g}: it is random, or not of the blocks' outputs alone; {OTHERWISE}"
             )

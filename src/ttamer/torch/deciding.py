@@ -57,16 +57,13 @@ class LossTables:
     @property
     def reached(self) -> tuple[int, ...]:
         """The exits that any input may ask, in order."""
-        exits, _, columns = self.onward.shape
-        # Per exit, the best columns that inputs may arrive with; the last is for none so far.
-        arrives = np.zeros((exits, columns + 1), bool)
-        arrives[self.first, -1] = True
-        for k in range(self.first, exits):
-            best = np.minimum.outer(self.loss[k], np.flatnonzero(arrives[k]))
-            following = np.take_along_axis(self.onward[k], best, axis=1)
-            for j in np.unique(following[following != STOP]):
-                arrives[j, best[following == j]] = True
-        return tuple(np.flatnonzero(arrives.any(axis=1)).tolist())
+        arrived = [(self.first, self.onward.shape[2])]  # exits, with the best column before
+        for k, before in arrived:  # it grows meanwhile
+            best = np.minimum(self.loss[k], before)
+            following = self.onward[k, np.arange(len(best)), best]
+            pairs = set(zip(following.tolist(), best.tolist(), strict=True))
+            arrived += sorted(pair for pair in pairs - {*arrived} if pair[0] != STOP)
+        return tuple(sorted({k for k, _ in arrived}))
 
 
 @dataclass(frozen=True, eq=False)

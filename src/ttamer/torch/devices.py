@@ -39,12 +39,6 @@ def check_current(device: torch.device) -> None:
         )
 
 
-def check_precision(precision: Precision) -> None:
-    """Refuse another precision."""
-    if precision not in get_args(Precision):
-        raise ArgumentError(f'precision must be "fp32" or "bf16", not {precision!r}')
-
-
 def autocast(
     device: torch.device, precision: Precision, *, cached: bool = True
 ) -> contextlib.AbstractContextManager[object]:
@@ -53,7 +47,8 @@ def autocast(
     ``cached``: keep converted copies of the weights until the context ends, which a CUDA graph
     would outlive.
     """
-    check_precision(precision)
+    if precision not in get_args(Precision):
+        raise ArgumentError(f'precision must be "fp32" or "bf16", not {precision!r}')
     if precision == "fp32":  # not autocast switched off, which would undo a caller's own
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=cached)
@@ -98,14 +93,12 @@ def inputs_and_labels(
     if isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], Tensor):
         value = to_device(batch[0], device, names)
         return value, _class_numbers(batch[1], rows_of(value))
-    received = type(batch).__name__
-    if isinstance(batch, tuple | list):
-        received = f"a {received} of {', '.join(type(part).__name__ for part in batch)}"
-    elif isinstance(batch, Mapping):
-        received = f"a {received} of {', '.join(map(str, batch))}"
+    is_several = isinstance(batch, tuple | list)
+    kinds = [type(part).__name__ for part in batch] if is_several else batch  # type: ignore[attr-defined]
+    parts = f" of {', '.join(map(str, kinds))}" if isinstance(kinds, list | Mapping) else ""
     raise ArgumentError(
         "a batch of a loader must be (inputs, labels), such as ((ids, mask), labels), or a mapping "
-        f"that has labels, all of them tensors, not {received}",
+        f"that has labels, all of them tensors, not a {type(batch).__name__}{parts}",
         param="loader",
     )
 
@@ -133,8 +126,7 @@ def wait(device: torch.device | None = None) -> None:
 
 def rows_of(value: Value) -> int:
     """Return how many rows a value holds."""
-    first = value if isinstance(value, Tensor) else value[0]
-    return first.shape[0]
+    return tensors_of(value)[0].shape[0]
 
 
 def tensors_of(value: Value) -> tuple[Tensor, ...]:

@@ -187,10 +187,6 @@ class Ramp(nn.Module):
             return run_ramp(self.layers, hidden, mask, self.pool)
         return cast("Tensor", self.layers(pooled(hidden, mask, self.pool)))
 
-    def extra_repr(self) -> str:
-        """Show the pooling where PyTorch prints modules."""
-        return "" if self.pool is None else repr(self.pool)
-
 
 def pooled(hidden: Tensor, mask: Tensor | None, pool: Pool) -> Tensor:
     """Return one vector per input: that of its first or last token, or their mean.
@@ -225,12 +221,8 @@ def _mask_for(mask: Tensor, tokens: int) -> Tensor:
 
 def _runs_kernels(hidden: Tensor) -> bool:
     """Return whether kernels compute an exit: on a GPU with Triton, where nothing is learned."""
-    return (
-        hidden.is_cuda
-        and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-        and HAS_TRITON
-    )
+    is_used = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return is_used and HAS_TRITON and hidden.is_cuda
 
 
 def pooled_ramp(

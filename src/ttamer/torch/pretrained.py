@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -22,15 +21,6 @@ from ttamer.fitting.ladder import FittedLadder, FittedPolicy
 from ttamer.torch.early_exit import EarlyExit, require_exits
 
 WEIGHTS, POLICY = "model.safetensors", "policy.ttamer"
-
-
-class Pretrained(NamedTuple):
-    """What a folder holds besides weights."""
-
-    # The policy or ladder saved with the network, if any
-    policy: FittedPolicy | FittedLadder | None
-    # The names of the classes, if they were saved
-    classes: tuple[str, ...] | None
 
 
 def save_pretrained(
@@ -57,8 +47,8 @@ def save_pretrained(
     >>> network = EarlyExit([nn.Linear(4, 8)], [], nn.Linear(8, 3))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_pretrained(network, folder, classes=["a", "b", "c"])
-    ...     load_pretrained(folder, network).classes
-    ('a', 'b', 'c')
+    ...     load_pretrained(folder, network)
+    (None, ('a', 'b', 'c'))
     """
     require_exits(network)
     if policy is not None:
@@ -81,7 +71,9 @@ def save_pretrained(
         save(policy, path / POLICY)
 
 
-def load_pretrained(folder: str | os.PathLike[str], network: EarlyExit) -> Pretrained:
+def load_pretrained(
+    folder: str | os.PathLike[str], network: EarlyExit
+) -> tuple[FittedPolicy | FittedLadder | None, tuple[str, ...] | None]:
     """Read a folder: its weights into a network, its policy and the names of the classes.
 
     Args:
@@ -90,7 +82,7 @@ def load_pretrained(folder: str | os.PathLike[str], network: EarlyExit) -> Pretr
             replaced, and it is in evaluation mode afterwards.
 
     Returns:
-        The policy or ladder, and the names of the classes.
+        The policy or ladder, and the names of the classes; ``None`` for what was not saved.
 
     Raises:
         ArgumentError: A file is missing or damaged, or does not fit the network.
@@ -109,24 +101,19 @@ def load_pretrained(folder: str | os.PathLike[str], network: EarlyExit) -> Pretr
         with safe.safe_open(path / WEIGHTS, "pt") as stored:
             facts = stored.metadata() or {}
         names, classes = (json.loads(facts[key]) for key in ("exits", "classes"))
-        if names == list(network.names):  # else nothing is loaded, and the exits are named below
-            safe.load_model(network, str(path / WEIGHTS))
+        if names != list(network.names):
+            raise ValueError(f"the exits are {names}, not {list(network.names)}")  # noqa: TRY301
+        safe.load_model(network, str(path / WEIGHTS))
     except Exception as error:  # whatever a damaged file, or one of another network, leads to
         raise ArgumentError(
             f"{path / WEIGHTS}: cannot be loaded: {error}; give a folder that save_pretrained "
             "wrote, and build the network as it was saved",
             param="folder",
         ) from error
-    if names != list(network.names):
-        raise ArgumentError(
-            f"{path}: the exits are {names}, and those of the network are "
-            f"{', '.join(network.names)}; build the network as it was saved",
-            param="network",
-        )
     network.eval()
     # A folder that someone else filled may have a policy of other exits beside these weights.
     policy = _checked(load(path / POLICY), network) if (path / POLICY).exists() else None
-    return Pretrained(policy, None if classes is None else tuple(classes))
+    return policy, None if classes is None else tuple(classes)
 
 
 def _checked(policy: object, network: EarlyExit) -> FittedPolicy | FittedLadder:

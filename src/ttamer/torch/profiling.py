@@ -14,10 +14,9 @@ costs asks an exit only where that pays on this machine, at this batch size.
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -47,14 +46,14 @@ from ttamer.torch.devices import (
     wait,
 )
 from ttamer.torch.early_exit import EarlyExit, require_exits
-from ttamer.torch.runner import Regrouping, Runner, group_sizes
+from ttamer.torch.runner import Runner, group_sizes
 
 
 @dataclass(frozen=True)
 class Costs:
     """Cost of each part of a network for one input.
 
-    >>> costs = Costs(("early", "full"), (2.0, 7.0), (1.0, 1.0), "flops")
+    >>> costs = Costs(("early", "full"), (2.0, 7.0), (1.0, 1.0))
     >>> costs.full, costs.spec().costs.tolist()
     (10.0, [0.3, 0.8])
     """
@@ -66,8 +65,6 @@ class Costs:
     ramps: tuple[float, ...]
     """The cost of asking each exit once it is reached: its ramp, and in measured costs the decision
     too."""
-    unit: str
-    """The unit of these numbers: ``"flops"`` or ``"seconds"``."""
 
     @property
     def full(self) -> float:
@@ -88,8 +85,7 @@ class Costs:
             for segment, ramp in zip(self.segments, self.ramps, strict=True)
         ]
         costs = dict(zip(self.names, asking, strict=True))
-        inner = zip(self.names[:-1], self.segments, strict=False)
-        reach = {name: segment / self.full for name, segment in inner}
+        reach = {n: s / self.full for n, s in zip(self.names[:-1], self.segments, strict=False)}
         return CascadeSpec.of(costs, kind="exits", target=target, reach=reach)
 
 
@@ -97,7 +93,7 @@ def count_flops(network: EarlyExit, inputs: Inputs) -> Costs:
     """Count the operations of every segment and ramp.
 
     Args:
-        network: Its modules are put back in the mode they were in.
+        network: The network; it is in evaluation mode afterwards.
         inputs: Some inputs, on the device of the network.
 
     Returns:
@@ -113,35 +109,24 @@ def count_flops(network: EarlyExit, inputs: Inputs) -> Costs:
     value = by_position(inputs, network.input_names)
     rows = rows_of(value)
     segments, ramps = [], []
-    # The plain kernel of attention consists of matrix products, which are counted.
-    with _evaluating(network), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        for segment, ramp in zip(network.segments, network.exits, strict=True):
-            with FlopCounterMode(display=False) as counter:
-                value = segment(value)
-            segments.append(counter.get_total_flops() / rows)
-            # With gradients, a ramp consists of operations on a GPU, too, not of a kernel of ours.
-            with FlopCounterMode(display=False) as counter, torch.enable_grad():
-                ramp(value)
-            ramps.append(counter.get_total_flops() / rows)
-    return Costs(network.names, tuple(segments), tuple(ramps), "flops")
-
-
-@contextlib.contextmanager
-def _evaluating(network: EarlyExit) -> Iterator[None]:
-    """Evaluate for a while, with all parameters frozen; modes and parameters are then as before.
-
-    The counter fails where a module gets a view of a parameter that learns.
-    """
-    modes = [(part, part.training) for part in network.modules()]
+    # The counter fails where a module gets a view of a parameter that learns.
     learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
     network.requires_grad_(False).eval()
     try:
-        yield
+        # The plain kernel of attention consists of matrix products, which are counted.
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            for segment, ramp in zip(network.segments, network.exits, strict=True):
+                with FlopCounterMode(display=False) as counter:
+                    value = segment(value)
+                segments.append(counter.get_total_flops() / rows)
+                # With gradients a ramp consists of operations on a GPU, too, and of no kernel.
+                with FlopCounterMode(display=False) as counter, torch.enable_grad():
+                    ramp(value)
+                ramps.append(counter.get_total_flops() / rows)
     finally:
-        for part, training in modes:
-            part.training = training
         for parameter in learning:
             parameter.requires_grad_(True)
+    return Costs(network.names, tuple(segments), tuple(ramps))
 
 
 @dataclass(frozen=True)
@@ -155,13 +140,12 @@ class Profile:
     ...     segments=((0.1, 0.2), (0.3, 0.6)),
     ...     asking=((0.05,), (0.0,)),
     ...     per_call=(0.0,),
-    ...     regroup=0.01,
     ...     device="cpu",
     ...     precision="fp32",
     ...     graphs=False,
     ... )
-    >>> profile.costs(8).full, profile.regrouping().pays(0, 1, rows=8, alive=4)
-    (0.1, True)
+    >>> profile.costs(8).full, profile.time(0, 4)
+    (0.1, 0.1)
     """
 
     names: tuple[str, ...]
@@ -176,8 +160,6 @@ class Profile:
     """Per exit and batch size: its ramp, the decision and the wait; for the head, its own time."""
     per_call: tuple[float, ...]
     """Per batch size: what a call with exits adds once, whatever it asks."""
-    regroup: float
-    """The time of regrouping once; 0 with graphs, where it is part of asking an exit."""
     device: str
     """The name of the GPU, or ``"cpu"``."""
     precision: str
@@ -208,16 +190,19 @@ class Profile:
             self.names,
             tuple(row[group] / size for row in self.segments),
             tuple(row[column] / size for row in self.asking),
-            "seconds",
         )
 
-    def regrouping(self) -> Regrouping:
-        """Return the rule for regrouping that follows from these times.
+    def time(self, segment: int, rows: int) -> float:
+        """Return the seconds that a segment takes, interpolated between the groups measured.
+
+        Args:
+            segment: The number of the segment.
+            rows: The number of rows.
 
         Returns:
-            The rule, for :class:`Runner`.
+            Seconds; below the smallest group those of the smallest.
         """
-        return Regrouping(self.groups, self.segments, self.regroup)
+        return float(np.interp(rows, self.groups, self.segments[segment]))
 
 
 @torch.inference_mode()
@@ -272,7 +257,7 @@ def profile(
     reach: dict[int, tuple[float, ...]] = {}
     ask: dict[int, tuple[float, ...]] = {}
     per_call: dict[int, float] = {}
-    regroup, as_run = 0.0, _as_graphs() if graphs else lambda work: work
+    as_run = _as_graphs() if graphs else lambda work: work
     moved = to_device(example, device, network.input_names)
     with autocast(device, precision):
         for size in reversed(groups):  # the largest first: the others find its memory free
@@ -283,8 +268,6 @@ def profile(
             reach[size] = parts.segments()
             if size in sizes:
                 ask[size], per_call[size] = parts.asking(precision)
-            if size == groups[-1] and not graphs:  # with graphs it is part of every exit asked
-                regroup = parts.regrouping()
     return Profile(
         names=network.names,
         sizes=sizes,
@@ -292,7 +275,6 @@ def profile(
         segments=tuple(zip(*(reach[size] for size in groups), strict=True)),
         asking=tuple(zip(*(ask[size] for size in sizes), strict=True)),
         per_call=tuple(per_call[size] for size in sizes),
-        regroup=regroup,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         precision=precision,
         graphs=graphs,
@@ -364,11 +346,6 @@ class _Parts:
         *segments, head = self._network.backbone()
         bare = EarlyExit(segments, [None] * (len(segments) - 1), head)
         return [*calls, partial(full_run(bare, inputs, **how), inputs)]
-
-    def regrouping(self) -> float:
-        """Time taking half of the rows out of the first value."""
-        half = torch.arange(0, self._size, 2, device=self._device)
-        return in_sequence([partial(take, self._values[1], half)], self._device)[0]
 
 
 def separated(

@@ -1,7 +1,7 @@
 """Running a network with a policy: rows that are done leave, and answers keep the inputs' order.
 
 After every exit asked the host waits for the device once, to read which rows continue; survivors
-are regrouped where that pays.
+are regrouped as soon as a smaller group holds them.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,69 +31,12 @@ from ttamer.torch.devices import (
     autocast,
     changed,
     check_current,
-    check_precision,
     device_of,
     rows_of,
     take,
     to_device,
 )
 from ttamer.torch.early_exit import HAS_TRITON, EarlyExit, require_exits
-
-
-@dataclass(frozen=True)
-class Regrouping:
-    """When survivors are regrouped: where fewer rows up to the next exit save more than it costs.
-
-    Without measurements: whenever any row has left, and with an infinite ``cost`` never.
-
-    >>> Regrouping((8, 64), ((1.0, 4.0), (1.0, 4.0)), cost=0.5).pays(0, 1, rows=64, alive=8)
-    True
-    >>> Regrouping((8, 64), ((1.0, 4.0), (1.0, 4.0)), cost=9.0).pays(0, 1, rows=64, alive=8)
-    False
-    """
-
-    sizes: tuple[int, ...] = ()
-    """The numbers of rows that were measured, increasing."""
-    seconds: tuple[tuple[float, ...], ...] = ()
-    """Per segment, the seconds for each of these numbers of rows."""
-    cost: float = 0.0
-    """The seconds that regrouping takes."""
-
-    def pays(self, after: int, due: int, rows: int, alive: int) -> bool:
-        """Decide whether to regroup.
-
-        Args:
-            after: The exit just asked.
-            due: The next exit that is asked.
-            rows: The number of rows now.
-            alive: The number of rows after regrouping.
-
-        Returns:
-            Whether the segments up to ``due`` save more than regrouping costs.
-        """
-        if alive == rows:
-            return False
-        if not self.sizes:
-            return self.cost == 0.0
-        ahead = range(after + 1, due + 1)
-        saved = sum(self.time(k, rows) - self.time(k, alive) for k in ahead)
-        return saved > self.cost
-
-    def time(self, segment: int, rows: int) -> float:
-        """Return the seconds that a segment takes, interpolated between the sizes measured.
-
-        Args:
-            segment: The number of the segment.
-            rows: The number of rows.
-
-        Returns:
-            Seconds; below the smallest size those of the smallest, beyond the largest in
-            proportion to the rows.
-        """
-        seconds = self.seconds[segment]
-        if rows > self.sizes[-1]:
-            return seconds[-1] * rows / self.sizes[-1]
-        return float(np.interp(rows, self.sizes, seconds))
 
 
 def group_sizes(batch: int, smallest: int = 1) -> list[int]:
@@ -157,11 +98,6 @@ class Answers:
     def __len__(self) -> int:
         return len(self.exit)
 
-    @property
-    def unclear(self) -> int:
-        """The number of NaN confidences of exits asked; they count as the lowest."""
-        return int((self.asked & torch.isnan(self.confidence)).sum())
-
 
 class Runner:
     """A network with exits and the policy that decides on them.
@@ -174,8 +110,6 @@ class Runner:
         classes: Names of the network's classes as in the policy's trace; not needed where the
             trace has their numbers, as those of :func:`ttamer.torch.trace_of` by default.
         precision: What the network computes in.
-        regrouping: When survivors are regrouped; by default whenever any row has left. A measured
-            rule comes from :meth:`ttamer.torch.Profile.regrouping`.
 
     Raises:
         ArgumentError: The policy is not for the exits or classes of this network, the precision is
@@ -198,15 +132,13 @@ class Runner:
         *,
         classes: Sequence[str] | None = None,
         precision: Precision = "fp32",
-        regrouping: Regrouping | None = None,
     ) -> None:
         require_exits(network)
         self.network = network.eval()
         self.precision: Precision = precision
-        self.regrouping = regrouping or Regrouping()
         self._device = device_of(network)
         check_current(self._device)
-        check_precision(precision)
+        autocast(self._device, precision)  # refuses other precisions
         if isinstance(policy, LossTables | BeliefTables):
             tables: Tables = policy
             if len(tables.bounds) != len(network.names):
@@ -227,7 +159,6 @@ class Runner:
         self._reached = tables.reached
         # By the rows of a batch: both take longer to make than a decision takes.
         self._sized: dict[int, tuple[list[int], Tensor]] = {}
-        self._pays = cache(self.regrouping.pays)  # asked after every exit, with few arguments
         self.waits = 0  # how often the host has waited for the device
 
     @property
@@ -287,7 +218,7 @@ class Runner:
             if not alive:
                 break
             size = sizes[bisect_left(sizes, alive)]
-            if size < len(rows) and self._pays(k, due, len(rows), size):
+            if size < len(rows):
                 positions, rows = self._decider.regroup(carry, rows, size)
                 value = take(value, positions)
         # Some exit is always due; answers of rows that have stopped do not change.
@@ -328,8 +259,7 @@ def _classes(network: EarlyExit) -> int:
     """
     for exit_ in reversed(network.exits):
         widths = [getattr(layer, "out_features", None) for layer in exit_.modules()]
-        counts = [width for width in widths if isinstance(width, int)]
-        if counts:
+        if counts := [width for width in widths if isinstance(width, int)]:
             return counts[-1]
     raise ArgumentError(
         "no exit has a linear layer to count classes by: name them with classes=", param="classes"

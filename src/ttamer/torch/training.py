@@ -55,8 +55,7 @@ class Recipe:
     """The seed of shuffling and dropout."""
 
     def __post_init__(self) -> None:
-        choices = {"part": Part, "optimiser": Optimiser}
-        for name, choice in choices.items():
+        for name, choice in (("part", Part), ("optimiser", Optimiser)):
             if getattr(self, name) not in get_args(choice):
                 raise ArgumentError(
                     f"{name} must be one of {', '.join(get_args(choice))}, not "

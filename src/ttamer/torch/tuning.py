@@ -163,11 +163,11 @@ def recommend(
     if measured is None:
         measured = profile(network, batches[0], sizes=(batch,), progress=report, **how)
     full_error = float(complete_losses(trace)[:, -1].mean())
-    candidates = search(trace, measured, batch, full_error + more_error, caution, report)
-    options = how | {"classes": classes, "regrouping": measured.regrouping()}
-    runners = [runner_for(network, c.policy, batches[0], **options) for c in candidates]
-    report(f"timing {counted(len(runners), 'policy')} beside the network")
     full = full_run(network, batches[0], **how)
+    candidates = search(trace, measured, batch, full_error + more_error, caution, report)
+    how["classes"] = classes
+    runners = [runner_for(network, c.policy, batches[0], **how) for c in candidates]
+    report(f"timing {counted(len(runners), 'policy')} beside the network")
     alone, *seconds = time_each_batch([full, *runners], batches)
     tried = [
         Tuning(_logits_of(runner), runner, c.policy, c.error, full_error, times, alone)
@@ -277,8 +277,7 @@ def predicted(
     of every segment for the rows that continue, plus that of every exit that any row asks, plus
     what a call with exits adds once.
     """
-    rule, sizes = measured.regrouping(), group_sizes(batch)
-    column = measured.sizes.index(batch)
+    sizes, column = group_sizes(batch), measured.sizes.index(batch)
     total, size = measured.per_call[column], batch
     for k in range(len(measured.names)):
         going = float((last >= k).mean())
@@ -287,7 +286,7 @@ def predicted(
         any_row = 1 - (1 - going) ** batch  # the probability that any row of the batch continues
         rows = going * batch / any_row  # the expected number of such rows, if there is one
         size = min(size, next(group for group in sizes if group >= rows - 1e-9))
-        total += any_row * rule.time(k, size)
+        total += any_row * measured.time(k, size)
         total += (1 - (1 - float(asked[:, k].mean())) ** batch) * measured.asking[k][column]
     return total
 

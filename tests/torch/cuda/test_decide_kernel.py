@@ -37,7 +37,7 @@ def fitted(belief, *, predictions=True):
     """Return a ladder for such exits."""
     logits, label = some_logits(1500, 0, broken=0.0)
     confidence, prediction = (part.T.numpy() for part in confidence_of(logits))
-    spec = Costs(NAMES, (0.2,) * EXITS, (0.05,) * EXITS, "seconds").spec()
+    spec = Costs(NAMES, (0.2,) * EXITS, (0.05,) * EXITS).spec()
     known = {"correct": prediction == label[:, None]}
     if predictions:
         known = {"prediction": prediction, "label": label, "classes": tuple("012")}

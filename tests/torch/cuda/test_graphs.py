@@ -21,7 +21,7 @@ from ttamer.torch.cuda.graphs import Case, GraphRunner, full_graph
 from ttamer.torch.deciding import threshold_tables
 from ttamer.torch.devices import tensors_of
 from ttamer.torch.early_exit import run_in_order
-from ttamer.torch.runner import Regrouping, Runner
+from ttamer.torch.runner import Runner
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")
 
@@ -69,17 +69,13 @@ def same(one, two):
 
 
 @pytest.mark.usefixtures("replayed")
-@pytest.mark.parametrize(
-    ("regrouping", "tradeoff"),
-    [(Regrouping(), 0.97), (Regrouping(), 1.0), (Regrouping(cost=np.inf), 0.97)],
-    ids=str,
-)
-def test_graphs_answer_as_a_plain_runner_does(regrouping, tradeoff):
+@pytest.mark.parametrize("tradeoff", [0.97, 1.0])
+def test_graphs_answer_as_a_plain_runner_does(tradeoff):
     network, policy = adding_network(3), fitted(exits=3).at(tradeoff)
     batches = [
         evidence(rows, seed=seed, exits=3, broken=0.1)[0] for seed, rows in enumerate([12, 5, 1])
     ]
-    runner = GraphRunner(network, policy, batches[0], regrouping=regrouping)
+    runner = GraphRunner(network, policy, batches[0])
     assert runner.batch == 12
     plain = Runner(network, policy)
     for batch in (*batches, batches[0]):  # what a batch leaves behind must not matter to the next

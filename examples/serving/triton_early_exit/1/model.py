@@ -29,9 +29,9 @@ class TritonPythonModel:
             device = f"cuda:{args['model_instance_device_id']}"
             torch.cuda.set_device(device)  # a network runs on the current GPU
         network = build()
-        stored = exits.load_pretrained(settings["folder"], network)
-        policy = stored.policy.at(float(settings["tradeoff"]))
-        self.runner = exits.Runner(network.to(device), policy, classes=stored.classes)
+        policies, classes = exits.load_pretrained(settings["folder"], network)
+        policy = policies.at(float(settings["tradeoff"]))
+        self.runner = exits.Runner(network.to(device), policy, classes=classes)
         self.names = np.array([name.encode() for name in network.names], np.object_)
 
     def execute(self, requests):

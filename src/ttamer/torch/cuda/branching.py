@@ -19,10 +19,9 @@ import gc
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -47,16 +46,6 @@ def driver() -> Any:
             "pip install cuda-bindings, or use Runner"
         ) from None
     return driver
-
-
-def check_version() -> None:
-    """Refuse drivers that cannot launch graphs from the device."""
-    version = done(driver().cuDriverGetVersion())
-    if version < 12010:  # the first that launches graphs from the device beside others
-        raise ArgumentError(
-            f"CUDA graphs need a driver of CUDA 12.1 or later, and this one is of "
-            f"{version // 1000}.{version % 1000 // 10}: update it, or use Runner"
-        )
 
 
 @cache
@@ -102,8 +91,7 @@ NONE = -1
 _unused: list[Any] = []
 
 
-@dataclass(frozen=True, eq=False)
-class Branch:
+class Branch(NamedTuple):
     """Graphs that run one after another, and what follows them."""
 
     graphs: tuple[torch.cuda.CUDAGraph, ...]  # graphs that PyTorch has captured and kept
@@ -130,7 +118,12 @@ class BranchingGraph:
     def __init__(
         self, first: Branch, steps: Sequence[Sequence[Branch]], result: Tensor, *, unit: int
     ) -> None:
-        check_version()
+        version = done(driver().cuDriverGetVersion())
+        if version < 12010:  # the first that launches graphs from the device beside others
+            raise ArgumentError(
+                f"CUDA graphs need a driver of CUDA 12.1 or later, and this one is of "
+                f"{version // 1000}.{version % 1000 // 10}: update it, or use Runner"
+            )
         self._result, self._unit = result, unit
         self._memory: list[Any] = [first, steps]  # every launch reads or writes it
         self._ready_graphs: list[Any] = []

@@ -33,6 +33,7 @@ STEP = MAX_ROWS + 1
 PENDING = -1
 # Log-odds are multiples of 1 / GRID up to LIMIT; what is added to round them.
 GRID, LIMIT, ROUND = (tl.constexpr(k) for k in (4096.0, 8.0, 1.5 * 2.0**52))
+ROWS, UNIT = tl.constexpr(BLOCK), tl.constexpr(STEP)  # as kernels read them
 _give_way = getattr(os, "sched_yield", int)
 
 
@@ -62,7 +63,6 @@ class KernelDecider:
     def __init__(self, tables: Tables, device: torch.device) -> None:
         self.tables = tables
         self._device = device
-        self._exits = len(tables.bounds)
         self._word = torch.full((1,), PENDING, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._host_word = memoryview(cast("Any", self._word.numpy()))
         self.result = torch.zeros(1, dtype=torch.int64, device=device)
@@ -73,7 +73,7 @@ class KernelDecider:
 
     def start(self, rows: int, classes: int, dtype: torch.dtype) -> KernelCarry:
         """Allocate the state of a batch; its first exit overwrites what is there."""
-        exits = self._exits
+        exits = len(self.tables.bounds)
 
         def memory(kind: torch.dtype, *shape: int) -> Tensor:
             return torch.empty(shape, dtype=kind, device=self._device)
@@ -137,8 +137,6 @@ class KernelDecider:
             block_for(classes),
             *self._blocks,
             listed,
-            STEP,
-            BLOCK,
         )
 
     def _arguments(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -152,7 +150,7 @@ class KernelDecider:
         exits = torch.tensor(tables.exit_of, dtype=torch.int32, device=self._device)
         bounds, onward = t["bounds"], t["onward"]
         # Blocks have a least size, so that kernels are compiled for few sizes.
-        blocks = (self._exits, block_for(bounds.shape[1], 128))
+        blocks = (len(bounds), block_for(bounds.shape[1], 128))
         if isinstance(tables, BeliefTables):
             edges, width = t["edges"], t["context"].shape[1]
             names = ("levels", "offsets", "context", "peers", "pair_of", "pairs", "edges")
@@ -229,14 +227,13 @@ def _counted(
     positions,
     following,
     EXITS: tl.constexpr,
-    STEP: tl.constexpr,
 ):
     """Write how many rows continue and the exit they ask next; list them, then the others as -1."""
     alive = valid & (stage >= 0)
     due = tl.load(exit_of + stage, mask=alive, other=EXITS)
     going = alive.to(tl.int32)
     total = tl.sum(going, axis=0)
-    tl.store(word, tl.min(due, axis=0).to(tl.int64) * STEP + total)
+    tl.store(word, tl.min(due, axis=0).to(tl.int64) * UNIT + total)
     rank = tl.cumsum(going, axis=0) - 1
     stopped = tl.cumsum((valid & (stage < 0)).to(tl.int32), axis=0) - 1
     target = tl.where(alive, rank, total + stopped)
@@ -299,16 +296,14 @@ def _decide(
     BELIEF: tl.constexpr,
     PAIRS: tl.constexpr,
     LIST_BLOCK: tl.constexpr,
-    STEP: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     valid = at < size
     row = tl.load(rows + at, mask=valid, other=-1)
     real = row >= 0
     stage = tl.load(stage_ + row, mask=real, other=-1)
     # The first time, ignore what the batch before has left.
-    fresh = tl.full((BLOCK,), is_first, tl.int32) != 0
+    fresh = tl.full((ROWS,), is_first, tl.int32) != 0
     stage = tl.where(real & fresh, first, stage).to(tl.int64)
     due = real & (stage >= 0)
     due = due & (tl.load(exit_of + stage, mask=due, other=-1) == exit_)
@@ -332,7 +327,7 @@ def _decide(
     tl.store(confidence_ + row * EXITS + exit_, confidence, mask=due)
     tl.store(prediction_ + row * EXITS + exit_, prediction, mask=due)
     asked = tl.load(asked_ + row, mask=due & ~fresh, other=0)
-    bit = tl.full((BLOCK,), 1, tl.int64) << tl.full((BLOCK,), exit_, tl.int64)
+    bit = tl.full((ROWS,), 1, tl.int64) << tl.full((ROWS,), exit_, tl.int64)
     tl.store(asked_ + row, asked | bit, mask=due)
 
     bound = tl.arange(0, BOUND_BLOCK)
@@ -347,8 +342,8 @@ def _decide(
         tl.store(offset_ + row * EXITS + exit_, offset, mask=due)
         step = tl.where(due, stage, 0)
         line = tl.arange(0, WIDTH_BLOCK)  # of the answers that count
-        totals = tl.full((BLOCK, WIDTH_BLOCK), float("inf"), tl.float64)
-        codes = tl.full((BLOCK, WIDTH_BLOCK), -1, tl.int32)
+        totals = tl.full((ROWS, WIDTH_BLOCK), float("inf"), tl.float64)
+        codes = tl.full((ROWS, WIDTH_BLOCK), -1, tl.int32)
         for a in tl.static_range(WIDTH):
             answer = tl.load(context + step * WIDTH + a)
             at_answer = row * EXITS + answer
@@ -382,8 +377,8 @@ def _decide(
                         total += tl.load(pair + 4) * added
             totals = tl.where((line == a)[None, :], total[:, None], totals)
             codes = tl.where((line == a)[None, :], own_prediction[:, None], codes)
-        lowest = tl.full((BLOCK,), float("inf"), tl.float64)
-        owner = tl.full((BLOCK,), -1, tl.int64)
+        lowest = tl.full((ROWS,), float("inf"), tl.float64)
+        owner = tl.full((ROWS,), -1, tl.int64)
         for a in tl.static_range(WIDTH):
             answer = tl.load(context + step * WIDTH + a)
             mine = (line == a)[None, :]
@@ -429,7 +424,7 @@ def _decide(
     )
     if LIST_BLOCK == 0:
         stage = tl.where(due, following_stage, stage)
-        _counted(stage, valid, row, at, exit_of, word, positions, following, EXITS, STEP)
+        _counted(stage, valid, row, at, exit_of, word, positions, following, EXITS)
     else:
         tl.debug_barrier()  # all threads of this program have stored their stages
         before = tl.atomic_add(arrived, 1, sem="acq_rel")
@@ -440,4 +435,4 @@ def _decide(
             # Read where all multiprocessors see the same: in the second cache.
             stages = tl.load(stage_ + rows_, mask=rows_ >= 0, other=-1, cache_modifier=".cg")
             inside_ = at_ < size
-            _counted(stages, inside_, rows_, at_, exit_of, word, positions, following, EXITS, STEP)
+            _counted(stages, inside_, rows_, at_, exit_of, word, positions, following, EXITS)

@@ -44,7 +44,7 @@ from ttamer.torch.devices import (
     to_device,
 )
 from ttamer.torch.early_exit import HAS_TRITON, EarlyExit, run_in_order
-from ttamer.torch.runner import Answers, Regrouping, Runner, group_sizes
+from ttamer.torch.runner import Answers, Runner, group_sizes
 
 if HAS_TRITON:
     from ttamer.torch.cuda.decide_kernel import STEP, KernelDecider
@@ -74,7 +74,6 @@ class GraphRunner(Runner):
         example: A batch of the largest size.
         classes: The names of the network's classes, as for :class:`Runner`.
         precision: What the network computes in.
-        regrouping: When survivors are regrouped; by default whenever any row has left.
         sizes: The group sizes; by default powers of two and the numbers half way between.
 
     Raises:
@@ -95,12 +94,9 @@ class GraphRunner(Runner):
         *,
         classes: Sequence[str] | None = None,
         precision: Precision = "fp32",
-        regrouping: Regrouping | None = None,
         sizes: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(
-            network, policy, classes=classes, precision=precision, regrouping=regrouping
-        )
+        super().__init__(network, policy, classes=classes, precision=precision)
         if not HAS_TRITON or not isinstance(self._decider, KernelDecider):
             raise ArgumentError("CUDA graphs need a GPU and Triton; use Runner here")
         self._kernel = self._decider
@@ -110,6 +106,8 @@ class GraphRunner(Runner):
         # One pool: the branches never run at the same time, and may overwrite each other's memory.
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
         self._sizes = group_sizes(batch) if sizes is None else sorted({*sizes, batch})
+        self.batch = batch
+        """The largest number of rows of a batch."""
         with torch.inference_mode(), autocast(self._device, precision, cached=False):
             value = to_device(example, self._device)
             logits = network.full(value)
@@ -119,11 +117,6 @@ class GraphRunner(Runner):
         self._counts = {size: size for size in self._sizes}
         self._graphs: dict[int, Callable[[], None]] = {}
         self._buffers: list[Any] = []  # what graphs read and write, beside what they allocate
-
-    @property
-    def batch(self) -> int:
-        """The largest number of rows of a batch."""
-        return self._sizes[-1]
 
     @torch.inference_mode()
     def __call__(self, inputs: Inputs) -> Answers:
@@ -214,7 +207,7 @@ class GraphRunner(Runner):
         """Return the cases of each step, and for each the table of the cases that follow."""
         cases: list[list[Case]] = [[Case(size, True)]]
         tables: list[list[Tensor | None]] = []
-        for k, at in enumerate(self._reached[:-1]):
+        for k in range(len(self._reached) - 1):
             numbers: dict[Case, int] = {}
             tables.append([])
             for case in cases[k]:
@@ -222,18 +215,13 @@ class GraphRunner(Runner):
                 sizes = self._sizes[: self._sizes.index(case.size) + 1]
                 for due in self._reached[k + 1 :]:
                     for fewer, smaller in pairwise([0, *sizes]):  # rows that fit this size
-                        group = self._regrouped(at, due, case.size, smaller)
-                        following = Case(group, due == self._reached[k + 1])
+                        following = Case(smaller, due == self._reached[k + 1])
                         number = numbers.setdefault(following, len(numbers))
                         table[due, fewer + 1 : smaller + 1] = number
                 tables[k].append(torch.from_numpy(table).to(self._device))
             cases.append(list(numbers))
         tables.append([None] * len(cases[-1]))
         return cases, tables
-
-    def _regrouped(self, at: int, due: int, size: int, smaller: int) -> int:
-        """Return the size of the group that goes on, of rows that fit a smaller one."""
-        return smaller if self.regrouping.pays(at, due, size, smaller) else size
 
 
 class _Group(NamedTuple):

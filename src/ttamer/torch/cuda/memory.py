@@ -42,8 +42,7 @@ def like(value: Value, rows: int) -> Value:
     """Return memory for some rows of a value, in its memory format."""
 
     def memory(tensor: Tensor) -> Tensor:
-        shape = (rows, *tensor.shape[1:])
-        zeros = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+        zeros = tensor.new_zeros((rows, *tensor.shape[1:]))
         if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
             zeros = zeros.to(memory_format=torch.channels_last)
         return zeros
@@ -82,28 +81,22 @@ def copy_rows(
             torch.index_select(source, 0, positions, out=target[:count])
     for start in range(0, max(len(pairs), 1), MAX_TENSORS):
         group = pairs[start : start + MAX_TENSORS]
-        _launch(group, rows, positions, listed if start == 0 else None)
-
-
-def _launch(
-    pairs: list[tuple[Tensor, Tensor]],
-    rows: Tensor,
-    positions: Tensor | None,
-    listed: Tensor | None,
-) -> None:
-    """Launch the kernel for a few tensors."""
-    arguments: list[Any] = [
-        rows,
-        rows if positions is None else positions,
-        rows if listed is None else listed,
-    ]
-    for source, target in pairs:
-        arguments += [source, target, source.stride(0), target.shape[1]]
-    arguments += [rows, rows, 0, 0] * (MAX_TENSORS - len(pairs))
-    blocks = max([1, *(-(-target.shape[1] // BLOCK) for _, target in pairs)])
-    _copy_rows[len(rows), blocks, 1](
-        *arguments, len(pairs), positions is not None, listed is not None, BLOCK
-    )
+        lists = listed if start == 0 else None
+        arguments: list[Any] = []
+        for source, target in group:
+            arguments += [source, target, source.stride(0), target.shape[1]]
+        arguments += [rows, rows, 0, 0] * (MAX_TENSORS - len(group))
+        blocks = max([1, *(-(-target.shape[1] // BLOCK) for _, target in group)])
+        _copy_rows[count, blocks, 1](
+            rows,
+            rows if positions is None else positions,
+            rows if lists is None else lists,
+            *arguments,
+            len(group),
+            positions is not None,
+            lists is not None,
+            BLOCK,
+        )
 
 
 def _words(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:

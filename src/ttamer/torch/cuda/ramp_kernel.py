@@ -69,8 +69,7 @@ def classify(
     scale: Tensor = weight if norm is None else norm.weight  # type: ignore[assignment]
     shift: Tensor | None = getattr(norm, "bias", None)
     eps = getattr(norm, "eps", 0.0)
-    normed = NO_NORM if norm is None else LAYER_NORM
-    normed = RMS_NORM if isinstance(norm, nn.RMSNorm) else normed
+    kinds = {type(None): NO_NORM, nn.LayerNorm: LAYER_NORM, nn.RMSNorm: RMS_NORM}
     if mask is not None:
         mask = mask.contiguous()
         mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
@@ -88,7 +87,7 @@ def classify(
         torch.empty((rows, width), dtype=hidden.dtype, device=device) if is_mean else out,
         out if arrived is None else arrived,
         width,
-        normed.value,
+        kinds[type(norm)].value,
         torch.finfo(torch.float32).eps if eps is None else float(eps),
         shift is not None,
         bias is not None,
