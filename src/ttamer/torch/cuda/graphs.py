@@ -101,17 +101,15 @@ class GraphRunner(Runner):
             raise ArgumentError("CUDA graphs need a GPU and Triton; use Runner here")
         self._kernel = self._decider
         example = by_position(example, network.input_names)
-        batch = rows_of(example)
-        on_gpu = self._device.type == "cuda"
-        # One pool: the branches never run at the same time, and may overwrite each other's memory.
-        self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
-        self._sizes = group_sizes(batch) if sizes is None else sorted({*sizes, batch})
-        self.batch = batch
+        self.batch = rows_of(example)
         """The largest number of rows of a batch."""
+        # One pool: the branches never run at the same time, and may overwrite each other's memory.
+        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        self._sizes = group_sizes(self.batch) if sizes is None else sorted({*sizes, self.batch})
         with torch.inference_mode(), autocast(self._device, precision, cached=False):
             value = to_device(example, self._device)
             logits = network.full(value)
-            self._carry = self._started(batch, logits)
+            self._carry = self._started(self.batch, logits)
         self._inputs = {size: like(value, size) for size in self._sizes}
         self._rows = {size: torch.arange(size, device=self._device) for size in self._sizes}
         self._counts = {size: size for size in self._sizes}
