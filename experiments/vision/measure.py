@@ -90,7 +90,8 @@ def check(advice: exits.Tuning, network: exits.EarlyExit, batches: list) -> None
             turn = advice.policy.session()
             while turn.next is not None:
                 k = network.names.index(turn.next)
-                turn.observe(confidence=seen[row, k], prediction=CLASSES[said[row, k]])
+                sure, text = seen[row, k], CLASSES[said[row, k]]
+                turn.observe(confidence=sure, margin=sure, prediction=text)
             if turn.answer != network.names[int(answers.exit[row])]:
                 raise SystemExit("the device decided otherwise than a session")
 
