@@ -69,7 +69,6 @@ fit fit.csv --cost small=-1                      | 'small=-1' is not NAME=COST
 fit fit.csv --cost small=1 --cost small=2        | 'small' has two costs
 fit fit.csv --cost small=1                       | add a [[node]], or a --cost, for each of them
 fit fit.parquet --prices | --prices takes the costs of --cascade or --cost
-fit fit.parquet --stream --prices --cost small=1 | --prices is not for --stream
 fit fit.parquet --belief none | 'none' is not one of 'answers', 'markov'
 fit fit.parquet --max-nodes 0 | --max-nodes is 0; it must be a whole number
 fit fit.parquet --hold-out 7 | --hold-out is 7
@@ -84,7 +83,8 @@ fit fit.parquet --cascade cascade.toml -o cascade.toml | the command reads it, a
 fit empty.csv --cascade cascade.toml             | empty.csv: is empty
 fit few.csv --cascade cascade.toml               | the column 'middle.confidence' is missing
 fit infinite.csv --cascade cascade.toml          | skip these rows with --skip-bad
-fit infinite.csv --stream --cascade cascade.toml | --skip-bad
+fit infinite.csv --sample 9 --cascade cascade.toml | --skip-bad
+fit fit.parquet --sample 0 | --sample is 0; it must be a whole number
 fit words.csv --cascade cascade.toml             | row 0
 fit file | the suffix must be one of .parquet
 evaluate                                         | Missing argument 'POLICY'

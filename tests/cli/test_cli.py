@@ -451,26 +451,30 @@ def test_fit_warns_where_every_node_is_free(tmp_path, capsys):
     assert "Every node costs 0, so that there is nothing to save" in capsys.readouterr().out
 
 
-def test_fit_as_the_paper_has_it_and_in_batches(trace_files):
+def test_fit_as_the_paper_has_it_and_to_a_sample(trace_files):
     cascade = ("--cascade", trace_files / "cascade.toml", "--json")
     out = ("-o", trace_files / "p.ttamer")
     command = ("fit", trace_files / "fit.csv", *cascade, *out)
     paper = json.loads(succeed(*command, "--belief", "markov"))
     assert paper["record"]["belief"] == "markov"
-    stream = json.loads(succeed(*command, "--stream"))
-    assert stream["rows"] == 300
+    done = run(*command, "--sample", 200)
+    record = json.loads(done.stdout)["record"]
+    assert (record["rows"], record["sampled"]) == (300, 200)
+    assert "a uniform sample of 200 of 300 rows" in done.stderr
     lines = (trace_files / "fit.csv").read_text().splitlines()
     torn = trace_files / "torn.csv"
     torn.write_text("\n".join([*lines, "inf" + "," * lines[0].count(",")]))
-    command = ("fit", torn, *cascade, *out, "--stream", "--belief", "threshold")
+    command = ("fit", torn, *cascade, *out, "--sample", 900, "--belief", "threshold")
     assert "--skip-bad" in refuse(*command)
-    assert json.loads(succeed(*command, "--skip-bad"))["rows"] == 300
+    done = run(*command, "--skip-bad")
+    assert json.loads(done.stdout)["rows"] == 300
+    assert "1 row left out" in done.stderr
 
 
 def test_a_cascade_kept_in_the_file_is_used(trace_files):
     answering_trace(300, seed=0).write(trace_files / "fit.parquet")
     out = ("-o", trace_files / "p.ttamer", "--json")
-    for more in ((), ("--stream",)):
+    for more in ((), ("--sample", 900)):
         facts = json.loads(succeed("fit", trace_files / "fit.parquet", *out, *more))
         assert facts["rows"] == 300
         assert tt.load(trace_files / "p.ttamer").spec == answering_trace(10).spec

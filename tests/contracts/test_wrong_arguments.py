@@ -22,7 +22,6 @@ from ttamer import (
     runtime,
     serve,
     theory,
-    trace,
 )
 from ttamer.artefact import open_artefact
 from ttamer.cascade import from_tables
@@ -75,7 +74,6 @@ CALLS = {
     drift.watch: lambda x: drift.watch(x, "policy.ttamer", SETTINGS),
     drift.serving_of: lambda x: drift.serving_of(x, ROWS, SETTINGS),
     evaluation.compare: lambda x: evaluation.compare(x, POLICY, ROWS),
-    fitting.fit_file: lambda x: fitting.fit_file(x, ROWS.spec),
     fitting.plan_calls: lambda x: fitting.plan_calls(x, ROWS, 1.0),
     reporting.recommend: reporting.recommend,
     llm.import_answers: lambda x: llm.import_answers(x, ROWS.spec),
@@ -86,7 +84,6 @@ CALLS = {
     llm.read_prompts: llm.read_prompts,
     serve.read_settings: serve.read_settings,
     theory.contract: lambda x: theory.contract(x, 0.5),
-    trace.read_batches: trace.read_batches,
 }
 OTHERS = {
     datasets.names: "takes none",

@@ -11,7 +11,7 @@ import pytest
 from ttamer import datasets
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, TraceWarning
-from ttamer.fitting.fits import fit, fit_file
+from ttamer.fitting.fits import fit
 from ttamer.fitting.fitted import FitRecord
 from ttamer.fitting.points import Mix
 from ttamer.fitting.promises import were_fitted_to
@@ -339,18 +339,15 @@ def test_latencies_are_weighed():
     )
 
 
-def test_a_file_larger_than_memory_is_fitted_by_a_sample(tmp_path, monkeypatch):
+def test_a_file_larger_than_memory_is_fitted_by_a_sample(tmp_path):
     rows, path = simulated(900), tmp_path / "log.parquet"
     rows.write(path)
-    parts = [rows.take(slice(at, at + 300)) for at in range(0, 900, 300)]
-    monkeypatch.setattr("ttamer.trace.io.read_batches", lambda *_, **__: iter(parts))
-    whole = fit_file(path, belief="threshold")
+    whole = fit(Trace.read(path, sample=900), belief="threshold")
     assert whole.record.trace_digest == rows.digest
-    sampled = fit_file(path, sample_rows=400, belief="threshold")
+    sampled = fit(Trace.read(path, sample=400))
     assert (sampled.record.rows, sampled.record.sampled) == (900, 400)
-    assert sampled.record.trace_digest.startswith("batches:")
     with pytest.raises(ArgumentError, match="fitted to 900 of these 900"):
-        fit_file(path, sample_rows=400).for_error(0.3, on=rows)
+        sampled.for_error(0.3, on=rows)
 
 
 @pytest.mark.parametrize("belief", BELIEFS)

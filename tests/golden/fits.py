@@ -18,7 +18,6 @@ import ttamer as tt
 from golden.parts import GROUPS, Entries, group, loaded, reported, rows_of, saved_bytes
 from support.exit_networks import adding_network, batches, evidence, measured
 from ttamer import torch as exits
-from ttamer.fitting import fit_file
 
 NODES = ("cld2", "fasttext", "lingua")
 
@@ -58,7 +57,7 @@ def of_file_of(trace: tt.Trace) -> tt.FittedLadder:
     """A sample of a file, as a fit of a file larger than memory takes it."""
     with tempfile.TemporaryDirectory() as folder:
         trace.write(Path(folder, "trace.parquet"))
-        return fit_file(Path(folder, "trace.parquet"), trace.spec, sample_rows=400)
+        return tt.fit(tt.Trace.read(Path(folder, "trace.parquet"), sample=400))
 
 
 ROWS: dict[str, Callable[[str, int], tt.Trace]] = {

@@ -6,7 +6,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ttamer.cascade import CascadeSpec
+from ttamer.trace.io import batches_of, open_source
 from ttamer.trace.trace import Trace
+
+
+def read_batches(path, cascade=None, *, rows=1 << 18, on_bad="refuse"):
+    """Read a file as traces of at most ``rows`` rows."""
+    return batches_of(open_source(path), cascade, on_bad, rows)
 
 
 def chain_trace(rows: int, *, seed: int = 0, nodes: int = 3, kind: str = "exits") -> Trace:

@@ -9,10 +9,10 @@ import warnings
 import numpy as np
 import pytest
 
+from support.traces import read_batches
 from ttamer import CascadeSpec, Trace, TraceError, TraceWarning, collect, fit
 from ttamer.cascade import CascadeNode
 from ttamer.evaluation import frontier
-from ttamer.trace import read_batches
 from ttamer.trace.checks import check_for_fit
 
 SPEC = CascadeSpec.of({"a": 1.0, "b": 2.0})

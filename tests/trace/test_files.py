@@ -4,6 +4,7 @@ import itertools
 import json
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, strategies as st
 
 from support.examples import examples
+from support.traces import read_batches
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, CascadeError, MissingExtra, TraceError
-from ttamer.trace.io import arrow, read_batches
+from ttamer.trace.io import arrow, sampled
 from ttamer.trace.schema import SCHEMA
 from ttamer.trace.trace import Trace
 
@@ -164,6 +166,22 @@ def test_batches_of_a_longer_file(tmp_path, suffix):
         assert max(map(len, parts)) <= rows
         assert Trace.concat(parts).digest == trace.digest
     assert Trace.read(tmp_path / f"t.{suffix}", AB).digest == trace.digest
+
+
+@pytest.mark.parametrize("size", [300, 4000, 9000])
+def test_a_file_larger_than_memory_is_read_as_a_uniform_sample(size):
+    rows = big_trace(9000)
+    parts = (rows.take(slice(at, at + 500)) for at in range(0, 9000, 500))
+    part = sampled((replace(part, left_out={"gap": 1}) for part in parts), size)
+    assert part.left_out == {"gap": 18}
+    assert part.notes == (() if size == 9000 else (f"a uniform sample of {size:,} of 9,000 rows",))
+    places = np.searchsorted(order := np.sort(rows.confidence[:, 0]), part.confidence[:, 0])
+    assert (order[places] == part.confidence[:, 0]).all()
+    assert len(part) == len(set(places)) == size
+    assert size < 9000 or part.digest == rows.digest
+    places = np.flatnonzero(np.isin(rows.confidence[:, 0], part.confidence[:, 0]))
+    assert (rows.confidence[places] == part.confidence).all()  # in their order
+    assert abs(places.mean() / 4500 - 1) < 4 / np.sqrt(size)
 
 
 def test_columns_lie_in_one_piece(tmp_path):
@@ -519,8 +537,8 @@ def test_arguments(tmp_path):
     write(tmp_path / "t.csv", {"a.confidence": [0.5]})
     with pytest.raises(ArgumentError, match="on_bad is 'drop'"):
         Trace.read(tmp_path / "t.csv", on_bad="drop")
-    with pytest.raises(ArgumentError, match="rows is 0"):
-        read_batches(tmp_path / "t.csv", rows=0)
+    with pytest.raises(ArgumentError, match="sample is 0; it must be a whole number from 1 on"):
+        Trace.read(tmp_path / "t.csv", sample=0)
     for name in ("log.json", "t.txt"):
         with pytest.raises(TraceError, match=r"suffix must be one of .parquet, .* as with pandas"):
             Trace.read(tmp_path / name)

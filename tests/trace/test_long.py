@@ -8,7 +8,6 @@ import pytest
 
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import TraceError
-from ttamer.trace import read_batches
 from ttamer.trace.trace import Trace
 
 AB = CascadeSpec.of({"a": 1.0, "b": 2.0})
@@ -95,9 +94,10 @@ def test_vectors_stand_on_one_of_the_lines(tmp_path):
     assert (len(trace), trace.left_out) == (1, {"input.v is missing, NaN or infinite": 1})
 
 
-def test_calls_are_not_read_in_batches(tmp_path):
-    with pytest.raises(TraceError, match=r"it whole, with Trace\.read"):
-        read_batches(log(tmp_path, LINES[:2]), AB)
+def test_a_sample_is_of_inputs(tmp_path):
+    lines = [{key: line[key] for key in ("id", "node", "confidence")} for line in LINES]
+    trace = Trace.read(log(tmp_path, lines), AB, sample=2)
+    assert (len(trace), trace.notes[-1]) == (2, "a uniform sample of 2 of 3 rows")
 
 
 def test_a_line_that_is_no_object_is_named(tmp_path):

@@ -10,7 +10,7 @@ from ttamer._checks import counted, number
 from ttamer.artefact import open_artefact
 from ttamer.artefact.file import save
 from ttamer.errors import ArgumentError
-from ttamer.fitting.fits import fit, fit_file
+from ttamer.fitting.fits import fit
 from ttamer.fitting.ladder import FittedLadder, FittedPolicy, Mixture
 from ttamer.policy import Ladder
 
@@ -32,12 +32,12 @@ BELIEFS = click.Choice(["answers", "markov", "threshold"])
 @cli.option("--rename", "OLD=NEW", "Give a node another name.", multiple=True)
 @cli.option("--max-nodes", "N", "Ask at most N models: 1 is a router (default 4).", type=int)
 @cli.option("--hold-out", "SHARE", "Hold out this share of rows, for certificates.", default=0.0)
-@cli.flag("--stream", help="Read in batches, for files larger than memory.")
+@cli.option("--sample", "N", "Fit to at most N rows, of a log larger than memory.", type=int)
 def fit_command(
     trace: str,
     reading: cli.Reading,
     output: str,
-    stream: bool,
+    sample: int | None,
     rename: tuple[str, ...],
     **options: Any,
 ) -> None:
@@ -46,12 +46,7 @@ def fit_command(
     if not all(old and new for old, new in pairs):
         raise ArgumentError(f"--rename takes OLD=NEW, not {' '.join(rename)}")
     options |= {"rename": dict(pairs), "progress": cli.progress_line()}
-    if not stream:
-        ladder = fit(reading.read(trace), **options)
-    elif reading.prices:  # batches are read by the cascade, which has one cost per node
-        raise ArgumentError("--prices is not for --stream: leave one of them out")
-    else:
-        ladder = fit_file(trace, reading.spec_for(trace), on_bad=reading.on_bad, **options)
+    ladder = fit(reading.read(trace, sample), **options)
     save(ladder, output)  # before anything is printed: a reader of a pipe may leave
     chosen = ladder.default()
     facts = {

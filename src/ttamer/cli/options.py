@@ -253,10 +253,10 @@ class Reading:
                 raise ArgumentError("--prices takes the costs of --cascade or --cost: give one")
         return self.spec
 
-    def read(self, path: str) -> Trace:
+    def read(self, path: str, sample: int | None = None) -> Trace:
         """Read a log, and print on stderr what was left out or decided."""
         spec = self.spec_for(path)
-        trace = Trace.read(path, spec, on_bad=self.on_bad)
+        trace = Trace.read(path, spec, on_bad=self.on_bad, sample=sample)
         print_notes(trace, path)
         if self.prices:
             trace = replace(trace, cost=None)

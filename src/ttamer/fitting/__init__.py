@@ -1,7 +1,7 @@
 """Fitting: from a trace to a ladder of policies, and what decides with them."""
 
 from ttamer.fitting.belief import RiskModel as RiskModel, Seen as Seen
-from ttamer.fitting.fits import fit as fit, fit_file as fit_file
+from ttamer.fitting.fits import fit as fit
 from ttamer.fitting.fitted import FitRecord as FitRecord
 from ttamer.fitting.ladder import (
     FittedLadder as FittedLadder,

@@ -6,25 +6,21 @@
 3. A :class:`~ttamer.fitting.ladder.FittedLadder` is made of them, with what they do on the rows
    held out.
 
-A file larger than memory is read once, a batch at a time, and fitted by a uniform sample of its
-rows: its policies differ from those of all rows by less than their own standard errors.
+A file larger than memory is fitted by a uniform sample of its rows (``Trace.read(sample=)``): its
+policies differ from those of all rows by less than their own standard errors.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, get_args
 
-import msgspec
 import numpy as np
 
 from ttamer._checks import counted, is_number, require_whole
-from ttamer.cascade import CascadeSpec
-from ttamer.errors import ArgumentError, TraceError
+from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Bools, Floats, Ints, Seen
 from ttamer.fitting.crossfit import StepFit, fit_steps
 from ttamer.fitting.fitted import BeliefKind, FitRecord, Fitted, Tables, Weighting, first_parents
@@ -41,7 +37,7 @@ from ttamer.policy.base import one_thread
 from ttamer.problem.checks import check_tradeoffs
 from ttamer.show import ProgressOption, shown
 from ttamer.trace.checks import check_for_fit, require_rows, require_trace
-from ttamer.trace.trace import OnBad, Trace
+from ttamer.trace.trace import Trace
 
 MIN_ROWS = 10  # a fit needs at least so many complete rows
 MAX_ROWS = 400_000  # policies are found on at most so many: a uniform sample of more
@@ -104,7 +100,7 @@ def fit(
     without = (without,) if isinstance(without, str) else tuple(without)
     require_trace(trace, "a fit")
     _check_options(trace.spec.kind, belief, hold_out, seed, states, tradeoffs, max_nodes)
-    trace = _with_nodes(trace, without, rename or {})
+    trace, total = _with_nodes(trace, without, rename or {}), trace.sampled_of
     check_for_fit(trace)
     held: Trace | None = None
     if hold_out:
@@ -154,13 +150,14 @@ def fit(
             )
     record = FitRecord(
         belief=belief,
-        rows=len(log),
+        rows=total or len(log),
         complete=len(rows),
-        trace_digest=log.digest,
+        # Of a sample: no trace in memory was read of all rows.
+        trace_digest=log.digest if total is None else f"batches:{log.digest}",
         seed=seed,
         folds=PlanOptions.folds,
         held_out=0 if held is None else len(held),
-        sampled=len(trace) if len(trace) < len(log) else None,
+        sampled=len(trace) if len(trace) < (total or len(log)) else None,
         latency_weight=spec.latency_weight,
         without=without,
         **facts,
@@ -173,70 +170,6 @@ def fit(
     if belief == "threshold" and not (trace.is_graded and spec.loss_bound is None):
         held = trace
     return ladder if held is None else ladder.with_holdout(held)
-
-
-def fit_file(
-    path: str | os.PathLike[str],
-    cascade: CascadeSpec | Mapping[str, float] | str | os.PathLike[str] | None = None,
-    *,
-    sample_rows: int = MAX_ROWS,
-    on_bad: OnBad = "refuse",
-    **options: Any,
-) -> FittedLadder:
-    """Fit a trace file of any length, reading it in batches.
-
-    With no more rows than ``sample_rows`` the result is that of a fit in memory.
-
-    Args:
-        path: A Parquet, CSV or JSON Lines file.
-        cascade: The cascade, the path of a ``cascade.toml``, or the cost of each node by name; by
-            default the one kept in the file.
-        sample_rows: How many rows the ladder is fitted to, a uniform sample of more.
-        on_bad: As for :meth:`ttamer.Trace.read`.
-        **options: As for :func:`ttamer.fit`.
-
-    Returns:
-        A ladder as :func:`ttamer.fit` returns.
-
-    Raises:
-        ArgumentError: An option is out of range.
-        TraceError: The file cannot be read, or has no rows.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from ttamer import datasets
-    >>> trace = datasets.load("minilm-imdb").take(slice(400))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     trace.write(Path(folder, "trace.parquet"))
-    ...     ladder = fit_file(Path(folder, "trace.parquet"), trace.spec, belief="threshold")
-    >>> ladder.record.rows
-    400
-    """
-    from ttamer.trace.io import read_batches  # it imports pyarrow for some formats
-
-    require_whole(sample_rows, "sample_rows", least=1)
-    report = options.get("progress")
-    generator = np.random.default_rng([options.get("seed", 0), 1])  # a stream of its own
-    sample: Trace | None = None
-    keys, rows, digest = np.empty(0), 0, hashlib.sha256()
-    for batch in read_batches(path, cascade, on_bad=on_bad):
-        rows += len(batch)
-        digest.update(batch.digest.encode())
-        sample = batch if sample is None else Trace.concat([sample, batch])
-        keys = np.concatenate([keys, generator.random(len(batch))])
-        if len(keys) > sample_rows:  # the rows of the smallest keys are a uniform sample
-            inside = np.sort(np.argpartition(keys, sample_rows)[:sample_rows])
-            sample, keys = sample.take(inside), keys[inside]
-        if callable(report):
-            report(f"read {counted(rows, 'row')}")
-    if sample is None:
-        raise TraceError("there are no rows to fit")
-    ladder = fit(sample, **options)
-    if rows == len(sample):
-        return ladder
-    kept = {"rows": rows, "sampled": len(sample), "trace_digest": f"batches:{digest.hexdigest()}"}
-    record = msgspec.structs.replace(ladder.record, **kept)
-    return replace(ladder, fitted=replace(ladder.fitted, record=record))
 
 
 def _with_nodes(trace: Trace, without: Sequence[str], rename: Mapping[str, str]) -> Trace:

@@ -14,8 +14,9 @@ import json
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -134,59 +135,53 @@ def damage(what: str) -> Iterator[None]:
 # Reading.
 
 
-def read_batches(
-    path: str | os.PathLike[str],
-    cascade: Cascade = None,
-    *,
-    rows: int = 1 << 18,
-    on_bad: OnBad = "refuse",
+def read_all(source: Source, cascade: Cascade, on_bad: OnBad, sample: int | None = None) -> Trace:
+    """Read a source: one row per input, one line per call, or a decision log."""
+    if is_decision_log(source.columns):
+        traces = iter([read_decisions(source.where, _spec_of(source, cascade, on_bad)).trace])
+    else:
+        if is_long(source.columns):
+            source = _by_input(source)
+        traces = batches_of(source, cascade, on_bad, sample and 1 << 18)
+    if sample is not None:
+        return sampled(traces, sample)
+    (trace,) = traces
+    return trace
+
+
+def batches_of(
+    source: Source, cascade: Cascade, on_bad: OnBad, rows: int | None
 ) -> Iterator[Trace]:
-    r"""Read a trace as traces of at most ``rows`` rows, in order, one in memory at a time.
-
-    A class has the same code in every batch; ``classes`` grows as new ones are met. A batch whose
-    rows were all left out comes as a trace of no rows, so that its ``left_out`` is not lost.
-
-    Args:
-        path: The file; its suffix determines the format.
-        cascade: As for :meth:`Trace.read`.
-        rows: The most rows in one batch, at least 1.
-        on_bad: As for :meth:`Trace.read`.
-
-    Returns:
-        An iterator over the batches.
-
-    Raises:
-        ArgumentError: If ``rows`` is below 1.
-        TraceError: If the file cannot be read or used; also raised while iterating.
-        CascadeError: If the ``cascade.toml`` cannot be used.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "log.csv")
-    ...     _ = path.write_text("a.confidence\n0.5\n0.9\n0.7\n")
-    ...     [len(trace) for trace in read_batches(path, rows=2)]
-    [2, 1]
-    """
-    if rows < 1:
-        raise ArgumentError(f"rows is {rows}; a batch needs at least 1", param="rows")
-    source = open_source(path)
-    for is_other, what in ((is_decision_log, "a decision log"), (is_long, "one line per call")):
-        if is_other(source.columns):
-            raise TraceError(
-                f"{path}: has {what}, and lines of one input need not stand together: read it "
-                "whole, with Trace.read"
-            )
+    """Yield traces of at most ``rows`` rows, or one of all; a class has one code in all of them."""
     return _traces(source, _layout_of(source, cascade, on_bad), rows, on_bad)
 
 
-def read_all(source: Source, cascade: Cascade, on_bad: OnBad) -> Trace:
-    """Read all rows of a source: one row per input, one line per call, or a decision log."""
-    if is_decision_log(source.columns):
-        return read_decisions(source.where, _spec_of(source, cascade, on_bad)).trace
-    if is_long(source.columns):
-        source = _by_input(source)
-    (trace,) = _traces(source, _layout_of(source, cascade, on_bad), None, on_bad)
-    return trace
+def sampled(traces: Iterable[Trace], count: int) -> Trace:
+    """Return at most ``count`` rows of traces, drawn uniformly, in their order.
+
+    At most twice as many, and a trace, are in memory at a time.
+    """
+    generator, keys = np.random.default_rng([0, 1]), np.empty(0)
+    parts, total, left_out = list[Trace](), 0, Counter[str]()
+
+    def smallest() -> NDArray[np.intp]:
+        # The rows of the smallest keys are a uniform sample.
+        return np.sort(np.argpartition(keys, count - 1)[:count])
+
+    for part in traces:
+        parts.append(part)
+        keys = np.append(keys, generator.random(len(part)))
+        total += len(part)
+        left_out.update(part.left_out)
+        if len(keys) > 2 * count:
+            inside = smallest()
+            parts, keys = [Trace.concat(parts).take(inside)], keys[inside]
+    trace = Trace.concat(parts)
+    if total <= count:
+        return trace
+    notes = (*trace.notes, f"a uniform sample of {count:,} of {total:,} rows")
+    trace = trace.take(smallest())
+    return replace(trace, left_out=left_out, notes=notes, sampled_of=total)
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:

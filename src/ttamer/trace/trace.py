@@ -96,6 +96,8 @@ class Columns:
     largest_loss: float | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
     """How many rows were left out in reading, by reason; no row is counted twice."""
+    sampled_of: int | None = None
+    """How many rows the log has, where these are a uniform sample of them."""
     notes: tuple[str, ...] = ()
     """What reading decided by default, in sentences for the user."""
 
@@ -211,7 +213,7 @@ class Columns:
         return checks.coverage(self)
 
     def take(self, rows: ArrayLike | slice) -> Self:
-        """Return the trace of some rows, without ``left_out``, which describes the reading.
+        """Return the trace of some rows, without what describes the reading.
 
         Args:
             rows: Positions counting from 0, a mask of shape (T,), or a slice.
@@ -224,7 +226,7 @@ class Columns:
         """
         index = rows if isinstance(rows, slice) else _positions(np.asarray(rows), len(self))
         arrays = {c: _rows_of(c, values, index) for c, values in self.columns()}
-        return self._with(left_out={}, **fields_of(arrays))
+        return self._with(left_out={}, sampled_of=None, **fields_of(arrays))
 
     def _with(self, **fields: Any) -> Self:
         """Return the trace with other fields, made of checked ones: nothing is checked again."""
@@ -431,9 +433,14 @@ class Trace(Columns):
 
     @classmethod
     def read(
-        cls, path: str | os.PathLike[str], cascade: Cascade = None, *, on_bad: OnBad = "refuse"
+        cls,
+        path: str | os.PathLike[str],
+        cascade: Cascade = None,
+        *,
+        on_bad: OnBad = "refuse",
+        sample: int | None = None,
     ) -> Trace:
-        r"""Read a whole trace from Parquet, CSV (plain or gzipped) or JSON Lines.
+        r"""Read a trace from Parquet, CSV (plain or gzipped) or JSON Lines.
 
         A log may have one line per input (columns ``<node>.confidence``), or one per call (columns
         ``id``, ``node`` and ``confidence``).
@@ -445,6 +452,8 @@ class Trace(Columns):
                 taken from the columns, and ``notes`` has a sentence about it.
             on_bad: A row with a missing, NaN or infinite value is refused, or with ``"skip"`` left
                 out and counted in ``left_out``.
+            sample: The most rows, drawn uniformly where there are more: of a file larger than
+                memory.
 
         Returns:
             The trace.
@@ -465,7 +474,9 @@ class Trace(Columns):
 
         remedy = "for a data frame call Trace.from_frame(frame, {...})"
         require_path(path, "Trace.read", remedy)
-        return read_all(open_source(path), cascade, on_bad)
+        if sample is not None:
+            require_whole(sample, "sample", least=1)
+        return read_all(open_source(path), cascade, on_bad, sample)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write Parquet, CSV or JSON Lines, by the suffix: the whole file, or none.
@@ -483,7 +494,7 @@ class Trace(Columns):
         write_trace(self, path)
 
     def __repr__(self) -> str:
-        names = [column.name for column, _ in self.columns()][1:]
+        names = ["cost per row" if c is COST else c.name for c, _ in self.columns()][1:]
         if len(names) > 9:
             names = [*names[:8], f"{len(names) - 8} more columns"]
         return f"Trace({', '.join([counted(len(self.spec), 'node'), *names])}; {self.coverage})"
@@ -725,6 +736,7 @@ def _joined(traces: Sequence[Trace]) -> Trace:
         classes=codes["classes"].classes,
         groups=codes["groups"].classes,
         largest_loss=max(trace.largest_loss or 0.0 for trace in traces) or None,
+        sampled_of=None,
         left_out=sum((Counter(trace.left_out) for trace in traces), Counter[str]()),
         # Shards of one log have the same notes: each once, in order.
         notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
