@@ -352,11 +352,11 @@ def forest_outcome(
     for node in reversed(nodes):
         search = Search.of_losses(losses[node], never)
         if node in searches:
-            layers[node] = in_pairs(searches.pop(node), Search.beside)
+            layers[node] = _layers(searches.pop(node))
             search = search.beside(layers[node][-1][0])
         search = search.asked(problem.parent_edge(node), indices[node], never, by_cost=by_cost)
         searches.setdefault(problem.parents[node], []).append(search)
-    layers[top] = in_pairs(searches[top], Search.beside)
+    layers[top] = _layers(searches[top])
 
     # Back from the start: who is asked, and where the search ends with which answer.
     below = layers[top][-1][0]
@@ -410,6 +410,14 @@ def _union(one: Levels, two: Levels) -> Levels:
     """Return all levels of both, increasing; several times as fast as ``np.union1d``."""
     levels = np.sort(np.concatenate([one, two]), kind="stable")
     return np.asarray(levels[np.diff(levels, prepend=-2) != 0])  # -1 is the least level
+
+
+def _layers(searches: list[Search]) -> list[list[Search]]:
+    """Return searches merged in pairs, layer by layer, up to one for all."""
+    layers = [searches]
+    while len(layers[-1]) > 1:
+        layers.append(in_pairs(layers[-1], Search.beside))
+    return layers
 
 
 def _shared(layers: list[list[Search]], around: Outside) -> list[Outside]:

@@ -184,16 +184,14 @@ def least_of(laws: list[Surrogate]) -> Surrogate:
 
     They are merged in pairs: one by one, each merge would go over all breakpoints so far.
     """
-    return in_pairs(laws, Surrogate.minimum_with)[-1][0]
+    while len(laws) > 1:
+        laws = in_pairs(laws, Surrogate.minimum_with)
+    return laws[0]
 
 
-def in_pairs(items: list[Item], merge: Callable[[Item, Item], Item]) -> list[list[Item]]:
-    """Return items merged in pairs, layer by layer, up to one for all."""
-    layers = [items]
-    while len(items) > 1:
-        items = [reduce(merge, items[first : first + 2]) for first in range(0, len(items), 2)]
-        layers.append(items)
-    return layers
+def in_pairs(items: list[Item], merge: Callable[[Item, Item], Item]) -> list[Item]:
+    """Return each two of the items merged into one; the last one may be alone."""
+    return [reduce(merge, items[first : first + 2]) for first in range(0, len(items), 2)]
 
 
 def sweep(problem: Problem, tradeoff: float) -> tuple[tuple[NDArray[np.float64], ...], Surrogate]:
