@@ -313,7 +313,7 @@ class Policy(ABC):
         """Start deciding for one input.
 
         Returns:
-            A session at the start.
+            A session.
         """
 
     @abstractmethod
@@ -407,10 +407,6 @@ class Policy(ABC):
 
         Returns:
             The text of an SVG file; notebooks show it as a picture.
-
-        >>> from ttamer import Problem, solve
-        >>> solve(Problem.line([0.0, 0.5], [0.1], [[0.5, 0.5]]), 0.5).plot().startswith("<svg")
-        True
         """
         return draw_policy(self).written(path)
 
@@ -542,10 +538,7 @@ class Ladder:
 
 
 def draw_policy(policy: Policy) -> Drawing:
-    """Return the graph of a solved policy, and what it does after each state, as SVG.
-
-    Losses, indices and thresholds are in units of loss. A box lists at most 8 states.
-    """
+    """Return the graph of a solved policy, and what it does after each state, in units of loss."""
     problem, asked = policy.problem, policy.asked
     columns = {START: 0}
     for node in problem.order:

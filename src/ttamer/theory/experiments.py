@@ -90,9 +90,6 @@ def experiment(
     Returns:
         The problem's policy, and the best fixed thresholds.
 
-    Raises:
-        ArgumentError: If there is no such problem, or a size or the tradeoff is out of range.
-
     >>> experiment("uniform(0, 0.5)").excess_with_recall < 1e-12
     True
     """
@@ -199,9 +196,6 @@ def contract(problem: Problem, tradeoff: float) -> list[Contraction]:
 
     Returns:
         One step per node, the leaves first.
-
-    Raises:
-        ProblemError: If the problem is no forest, or no policy is sure of an answer.
 
     >>> from ttamer import Problem
     >>> line = Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2])

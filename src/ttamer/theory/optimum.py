@@ -76,9 +76,6 @@ def optima(problem: Problem, tradeoff: float) -> Optima:
     Returns:
         The optima, weighed; ``None`` where one is not defined.
 
-    Raises:
-        ProblemError: If no policy is sure of an answer.
-
     >>> from ttamer import Problem
     >>> optima(Problem.line([0.0, 1.0], [0.1, 0.1], [[0.5, 0.5], [[0.5, 0.5]] * 2]), 0.5)
     Optima(offline=0.1875, online=0.2, no_recall=0.2, online_bound=None)
@@ -176,9 +173,6 @@ def impossibility(alpha: float) -> Optima:
 
     Returns:
         Its three optima.
-
-    Raises:
-        ArgumentError: If alpha is out of range.
 
     >>> example = impossibility(10)
     >>> round(example.ratio_without_recall, 9), round(example.ratio, 9)
