@@ -20,8 +20,7 @@ import pytest
 import ttamer as tt
 from support.commands import parse
 from support.three_models import three_models
-from support.traces import answering_trace
-from ttamer import datasets
+from support.traces import answering_trace, chain_trace
 from ttamer.cli import COMMANDS, compare, main
 from ttamer.fitting.points import Mix
 from ttamer.fitting.replay import paid
@@ -63,12 +62,6 @@ def problem_file(tmp_path: Path) -> Path:
     path = tmp_path / "problem.json"
     three_models().to_file(path)
     return path
-
-
-def test_help_names_every_command():
-    text = succeed("--help", run=run_process)
-    for command in ("solve", "inspect", "theory", "demo"):
-        assert command in text
 
 
 def test_without_arguments_the_commands_are_listed_and_nothing_succeeds():
@@ -215,15 +208,6 @@ def test_ladder_is_printed_saved_and_inspected(problem_file, tmp_path):
     assert "expected cost  expected loss" in shown
 
 
-def test_a_saved_policy_makes_the_same_decisions(problem_file, tmp_path):
-    artefact = tmp_path / "policy.ttamer"
-    succeed("solve", problem_file, "--tradeoff", "0.9", "-o", artefact)
-    loaded = tt.load(artefact)
-    policy = tt.solve(three_models(), 0.9)
-    for name in policy.problem.names:
-        assert (loaded.choice(name) == policy.choice(name)).all()
-
-
 def test_a_bug_is_one_line_too_and_a_traceback_on_request(problem_file, monkeypatch):
     def boom(_):
         raise ZeroDivisionError("boom")
@@ -280,8 +264,11 @@ def demo(tmp_path_factory):
 def test_the_first_line_of_the_demo_is_the_result(demo):
     done, folder = demo
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("At the accuracy of lingua alone, ttamer costs 98.")
+    advice = done.stdout.split("\n\n")[0]
+    assert advice.startswith("At the accuracy of lingua alone, ttamer costs 98.")
+    assert max(map(len, advice.splitlines())) <= 80
     page = folder / "langid.html"
+    assert advice.replace("\n", " ").partition(". ")[0] in html.unescape(page.read_text("utf-8"))
     assert done.stdout.rstrip().endswith(str(page))
     assert page.stat().st_size > 50_000
     assert "fitting" in done.stderr  # progress
@@ -295,36 +282,6 @@ def test_the_demo_shows_ttamer_ahead_of_the_paper_and_of_every_threshold(demo):
             rows[words[0]] = float(words[-1].rstrip("%"))
     for rival in ("paper", "threshold", "threshold-per-exit", "calibrated", "chain", "frugalml"):
         assert rows["ttamer"] < rows[rival]
-
-
-def test_the_demo_names_its_traces():
-    text = "".join(succeed("demo", "--help").split())
-    for name in datasets.names():
-        assert name in text
-
-
-@pytest.fixture(scope="module")
-def network_demo(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("network")
-    done = run_process("demo", "--trace", "minilm-imdb", "-o", folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, folder
-
-
-def test_the_demo_of_a_network_names_its_exits_and_the_full_network(network_demo):
-    text, folder = network_demo
-    assert "minilm-imdb: MiniLM on IMDB reviews: 6 exits of one network\n" in text
-    assert "Compared with the full network: error" in text
-    assert "alone" not in text
-    assert (folder / "minilm-imdb.html").stat().st_size > 50_000
-
-
-def test_the_demo_of_a_network_begins_with_what_to_use_as_its_page_does(network_demo):
-    advice, *_, page = network_demo[0].split("\n\n")
-    assert max(map(len, advice.splitlines())) <= 80
-    assert "the accuracy of the full network" in advice.replace("\n", " ")
-    written = html.unescape(Path(page.rpartition(": ")[2].strip()).read_text("utf-8"))
-    assert advice.replace("\n", " ").partition(". ")[0] in written
 
 
 @pytest.fixture
@@ -370,6 +327,12 @@ def fitted(tmp_path_factory):
     policy = folder / "policy.ttamer"
     shown = run("fit", folder / "fit.parquet", "-o", policy).stdout
     return SimpleNamespace(folder=folder, policy=policy, ladder=tt.load(policy), shown=shown)
+
+
+def test_the_best_exit_has_its_name_where_one_threshold_is_fitted_too(tmp_path):
+    chain_trace(300).write(tmp_path / "t.parquet")
+    command = ("fit", tmp_path / "t.parquet", "-o", tmp_path / "p.ttamer", "--belief", "threshold")
+    assert "Best single model, exit3: cost 6 per input" in run(*command).stdout
 
 
 def test_fit_says_which_drop_the_default_allows(tmp_path, capsys):

@@ -111,6 +111,13 @@ class Numbers:
         """
         return {name: value for name, value in vars(self).items() if value is not None}
 
+    def _repr_html_(self) -> str:
+        title, *notes = str(self).splitlines()
+        return card(title, notes=notes, **self._table())
+
+    def _table(self) -> dict[str, Any]:
+        return {}
+
     def to_frame(self) -> Any:
         """Return a pandas frame of one row.
 
@@ -178,15 +185,12 @@ class Result(Numbers):
         return f"Result({counted(self.rows, 'row')}; cost {cost} per input, {self.measure} {error})"
 
     def __str__(self) -> str:
-        return "\n".join([f"Measured on {counted(self.rows, 'row', ',')}", *self._sentences()])
-
-    def _sentences(self) -> list[str]:
-        """Return error, cost and latency in words."""
         error, *ends = (
             shown_error(value, self.measure) for value in (self.error, *self.error_interval)
         )
         low, high = map(number, self.cost_interval)
         notes = [
+            f"Measured on {counted(self.rows, 'row', ',')}",
             f"{self.measure} {error}, 95% interval {ends[0]} to {ends[1]}",
             f"cost {priced(self.cost, self.unit)} per input, 95% interval {low} to {high}; "
             f"{percent(self.relative_cost)} of the full model's",
@@ -195,16 +199,12 @@ class Result(Numbers):
             notes.append(
                 f"latency {number(self.latency)} in the mean, 95% within {number(self.latency_p95)}"
             )
-        return notes
+        return "\n".join(notes)
 
-    def _repr_html_(self) -> str:
-        rows = [
-            [name, percent(share), percent(self.answered[name])]
-            for name, share in self.asked.items()
-        ]
-        head = ["node", "asked", "answered"]
-        title = f"Measured on {counted(self.rows, 'row', ',')}"
-        return card(title, notes=self._sentences(), head=head, rows=rows)
+    def _table(self) -> dict[str, Any]:
+        shares = [(name, share, self.answered[name]) for name, share in self.asked.items()]
+        rows = [[name, percent(asked), percent(answered)] for name, asked, answered in shares]
+        return {"head": ["node", "asked", "answered"], "rows": rows}
 
 
 def evaluate(rule: Rule, trace: Trace, *, resamples: int = 1000, seed: int = 0) -> Result:
@@ -319,10 +319,6 @@ class Difference(Numbers):
             f"cost {'-' if self.cost < 0 else '+'}{priced(abs(self.cost), self.unit)} per input "
             f"(standard error {number(self.cost_se)})"
         )
-
-    def _repr_html_(self) -> str:
-        title, *notes = str(self).splitlines()
-        return card(title, notes=notes)
 
 
 def compare(rule: Rule, baseline: Rule, trace: Trace) -> Difference:

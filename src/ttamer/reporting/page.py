@@ -158,8 +158,7 @@ def _pictures(advice: Recommendation) -> dict[str, tuple[str, str, figures.Chart
         ),
         "calibration": (
             "Calibration",
-            "Rows in ten groups by a node's confidence"
-            + "; dotted: it is the chance of being right" * (trace.measure == "error"),
+            "Rows in ten groups by a node's confidence; dotted: it is the chance of being right.",
             figures.calibration_chart(trace),
         ),
         "stopping": (
