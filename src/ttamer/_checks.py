@@ -147,19 +147,6 @@ def percent(share: float, *, digits: int | None = None) -> str:
     return f"{100 * share:.2g}%" if size < 0.0995 else f"{share:.0%}"
 
 
-def percents(shares: Sequence[float]) -> list[str]:
-    """Return shares in percent, with the decimals that tell different ones apart, up to three.
-
-    >>> percents([0.5, 1.0, 1.22]), percents([1.2, 1.216, 1.222]), percents([1.0, 1.0])
-    (['50%', '100%', '122%'], ['120.0%', '121.6%', '122.2%'], ['100%', '100%'])
-    """
-    for digits in (None, 1, 2, 3):
-        texts = [percent(share, digits=digits) for share in shares]
-        if len(set(texts)) == len({round(share, 5) for share in shares}):
-            break
-    return texts
-
-
 def counted(count: float, noun: str, form: str = "") -> str:
     """Return a count with its noun, in the plural unless it is one.
 

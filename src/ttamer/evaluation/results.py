@@ -39,12 +39,8 @@ def interval(draws: Any, *, method: Any = "linear") -> Interval:
 
 
 def units_of(trace: Trace) -> NDArray[np.intp]:
-    """Return, shape (T,), which rows are drawn together: those of one group; -1 is a row alone."""
-    rows = np.arange(len(trace))  # a row without a group is a unit by itself
-    if trace.group is None:
-        return rows
-    alone = trace.group < 0
-    return np.unique(np.where(alone, -1 - rows, trace.group), return_inverse=True)[1]
+    """Return, shape (T,), the number of the unit that each row is drawn with: its group."""
+    return np.unique(trace.units, return_inverse=True)[1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,7 +30,7 @@ from ttamer.fitting.markov import StateTables, check_markov, fit_states
 from ttamer.fitting.planner import Log, PlanOptions, folds_of
 from ttamer.fitting.points import OperatingPoints
 from ttamer.fitting.policy import play
-from ttamer.fitting.promises import CAP, groups_of, least_chance, rows_split
+from ttamer.fitting.promises import CAP, least_chance, rows_split
 from ttamer.fitting.replay import full_cost, outcomes
 from ttamer.fitting.threshold import default_thresholds, threshold_tables
 from ttamer.policy.base import one_thread
@@ -165,7 +165,7 @@ def fit(
     fitted = Fitted.of(trace, tables, reached, record, thresholds=belief == "threshold")
     # A ladder rises in tradeoff, tables in price.
     outcome = outcomes(rows, asked[::-1], answer[::-1])
-    group = None if rows.group is None else groups_of(rows)
+    group = None if rows.group is None else rows.units
     ladder = FittedLadder(fitted, OperatingPoints.of(*outcome, weight=weight, group=group))
     if belief == "threshold" and not (trace.is_graded and spec.loss_bound is None):
         held = trace
@@ -198,7 +198,7 @@ def _complete_rows(trace: Trace, belief: BeliefKind, seed: int) -> Trace:
             f"is known, and there are {len(complete)} ({trace.coverage}): ask all nodes on some "
             "of the inputs (ttamer collect), or leave nodes out (without=...; --without)"
         )
-    folds = folds_of(groups_of(trace), PlanOptions.folds, seed)[complete]
+    folds = folds_of(trace.units, PlanOptions.folds, seed)[complete]
     if belief != "threshold" and (folds == folds[0]).all():
         raise ArgumentError(
             "the complete rows are of too few groups: estimates are of groups that were not fitted "
@@ -231,7 +231,7 @@ def _answers(
         spec=features,
         latency=trace.latency,
         latency_weight=spec.latency_weight,
-        groups=None if trace.group is None else groups_of(trace),
+        groups=None if trace.group is None else trace.units,
         weight=_chance_weights(trace) if is_weighted else None,
         kind=spec.kind,
         parents=first_parents(spec),
@@ -278,7 +278,7 @@ def _states(
 
     tables = learn(slice(None), tradeoffs)
     solved = np.array(tables.ladder.tradeoffs)
-    fold = folds_of(groups_of(trace), PlanOptions.folds, seed)
+    fold = folds_of(trace.units, PlanOptions.folds, seed)
     asked = np.zeros((len(tables), *trace.confidence.shape), bool)
     answer = np.zeros(asked.shape[:2], np.intp)
     for k in np.unique(fold):

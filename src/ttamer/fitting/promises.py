@@ -193,20 +193,12 @@ class Held:
 
 
 # ---------------------------------------------------------------- rows held out
-def groups_of(trace: Trace) -> NDArray[np.intp]:
-    """Return the group of each row, shape (T,); rows without one stand alone."""
-    rows = np.arange(len(trace))
-    if trace.group is None:
-        return rows
-    return np.where(trace.group < 0, trace.group.max() + 1 + rows, trace.group).astype(np.intp)
-
-
 def rows_split(trace: Trace, count: int, seed: int) -> tuple[Trace, Trace]:
     """Return the rows to fit and about ``count`` rows to hold out; groups are not split."""
-    groups, sizes = np.unique(groups_of(trace), return_counts=True)
+    groups, sizes = np.unique(trace.units, return_counts=True)
     order = np.random.default_rng([seed, 3]).permutation(len(groups))
     chosen = groups[order[np.cumsum(sizes[order]) <= max(count, sizes[order[0]])]]
-    held = np.isin(groups_of(trace), chosen)
+    held = np.isin(trace.units, chosen)
     return trace.take(np.flatnonzero(~held)), trace.take(np.flatnonzero(held))
 
 
@@ -282,7 +274,7 @@ def held_of(fitted: Fitted, points: OperatingPoints, trace: Trace) -> Held:
         tuple(policies),
         *outcomes(trace, asked, [done.answer for done in played]),
         weight=weight,
-        group=None if trace.group is None else groups_of(trace),
+        group=None if trace.group is None else trace.units,
         unit=fitted.unit,
         measure=fitted.measure,
     )

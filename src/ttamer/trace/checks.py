@@ -41,9 +41,8 @@ def coverage(trace: Columns) -> str:
         parts.append(f"a label on {share(trace.label >= 0)}")
     if trace.chance is not None:
         parts.append(f"the chance of {share(trace.chance >= 0)}")
-    if trace.group is not None:  # a row without a group is one by itself
-        several = np.unique(trace.group[trace.group >= 0]).size
-        parts.append(counted(several + int((trace.group < 0).sum()), "group", ","))
+    if trace.group is not None:
+        parts.append(counted(np.unique(trace.units).size, "group", ","))
     try:
         losses = share(trace.loss >= 0, int(trace.answered.sum()))
     except TraceError:

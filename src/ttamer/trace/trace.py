@@ -171,6 +171,15 @@ class Columns:
         """Shape (T, n): where a node answered; read-only."""
         return read_only(~np.isnan(self.confidence))
 
+    @cached_property
+    def units(self) -> NDArray[np.intp]:
+        """Shape (T,): equal on rows of one group, which are never split, and on no others."""
+        rows = np.arange(len(self))
+        if self.group is None:
+            return read_only(rows)
+        alone = self.group.max(initial=-1) + 1 + rows
+        return read_only(np.where(self.group < 0, alone, self.group))
+
     @property
     def unit(self) -> float:
         """What a loss of 1 is in the log's own unit: the largest loss. For printing alone."""
@@ -262,11 +271,8 @@ class Columns:
         require_whole(seed, "seed")
         checks.require_rows(self, 2, "a split")
         order = np.random.default_rng(seed).permutation(len(self))
-        # A row without a group is one by itself.
-        groups = np.full(len(self), -1) if self.group is None else self.group
-        codes = np.where(groups < 0, -1 - np.arange(len(self)), groups)[order]
         # Groups in the order of their first row.
-        _, first, member = np.unique(codes, return_index=True, return_inverse=True)
+        _, first, member = np.unique(self.units[order], return_index=True, return_inverse=True)
         rank = first[member]
         ends = np.flatnonzero(np.diff(np.sort(rank)) > 0) + 1  # where a group ends
         if not len(ends):
@@ -663,19 +669,15 @@ def graded(
 # Parts of traces, and several as one.
 
 
-def _positions(index: NDArray[Any], rows: int) -> NDArray[np.intp]:
+def _positions(rows: NDArray[Any], count: int) -> NDArray[np.intp]:
     """Return positions of rows, or of the rows of a mask; refuse others."""
-    if index.dtype == np.bool_:
-        if index.shape != (rows,):
-            raise ArgumentError(f"a mask needs one truth value for each of {counted(rows, 'row')}")
-        return np.flatnonzero(index)
-    if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
+    try:
+        positions: NDArray[np.intp] = np.arange(count)[rows if rows.size else rows.astype(np.intp)]
+    except (IndexError, ValueError) as error:
+        raise ArgumentError(f"there are {counted(count, 'row')}: {error}") from None
+    if rows.ndim != 1:
         raise ArgumentError("rows must be a slice, a mask, or a list of whole numbers")
-    if index.size and not -rows <= index.min() <= index.max() < rows:
-        raise ArgumentError(
-            f"rows run from 0 to {rows - 1}; asked for {index.min()} to {index.max()}"
-        )
-    return index.astype(np.intp, copy=False)
+    return positions
 
 
 def _rows_of(column: Column, array: NDArray[Any], index: slice | NDArray[np.intp]) -> NDArray[Any]:
