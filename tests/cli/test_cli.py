@@ -579,21 +579,9 @@ def test_characters_that_an_output_does_not_have_are_replaced(problem_file):
     assert "First ask ??" in done.stdout
 
 
-def test_colour_is_for_terminals_and_no_color_turns_it_off(problem_file, monkeypatch):
-    command = "solve", problem_file, "--tradeoff", "0.5"
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in succeed(*command)
-    monkeypatch.delenv("NO_COLOR")
-    assert "\x1b[1m" in succeed(*command)
-    monkeypatch.delenv("FORCE_COLOR")
-    assert "\x1b" not in succeed(*command)
-
-
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_an_error_removes_the_line_of_progress_from_a_terminal(is_terminal, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
-    monkeypatch.setenv("NO_COLOR", "1")
     assert main(["inspect", "none.ttamer"]) == 2
     clear = "\r\x1b[K" if is_terminal else ""
     assert capsys.readouterr().err.startswith(f"{clear}ttamer: error: none.ttamer")

@@ -17,7 +17,6 @@ import click
 
 from ttamer import __version__
 from ttamer.errors import MissingExtra, TraceWarning, TTamerError
-from ttamer.show import paint
 
 # By name: the module, and what --help says; the command is its attribute NAME_command.
 COMMANDS = {
@@ -126,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _failed(head: str, text: str) -> int:
     """Print an error as one line, and return the exit code."""
     line = " ".join(text.split())
-    print(f"{cleared()}{paint(head, 'red', sys.stderr)} {line}", file=sys.stderr)
+    print(f"{cleared()}{head} {line}", file=sys.stderr)
     return 2
 
 
@@ -164,7 +163,7 @@ def _show_warning(otherwise: Callable[..., None]) -> Callable[..., None]:
 
 def warn(text: str) -> None:
     """Print a warning as one line on stderr."""
-    print(f"{cleared()}{paint('Warning:', 'bold', sys.stderr)} {text}", file=sys.stderr)
+    print(f"{cleared()}Warning: {text}", file=sys.stderr)
 
 
 def cleared() -> str:

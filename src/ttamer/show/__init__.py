@@ -6,7 +6,6 @@ text is escaped: names of nodes and classes come from users.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -134,10 +133,6 @@ def shown(progress: ProgressOption) -> Iterator[Callable[[str], None] | None]:
         report.close()
 
 
-# The codes of terminal styles.
-_STYLES = {"bold": "1", "red": "31", "green": "32", "faint": "2"}
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows under a head: the first column aligned to the left, the others to the right.
 
@@ -152,7 +147,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         fill = [" " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
         cells = [row[0] + fill[0], *map("".join, zip(fill[1:], row[1:], strict=True))]
         lines.append("  " + "  ".join(cells).rstrip())
-    return "\n".join([paint(lines[0], "bold"), *lines[1:]])
+    return "\n".join(lines)
 
 
 def _width(text: str) -> int:
@@ -164,20 +159,3 @@ def _width(text: str) -> int:
     return sum(
         0 if combining(mark) else 2 if east_asian_width(mark) in "WF" else 1 for mark in text
     )
-
-
-def paint(text: str, style: str, stream: Any = None) -> str:
-    """Return text in a style where the stream is a terminal that has it.
-
-    ``NO_COLOR`` (any value) turns styles off, ``FORCE_COLOR`` on.
-
-    >>> paint("plain", "bold")
-    'plain'
-    """
-    stream = stream or sys.stdout
-    wanted = bool(os.environ.get("FORCE_COLOR")) or (
-        stream.isatty() and os.environ.get("TERM") != "dumb"
-    )
-    if not wanted or os.environ.get("NO_COLOR"):
-        return text
-    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
