@@ -348,6 +348,12 @@ def test_a_file_larger_than_memory_is_fitted_by_a_sample(tmp_path):
     assert (sampled.record.rows, sampled.record.sampled) == (900, 400)
     with pytest.raises(ArgumentError, match="fitted to 900 of these 900"):
         sampled.for_error(0.3, on=rows)
+    with pytest.raises(ArgumentError, match="fitted to"):  # the same sample again
+        sampled.for_error(0.3, on=Trace.read(path, sample=400))
+    part = fit(Trace.read(path, sample=400), hold_out=0.2)
+    assert part.for_error(0.6).promise.certified
+    with pytest.raises(ArgumentError, match="fitted to"):
+        part.for_error(0.6, on=Trace.read(path, sample=400))
 
 
 @pytest.mark.parametrize("belief", BELIEFS)

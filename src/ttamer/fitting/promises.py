@@ -207,15 +207,14 @@ def were_fitted_to(record: FitRecord, trace: Trace) -> bool:
 
     Such a log is recognised by repeating the split of the fit.
     """
-    if trace.digest == record.trace_digest:
+    digest = record.trace_digest.removeprefix("batches:")
+    is_sample = digest != record.trace_digest  # of a file that no trace in memory was read of
+    if trace.digest == digest or (is_sample and len(trace) == record.rows):
         return True
-    count = len(trace) - record.rows
-    if record.trace_digest.startswith("batches:"):  # a file that no trace in memory was read of
-        return count == 0
-    if count <= 0 or record.held_out != count:
+    rows = trace.sampled_of if is_sample else len(trace) - record.held_out
+    if not record.held_out or rows != record.rows:
         return False
-    rows, _ = rows_split(trace, count, record.seed)
-    return rows.digest == record.trace_digest
+    return rows_split(trace, record.held_out, record.seed)[0].digest == digest
 
 
 def held_of(fitted: Fitted, points: OperatingPoints, trace: Trace) -> Held:
@@ -228,11 +227,12 @@ def held_of(fitted: Fitted, points: OperatingPoints, trace: Trace) -> Held:
     trace = trace.with_verification() if trace.names != fitted.spec.names else trace
     digest = trace.digest
     if not fitted.thresholds and were_fitted_to(fitted.record, trace):
+        count = min(fitted.record.rows, len(trace))
         advice = "leave the trace out to use the rows held out of the fit"
         if fitted.record.rows == len(trace):
             advice = "hold some out of the fit (hold_out=0.2; ttamer fit --hold-out 0.2)"
         raise ArgumentError(
-            f"the ladder was fitted to {fitted.record.rows} of these {len(trace)} rows: a promise "
+            f"the ladder was fitted to {count} of these {len(trace)} rows: a promise "
             f"needs others; {advice}, or give other rows"
         )
     if trace.measure != fitted.measure:
