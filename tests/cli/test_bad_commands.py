@@ -150,10 +150,10 @@ import answers fit.csv --cascade asked.toml -o t.bin | the suffix must be one of
 import answers file --cascade asked.toml -o t.parquet | the suffix must be one of .jsonl
 import answers answers.jsonl --cascade asked.toml -o t.parquet | skip such rows with --skip-bad
 collect short=models:short                       | collected in Python: ttamer.collect
-collect asked.toml                               | --prompts FILE is needed
+collect asked.toml                               | give --prompts FILE, what to ask
 collect asked.toml --prompts none.txt            | none.txt: cannot be read
 collect asked.toml --prompts prompts.jsonl --label truth | no prompt of prompts.jsonl has that field
-collect asked.toml --prompts prompts.jsonl --only a | --only NODE and --prompts-from TRACE go
+collect asked.toml --prompts prompts.jsonl --only a | --prompts-from TRACE together with --only
 collect asked.toml --prompts prompts.jsonl --budget -1 | -1.0 is not in the range x>=0
 collect asked.toml --prompts prompts.jsonl --max-tokens 0 | 0 is not in the range x>=1
 collect asked.toml --prompts prompts.jsonl -o t.bin | the suffix must be one of

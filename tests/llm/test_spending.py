@@ -148,9 +148,9 @@ def asked(make_served, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--only", "large"], "--only NODE and --prompts-from TRACE go together"),
-        (["--prompts-from", "LOG"], "go together"),
-        (["--prompts-from", "LOG", "--only", "large", "--prompts", "x"], "is needed"),
+        (["--only", "large"], "--prompts-from TRACE together with --only NODE"),
+        (["--prompts-from", "LOG"], "together with --only"),
+        (["--prompts-from", "LOG", "--only", "large", "--prompts", "x"], "give --prompts FILE"),
     ],
 )
 def test_the_command_says_which_options_go_together(asked, arguments, text):

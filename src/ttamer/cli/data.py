@@ -62,12 +62,9 @@ def collect_command(
             f"{cascade} is no cascade.toml; models that are Python callables are collected in "
             "Python: ttamer.collect(inputs, nodes)"
         )
-    if bool(only) != (prompts_from is not None):
-        raise ArgumentError("--only NODE and --prompts-from TRACE go together: give both")
-    if (prompts is None) == (prompts_from is None):
+    if (prompts is None) == (prompts_from is None) or bool(only) != (prompts_from is not None):
         raise ArgumentError(
-            "--prompts FILE is needed: the prompts to collect answers for; or --prompts-from "
-            "TRACE with --only NODE"
+            "give --prompts FILE, what to ask, or --prompts-from TRACE together with --only NODE"
         )
     # At temperature 0 an answer that is in the cache is the answer that would come again.
     spec, request = CascadeSpec.from_file(cascade), {"temperature": 0, "max_tokens": max_tokens}

@@ -33,11 +33,11 @@ def serve_command(cascade: str, policy: str, check: bool, force: bool, **listeni
         )
     settings = read_settings(cascade)
     is_shadow = settings.serve.mode == "shadow"
-    if is_shadow and policy:
-        raise ArgumentError("in shadow mode the incumbent answers; leave out the policy")
-    if not (is_shadow or policy):
+    if is_shadow == bool(policy):
         raise ArgumentError(
-            "a policy is needed: ttamer serve CASCADE POLICY; make one with ttamer fit"
+            "in shadow mode the incumbent answers; leave out the policy"
+            if is_shadow
+            else "a policy is needed: ttamer serve CASCADE POLICY; make one with ttamer fit"
         )
     app = make_app(settings, policy, force=force)
     active = app.service.policies.active
