@@ -20,7 +20,7 @@ from ttamer.reporting.figures import calibration_chart, frontier_chart
 from ttamer.reporting.page import write_page
 
 FAMILIES = ["ttamer", "threshold", "chain", "always-best", "oracle"]
-FIGURES = ["answered", "calibration", "frontier", "stopping"]
+FIGURES = ["answered", "calibration", "frontier"]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_each_mark_says_what_it_is(page, result):
     assert len(tips) == len(set(re.findall(r'id="(mark-[\d-]+)"', page)))
     best = min(point.result.error for point in result.of("ttamer"))
     assert any(f"{best:.2%}" in tip for tip in tips if tip.startswith("ttamer"))
-    assert any("stops there on" in tip for tip in tips)
+    assert any("right on" in tip for tip in tips)
 
 
 def test_the_policies_are_those_of_a_budget(page):
@@ -108,7 +108,7 @@ def test_figures_without_anything_in_them_are_left_out(tmp_path):
     result = frontier(flat, families=["ttamer"], resamples=0)
     write_page(result, tmp_path / "page.html")
     names = {file.stem for file in (tmp_path / "page_figures").iterdir()}
-    assert names <= {"frontier", "answered", "stopping"}
+    assert names <= {"frontier", "answered"}
     assert 'id="calibration"' not in (tmp_path / "page.html").read_text("utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Figures of a report: the frontier, who answers, calibration, and when to stop.
+"""Figures of a report: the frontier, who answers, and calibration.
 
 Figures are made without pyplot, so that nothing global is touched.
 """
@@ -20,7 +20,6 @@ from ttamer._checks import in_unit, number, percent, priced
 from ttamer._extras import require
 from ttamer.evaluation.frontiers import Frontier, Point
 from ttamer.fitting.ladder import shown_error
-from ttamer.fitting.replay import Played
 from ttamer.show.curves import as_percent, printable, style
 from ttamer.stats.envelope import lower_envelope
 from ttamer.trace.trace import Trace
@@ -220,30 +219,10 @@ def answered_chart(points: Sequence[Point], trace: Trace) -> Chart:
 
 
 def calibration_chart(trace: Trace) -> Chart:
-    """Draw how often each node is right, by its confidence; or what it loses."""
-    if trace.is_graded:
-        return _by_confidence(trace, trace.loss * trace.unit, "mean loss", "confidence")
-    chart = _by_confidence(trace, 1 - trace.loss, "right", "confidence")
-    confidence = trace.confidence[trace.answered]
-    if not chart.is_empty and confidence.min() >= 0 and confidence.max() <= 1:
-        chart.axes.plot([0, 1], [0, 1], color=THEME["muted"], lw=1, ls=(0, (1, 3)), zorder=2)
-    return chart
-
-
-def stopping_chart(played: Played, trace: Trace) -> Chart:
-    """Draw how often a policy stops after each node, by that node's confidence."""
-    nodes = np.arange(len(trace.names))
-    stops = np.where(played.asked, played.last[:, np.newaxis] == nodes, np.nan)
-    ends = ~(stops == 0).any(axis=0)  # the end of every path says nothing
-    stops[:, ends] = np.nan
-    chart = _by_confidence(trace, stops, "stops there", "confidence of the node just asked")
-    chart.axes.set_ylim(-0.04, 1.04)
-    return chart
-
-
-def _by_confidence(trace: Trace, values: NDArray[np.float64], what: str, x_label: str) -> Chart:
-    """Draw the means of values, shape (T, n), in ten groups of rows by each node's confidence."""
-    chart, is_share = Chart.empty(4.2, what, x_label), what != "mean loss"
+    """Draw the mean loss, or how often a node is right, in ten groups of rows by its confidence."""
+    what, graded = "mean loss" if trace.is_graded else "right", trace.is_graded
+    values = trace.loss * trace.unit if graded else 1 - trace.loss
+    chart = Chart.empty(4.2, what, "confidence")
     # Confidences have no common scale: each node has groups of its own.
     last = len(trace.names) - 1  # of many nodes some are shown, the first and the last among them
     for node in sorted({round(k * last / (MAX_NODES - 1)) for k in range(MAX_NODES)}):
@@ -256,12 +235,15 @@ def _by_confidence(trace: Trace, values: NDArray[np.float64], what: str, x_label
         y = [float(values[group, node].mean()) for group in groups]
         tips = [
             f"{name}, confidence {across:.3g}: {what} "
-            f"{f'on {percent(up)}' if is_share else f'{up:.4g}'} of {len(group)} rows"
+            f"{f'{up:.4g}' if graded else f'on {percent(up)}'} of {len(group)} rows"
             for across, up, group in zip(x, y, groups, strict=True)
         ]
         chart.line(x, y, tips, _node_colour(node), printable(name))
-    if is_share:
+    if not graded:
         chart.axes.yaxis.set_major_formatter(as_percent)
+        shown = trace.confidence[trace.answered]
+        if not chart.is_empty and shown.min() >= 0 and shown.max() <= 1:
+            chart.axes.plot([0, 1], [0, 1], color=THEME["muted"], lw=1, ls=(0, (1, 3)), zorder=2)
     return chart.legend()
 
 

@@ -140,8 +140,7 @@ def _pictures(advice: Recommendation) -> dict[str, tuple[str, str, figures.Chart
     frontier, family = advice.frontier, advice.family
     trace, points = frontier.test_trace, frontier.of(family)
     corners = [points[k] for k in lower_envelope(*frontier.curve(family))]
-    setting = points[advice.mix.expensive]
-    result, price = setting.result, priced(setting.result.cost, trace.spec.unit)
+    result = points[advice.mix.expensive].result
     pictures = {
         "frontier": (
             "Error against cost",
@@ -151,8 +150,9 @@ def _pictures(advice: Recommendation) -> dict[str, tuple[str, str, figures.Chart
         ),
         "answered": (
             f"Who answers: {family}",
-            f"Each bar is a setting on the frontier. At {price} per input an earlier answer than "
-            f"the last is returned on {percent(result.recalled)} of inputs: that helped on "
+            "Each bar is a setting on the frontier. At "
+            f"{priced(result.cost, result.unit)} per input an earlier answer than the last is "
+            f"returned on {percent(result.recalled)} of inputs: that helped on "
             f"{percent(result.recall_helped)} and hurt on {percent(result.recall_hurt)}.",
             figures.answered_chart(corners, trace),
         ),
@@ -161,14 +161,8 @@ def _pictures(advice: Recommendation) -> dict[str, tuple[str, str, figures.Chart
             "Rows in ten groups by a node's confidence; dotted: it is the chance of being right.",
             figures.calibration_chart(trace),
         ),
-        "stopping": (
-            f"When to stop: {family}",
-            f"At {price} per input: on what share of the inputs that a node was asked on the "
-            "search stopped there, by its confidence.",
-            figures.stopping_chart(setting.played, trace),
-        ),
     }
-    # Without confidences there is no calibration, and a router never goes on.
+    # Without confidences there is no calibration.
     return {name: picture for name, picture in pictures.items() if not picture[-1].is_empty}
 
 
