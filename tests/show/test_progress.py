@@ -1,4 +1,4 @@
-"""Progress is shown as a line with the time left."""
+"""Progress is shown as a line."""
 
 from __future__ import annotations
 
@@ -11,16 +11,6 @@ from ttamer.show import ProgressReport
 class Terminal(io.StringIO):
     def isatty(self):
         return True
-
-
-def test_the_time_left_follows_the_pace_of_the_work():
-    clock = iter([0.0, 10.0, 20.0, 30.0, 100.0, 130.0])
-    report = ProgressReport(clock=clock.__next__)
-    lines = ["1 of 4", "2 of 4", "3 of 4", "4 of 4", "1 of 9", "2 of 9"]  # then other work
-    left = ["", ", about 20 s left", ", about 10 s left", "", "", ", about 4 min left"]
-    assert [report.timed(line) for line in lines] == [
-        line + time for line, time in zip(lines, left, strict=True)
-    ]
 
 
 def test_a_line_is_overwritten_on_a_terminal_and_removed_at_the_end(monkeypatch):

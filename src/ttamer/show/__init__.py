@@ -6,7 +6,6 @@ text is escaped: names of nodes and classes come from users.
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 import time
@@ -56,68 +55,30 @@ def _row(kind: str, texts: Sequence[str]) -> str:
 # What a function takes as progress: something to call, or whether to show the progress.
 ProgressOption: TypeAlias = "Callable[[str], None] | bool | None"
 
-_COUNTED = re.compile(r"(\d[\d,]*) of (\d[\d,]*)")
 # The time between two lines where a line cannot be overwritten.
 _LINE_SECONDS = 2.0
 
 
 class ProgressReport:
-    """Shows lines of progress: on a terminal in one line, elsewhere one line now and then.
+    """Shows lines of progress: on a terminal in one line, elsewhere one line now and then."""
 
-    A text with "3 of 12" in it is followed by the time left, at the pace of the work so far.
-
-    >>> report = ProgressReport(clock=iter([0.0, 10.0, 12.0]).__next__)
-    >>> report.timed("0 of 4"), report.timed("1 of 4"), report.timed("drawing")
-    ('0 of 4', '1 of 4, about 30 s left', 'drawing')
-    """
-
-    def __init__(self, stream: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: Any = None) -> None:
         self._stream = stream or sys.stderr
-        self._clock = clock
         self._shown = -_LINE_SECONDS
-        self._total = self._first = self._done = 0
-        self._start = 0.0
-
-    def timed(self, text: str) -> str:
-        """Return a text with the time left, where it is known."""
-        match = _COUNTED.search(text)
-        if match is None:
-            return text
-        done, total = (int(group.replace(",", "")) for group in match.groups())
-        now = self._clock()
-        if total != self._total or done < self._done:  # other work
-            self._total, self._first, self._start = total, done, now
-        self._done = done
-        if done <= self._first or done >= total:
-            return text
-        seconds = (now - self._start) / (done - self._first) * (total - done)
-        return f"{text}, about {_duration(seconds)} left"
 
     def __call__(self, text: str) -> None:
         """Show a line."""
-        line = self.timed(text)
         if self._stream.isatty():
             width = shutil.get_terminal_size().columns - 1  # a line that wraps is not overwritten
-            print(f"\r\x1b[K{line[:width]}", end="", file=self._stream, flush=True)
+            print(f"\r\x1b[K{text[:width]}", end="", file=self._stream, flush=True)
         elif text and time.monotonic() - self._shown >= _LINE_SECONDS:
             self._shown = time.monotonic()
-            print(f"... {line}", file=self._stream, flush=True)
+            print(f"... {text}", file=self._stream, flush=True)
 
     def close(self) -> None:
         """Remove what is shown."""
         if self._stream.isatty():
             print("\r\x1b[K", end="", file=self._stream, flush=True)
-
-
-def _duration(seconds: float) -> str:
-    """Return a time as people write it.
-
-    >>> _duration(8.2), _duration(200), _duration(8000)
-    ('8 s', '3 min', '2.2 h')
-    """
-    if seconds < 100:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 @contextmanager
