@@ -87,9 +87,12 @@ class Cascade:
     ...     spec, [[0.9, 0.9], [0.2, 0.9]] * 20, prediction=predictions, label=["a"] * 40
     ... )
     >>> nodes = {"small": lambda text: (text[0], 0.9), "large": lambda text: (text[-1], 0.95)}
-    >>> outcome = Cascade(fit(trace, belief="markov").at(0.9), nodes).run("ab")
+    >>> cascade = Cascade(fit(trace, belief="markov").at(0.9), nodes)
+    >>> outcome = cascade.run("ab")
     >>> outcome.answer, outcome.by, outcome.cost
     ('a', 'small', 1.0)
+    >>> cascade.run_batch(["ab", "cd"]).answers
+    ['a', 'c']
     """
 
     def __init__(
@@ -181,10 +184,10 @@ class Cascade:
         """Answer one input as :meth:`run` does, without blocking; plain callables run in threads.
 
         Args:
-            value: The input.
-            key: Fixes the choice of a mixture.
-            deadline: The maximum time in seconds.
-            inputs: What is known of the input, by name.
+            value: As for :meth:`run`.
+            key: As for :meth:`run`.
+            deadline: As for :meth:`run`.
+            inputs: As for :meth:`run`.
 
         Returns:
             The outcome.
@@ -205,11 +208,9 @@ class Cascade:
         """Answer many inputs: in each round a node is called once, with the rows that need it.
 
         The decisions are those of :meth:`run`, row by row, with the number of a row as its key.
-        A node marked by :func:`~ttamer.runtime.batched` gets the rows as they are taken from
-        ``values``: an array for an array, a frame for a frame, else a list. Other nodes are called
-        row by row. A row on which a node fails goes on without it, as in :meth:`run`. The time
-        limit of a node holds for the call of a batch. All inputs start at once, so that the
-        deadline of an input is that of the batch.
+        A node marked by :func:`~ttamer.runtime.batched` gets rows as they are: an array of an
+        array, a frame of a frame, else a list; others are called row by row. The time limit of a
+        node holds for the call of a batch, and the deadline of an input for the batch.
 
         Args:
             values: An array, a pandas frame or a sequence, one row for each input.
@@ -220,21 +221,6 @@ class Cascade:
 
         Raises:
             ArgumentError: If a node is async, or what is known of inputs has another length.
-
-        >>> import numpy as np
-        >>> from ttamer import CascadeSpec, Trace, fit
-        >>> from ttamer.runtime import batched
-        >>> rng = np.random.default_rng(0)
-        >>> sure = rng.random((400, 2))
-        >>> spec = CascadeSpec.of({"small": 1.0, "large": 3.0})
-        >>> ladder = fit(Trace(spec, sure, correct=rng.random((400, 2)) < sure), belief="markov")
-        >>> nodes = {
-        ...     "small": batched(lambda x: (x > 0.5, x), size=None),
-        ...     "large": batched(lambda x: (x > 0.5, np.ones(len(x))), size=None),
-        ... }
-        >>> batch = Cascade(ladder.at(0.9), nodes).run_batch(np.array([0.1, 0.99]))
-        >>> batch.answers
-        [False, True]
         """
         if self._is_async:
             raise ArgumentError("run_batch takes plain callables; await arun for async nodes")
@@ -251,14 +237,14 @@ class Cascade:
     ) -> Steps:
         """Decide for one input: it hands every call back to the host rather than making it.
 
-        :meth:`run` and :meth:`arun` make the calls of this generator; a host with a transport of
-        its own does so itself.
+        :meth:`run` and :meth:`arun` make these calls; a host with a transport of its own makes them
+        itself.
 
         Args:
-            value: The input, handed to the callables as it is.
-            key: Fixes the choice of a policy that mixes two at random.
-            deadline: The maximum time of this input in seconds; ``None`` for the cascade's.
-            inputs: What is known of the input by name, or ``None``.
+            value: As for :meth:`run`.
+            key: As for :meth:`run`.
+            deadline: As for :meth:`run`.
+            inputs: As for :meth:`run`.
 
         Returns:
             A generator of calls: send the result of each; its return value is the outcome.

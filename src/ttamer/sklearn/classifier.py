@@ -85,13 +85,6 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
 
     def _check_parameters(self, certify_on: Any) -> None:
         super()._check_parameters(certify_on)
-        table = self.mistakes or {}
-        rows = table.values() if isinstance(table, Mapping) else [None]
-        if not all(isinstance(row, Mapping) for row in rows):
-            raise ArgumentError(
-                'mistakes must be a mapping of mappings, such as {"fraud": {"*": 30.0}}',
-                param="mistakes",
-            )
         if self.mistakes is not None and self.class_weight is not None:
             raise ArgumentError("mistakes and class_weight are both given; give one of them")
         if self.scoring is not None and {self.mistake_cost, self.budget} != {None}:
@@ -109,14 +102,14 @@ class CascadeClassifier(ClassifierMixin, CascadeEstimator):
         self.classes_ = np.unique(np.concatenate([learning.target, *frozen]))
         if len(self.classes_) < 2:
             raise ValueError("y has 1 class; a classifier needs at least 2 classes")
-        self._class_costs: Mapping[Any, Mapping[Any, float]] = self.mistakes or {}
-        named = {
-            *self._class_costs,
-            *(name for costs in self._class_costs.values() for name in costs),
-        }
+        table = self._class_costs = self.mistakes or {}
+        rows = [*table.values()] if isinstance(table, Mapping) else [None]
+        is_table = all(isinstance(row, Mapping) for row in rows)
+        named = {name for names in (table, *rows) for name in names} if is_table else {str(table)}
         if unknown := named - {*self.classes_.tolist(), "*"}:
             raise ArgumentError(
-                f"mistakes has {unknown.pop()!r}, which is no class of y: these are "
+                f"mistakes has {unknown.pop()!r}; it must be the cost of each mistake by class and "
+                'predicted class, such as {"fraud": {"*": 30.0}}, and classes of y: '
                 f"{shown(self.classes_.tolist())}",
                 param="mistakes",
             )
