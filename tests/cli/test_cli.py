@@ -533,7 +533,7 @@ def test_certify_writes_the_certificate_and_names_its_policy(fitted, tmp_path, c
     lines = capsys.readouterr().out.splitlines()
     ladder = tt.load(promised)
     assert lines[0] == str(ladder.promises[0])
-    expected = ladder.mixture_for(ladder.promises[0]).described
+    expected = ladder.mixed(ladder.promises[0].mix).described
     assert lines[1] == f"  its policy, as the fit expects: {expected}"
     assert lines[2:] == [f"  written to {promised}"]
 

@@ -43,7 +43,7 @@ def of_file(name: str) -> Entries:
     yield "saved again", saved_bytes(loaded(again), notes=facts["notes"]) == again
     if isinstance(policy, tt.FittedLadder):
         for promise in policy.promises:
-            kept = of_mixture(policy.mixture_for(promise))
+            kept = of_mixture(policy.mixed(promise.mix, promise=promise))
             yield f"certified, {promise.kind}", kept
         yield "another certificate", of_mixture(policy.for_error(0.25))
     rows = ROWS[FILES[name][0]]("test", 200)

@@ -186,7 +186,7 @@ def certify_command(
         promises = [certified.promise]
     lines = []
     for promise in promises:
-        expected = ladder.mixture_for(promise).described
+        expected = ladder.mixed(promise.mix).described
         lines += [str(promise), f"  its policy, as the fit expects: {expected}"]
     if output:
         save(ladder, output)

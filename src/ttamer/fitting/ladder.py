@@ -664,7 +664,7 @@ class FittedLadder(PolicyList):
     ) -> Mixture:
         facts = self.held_rows(on), self.points, kind, at_most, confidence, against
         promise = make_promise(*facts, thresholds=self.fitted.thresholds, **more)
-        return self.mixture_for(promise, seed=seed)
+        return self.mixed(promise.mix, seed=seed, promise=promise)
 
     def held_rows(self, on: Trace | None = None) -> Held:
         """Return what points do on the rows that promises are tested on.
@@ -713,29 +713,19 @@ class FittedLadder(PolicyList):
             raise ArgumentError("this mixture has no promise: make one with for_error or for_drop")
         return dataclasses.replace(self, promises=(*self.promises, policy.promise))
 
-    def mixture_for(self, promise: Promise, *, seed: int = 0) -> Mixture:
-        """Return the mixture that a promise is about.
-
-        Args:
-            promise: One of ``promises``.
-            seed: The seed of the draws.
-
-        Returns:
-            The mixture.
-        """
-        return dataclasses.replace(self.mixed(promise.mix, seed=seed), promise=promise)
-
-    def mixed(self, mix: Mix, *, seed: int = 0) -> Mixture:
+    def mixed(self, mix: Mix, *, seed: int = 0, promise: Promise | None = None) -> Mixture:
         """Return two points of the ladder as a mixture.
 
         Args:
             mix: The two points, by number, and the share of the more expensive one.
             seed: The seed of the draws.
+            promise: What is promised of it.
 
         Returns:
             The mixture, with its expected error and cost.
         """
-        return Mixture(self.point(mix.cheap), self.point(mix.expensive), mix.share, seed)
+        points = self.point(mix.cheap), self.point(mix.expensive)
+        return Mixture(*points, mix.share, seed, promise)
 
 
 def _uniform(text: str) -> float:
