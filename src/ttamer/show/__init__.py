@@ -1,7 +1,6 @@
 """What people see while they work: objects as HTML in notebooks, and progress.
 
-Colours of cards are those of the surrounding page, so that light and dark themes work alike. Every
-text is escaped: names of nodes and classes come from users.
+Every text is escaped: names of nodes and classes come from users.
 """
 
 from __future__ import annotations
@@ -17,9 +16,6 @@ from unicodedata import combining, east_asian_width
 
 from ttamer.show.graph import Drawing as Drawing
 
-# The style of a cell: lines that are visible on light and on dark pages.
-CELL = "padding:2px 12px 2px 0;border:0;border-bottom:1px solid rgba(128,128,128,.35)"
-
 
 def card(
     title: str,
@@ -28,28 +24,22 @@ def card(
     head: Sequence[str] = (),
     rows: Sequence[Sequence[str]] = (),
 ) -> str:
-    r"""Return a title, sentences and a table as HTML.
+    r"""Return a title, sentences and a table as HTML, in the style of the page.
 
-    >>> card("Trace", notes=["2 rows"], head=["node", "right"], rows=[["<a>", "90%"]])[-43:]
-    'right">90%</td></tr></tbody></table></div>\n'
+    >>> card("Trace", notes=["2 rows"], head=["node", "right"], rows=[["<a>", "90%"]])[-62:]
+    '<tr><td>&lt;a&gt;</td><td>90%</td></tr></tbody></table></div>\n'
     """
-    parts = [f'<div style="color:inherit;font-size:14px"><strong>{escape(title)}</strong>']
+    parts = [f"<div><strong>{escape(title)}</strong>"]
     parts += [f"<div>{escape(note)}</div>" for note in notes]
     if rows:
-        parts.append('<table style="border-collapse:collapse;margin:6px 0;color:inherit">')
-        parts.append(f"<thead>{_row('th', head)}</thead>" if head else "")
-        parts.append(f"<tbody>{''.join(_row('td', row) for row in rows)}</tbody></table>")
+        body = "".join(_row("td", row) for row in rows)
+        parts.append(f"<table><thead>{_row('th', head)}</thead><tbody>{body}</tbody></table>")
     return "".join(parts) + "</div>\n"
 
 
 def _row(kind: str, texts: Sequence[str]) -> str:
-    """Return a row: the first column to the left, the others to the right."""
-    sides = ["left", *["right"] * (len(texts) - 1)]
-    cells = [
-        f'<{kind} style="{CELL};text-align:{side}">{escape(text)}</{kind}>'
-        for side, text in zip(sides, texts, strict=True)
-    ]
-    return f"<tr>{''.join(cells)}</tr>"
+    cells = "".join(f"<{kind}>{escape(text)}</{kind}>" for text in texts)
+    return f"<tr>{cells}</tr>"
 
 
 # What a function takes as progress: something to call, or whether to show the progress.
