@@ -133,7 +133,8 @@ def differing(policy, network, answers) -> int:
         turn = policy.session()
         while turn.next is not None:
             k = network.names.index(turn.next)
-            turn.observe(confidence=confidence[row][k], prediction=prediction[row][k])
+            sure = confidence[row][k]
+            turn.observe(confidence=sure, margin=sure, prediction=prediction[row][k])
         names = [name for name, was in zip(network.names, asked[row], strict=True) if was]
         differ += list(turn.asked) != names or turn.answer != network.names[owners[row]]
     return differ

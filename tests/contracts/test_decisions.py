@@ -14,6 +14,7 @@ from support.examples import examples
 from ttamer.artefact import file
 from ttamer.baselines import fit_families
 from ttamer.cascade import from_tables
+from ttamer.errors import ArgumentError
 from ttamer.fitting.fits import fit
 from ttamer.trace.trace import Trace
 
@@ -24,6 +25,7 @@ KINDS = (
     "inputs",
     "gaps",
     "exits",
+    "margins",
     "tree",
     "graded",
     "markov",
@@ -55,7 +57,7 @@ def rows_of(kind: str, count: int, seed: int, absent: float = 0.0) -> Trace:
     failed = rng.random((count, 4)) < absent
     confidence[failed], prediction[failed], loss[failed] = np.nan, None, np.nan
     after = {"b": {"after": "a"}, "d": {"after": "c"}} if "tree" in kind else {}
-    facts = {"kind": "exits" if kind in ("exits", "threshold") else "models"}
+    facts = {"kind": "exits" if kind in ("exits", "margins", "threshold") else "models"}
     if kind == "graded":
         facts["max_loss"] = 2.0
     nodes = [{"name": name, "cost": cost, **after.get(name, {})} for name, cost in COSTS.items()]
@@ -63,6 +65,8 @@ def rows_of(kind: str, count: int, seed: int, absent: float = 0.0) -> Trace:
     more = {"prediction": prediction, "label": label.astype(str)}
     if kind == "graded":
         more = {"loss": loss}
+    if kind == "margins":
+        more |= {"margin": confidence - 0.3 + rng.integers(-1, 2, (count, 4)) / 8}
     if kind == "inputs":
         more |= {"prompt": np.where(hard, "a hard one", "easy").tolist()}
         more |= {"inputs": {"length": np.where(hard, 90.0, 10.0) + rng.integers(0, 9, count)}}
@@ -104,7 +108,10 @@ def answer_by_session(policy, rows: Trace, row: int, cap: float | None):
             continue
         code = -1 if rows.prediction is None else rows.prediction[row, node]
         text = None if code < 0 else rows.classes[code]
-        turn.observe(confidence=float(rows.confidence[row, node]), prediction=text)
+        sure = {"confidence": float(rows.confidence[row, node])}
+        if rows.margin is not None:
+            sure |= {"margin": float(rows.margin[row, node])}
+        turn.observe(**sure, prediction=text)
     return turn
 
 
@@ -142,7 +149,13 @@ def test_rows_sessions_batches_and_files_decide_alike(kind, seed, share):
             codes = np.full(len(going), -1)
             if rows.prediction is not None:
                 codes = rows.prediction[going, nodes]
-            batch.observe(going, sure, [None if c < 0 else rows.classes[c] for c in codes])
+            said = [None if c < 0 else rows.classes[c] for c in codes]
+            if kind == "margins":
+                with pytest.raises(ArgumentError, match="reads margins of exits"):
+                    batch.observe(going, sure, said)
+                batch = None
+                break
+            batch.observe(going, sure, said)
         if batch is not None:
             assert (batch.asked == played.asked).all()
             assert (batch.answer == played.answer).all()

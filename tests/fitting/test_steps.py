@@ -198,7 +198,7 @@ def test_an_index_is_where_asking_begins_to_pay(kind):
             near = index + np.arange(-2, 3) / GRID if abs(index) < 7 else np.zeros(0)
             for x in [*near, *rng.integers(-8 * GRID, 8 * GRID, 20) / GRID]:
                 turn = policy.session()
-                turn._step, turn._came, turn._x = step, step, float(x)
+                turn._step, turn._came, turn._x, turn._state = step, step, float(x), float(x)
                 gain, price = {v: rest for v, *rest in turn._ways(turn._prior, turn._bar)}[way.node]
                 if kind != "inputs":  # with inputs the gain need not rise with x
                     assert (gain > price) == (x > index)

@@ -147,9 +147,12 @@ def sessions(
             if fails(row, step) or not trace.answered[row, node]:
                 turn.fail()
             elif odd(row, step):
-                turn.observe(confidence=float("nan"), prediction="a new class")
+                turn.observe(confidence=float("nan"), margin=float("nan"), prediction="a new class")
             else:
-                turn.observe(confidence=float(trace.confidence[row, node]), prediction=text)
+                sure = {"confidence": float(trace.confidence[row, node])}
+                if trace.margin is not None:
+                    sure |= {"margin": float(trace.margin[row, node])}
+                turn.observe(**sure, prediction=text)
             step += 1
         if explained is not None:
             explained.append(reasons(turn.explain()))

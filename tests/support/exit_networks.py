@@ -188,7 +188,8 @@ def by_session(
         turn = policy.session()
         while turn.next is not None:
             k = names.index(turn.next)
-            turn.observe(confidence=sure[k], prediction=None if said[k] < 0 else said[k])
+            text = None if said[k] < 0 else said[k]
+            turn.observe(confidence=sure[k], margin=sure[k], prediction=text)
         decided.append((turn.asked, turn.answer, turn.unclear))
     return decided
 

@@ -9,7 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttamer.torch.deciding import NO_ANSWER, STOP, BeliefTables, Tables, confidence_of
+from ttamer.torch.deciding import (
+    NO_ANSWER,
+    STOP,
+    BeliefTables,
+    Tables,
+    confidence_of,
+)
 
 
 @dataclass(eq=False)
@@ -69,7 +75,7 @@ class Oracle:
     ) -> None:
         del awaited, first
         tables, due = self.t, self._exit_of[carry.stage[rows]] == exit_
-        confidence, prediction = confidence_of(logits)
+        confidence, prediction = confidence_of(logits, by_margin=self.tables.by_margin)
         carry.logits[exit_].index_copy_(0, rows, logits.to(carry.logits.dtype))
         carry.confidence[rows, exit_] = confidence.where(due, carry.confidence[rows, exit_])
         carry.prediction[rows, exit_] = prediction.where(due, carry.prediction[rows, exit_])
@@ -122,6 +128,9 @@ class Oracle:
         for k in range(1, totals.shape[1]):  # argmin does not guarantee the first among equals
             better = totals[:, k] < least
             least, column = least.where(~better, totals[:, k]), column.where(~better, k)
+        owner_class = predicted.gather(1, column[:, None])[:, 0].long()
+        shift = tables.shifts[step, owner_class.clamp_min(0)].where(owner_class >= 0, 0.0)
+        least = (least + shift).clamp(-8, 8)
         state = (tables.edges[step] <= least[:, None]).sum(dim=1)
         states = tables.onward.shape[1]
         stage = tables.onward.flatten()[step * states + state].long()

@@ -72,6 +72,9 @@ def policies(draw):
     tables = fit.tables
     if draw(st.integers(0, 3)):
         tables = dataclasses.replace(tables, belief=shaken(tables.belief, generator))
+    reads = draw(st.sampled_from(["confidence", "margin"]))
+    belief = dataclasses.replace(tables.belief, reads=reads)
+    tables = dataclasses.replace(tables, belief=belief)
     policy = tables.policy(draw(st.integers(0, len(tables) // 2)))
     texts = [str(k) for k in range(classes)]
     if 0 < known < classes:
@@ -90,20 +93,27 @@ def shaken(belief, generator):
     count = len(belief.classes)
     keys = np.flatnonzero(generator.random((count + 1) ** 2) < 0.8)
     pairs = {key: PairTable(keys, some(len(keys))) for key in permutations(range(belief.count), 2)}
-    masked = some(*belief.masked.shape)
-    return dataclasses.replace(belief, weights=weights, pairs=pairs if count else {}, masked=masked)
+    masked, every = some(*belief.masked.shape), tuple(range(belief.count))
+    shifts = {every[: k + 1]: some(count + 1) for k in range(belief.count - 1)} if count else {}
+    pairs = pairs if count else {}
+    return dataclasses.replace(belief, weights=weights, pairs=pairs, masked=masked, shifts=shifts)
 
 
 def by_sessions(policy, texts, logits):
     """Return, per row, the exits asked and whose answer a session returns."""
-    (confidence, prediction), decided = confidence_of(logits), []
+    (confidence, prediction), margin, decided = (
+        confidence_of(logits),
+        confidence_of(logits, by_margin=True)[0],
+        [],
+    )
     for row in range(logits.shape[1]):
         turn = policy.session()
         while turn.next is not None:
             k = policy.names.index(turn.next)
             code = int(prediction[k, row])
             text = None if code < 0 else texts[code]
-            turn.observe(confidence=float(confidence[k, row]), prediction=text)
+            sure = {"confidence": float(confidence[k, row]), "margin": float(margin[k, row])}
+            turn.observe(**sure, prediction=text)
         decided.append((turn.asked, turn.answer))
     return decided
 

@@ -126,7 +126,8 @@ def test_decisions_are_those_of_a_replay_of_the_trace(belief):
         assert np.array_equal(answers.exit, played.answer)
         assert np.array_equal(answers.asked, played.asked)
         asked = answers.asked.numpy()
-        assert np.array_equal(answers.confidence.double().numpy()[asked], trace.confidence[asked])
+        read = trace.margin if belief == "answers" else trace.confidence
+        assert np.array_equal(answers.confidence.double().numpy()[asked], read[asked])
         assert np.array_equal(answers.prediction.numpy()[asked], trace.prediction[asked])
         assert answers.confidence[~answers.asked].isnan().all()
         assert (answers.prediction[~answers.asked] == -1).all()
@@ -398,7 +399,8 @@ def test_classes_the_policy_has_not_met_still_agree_or_not():
         turn = policy.session()
         while turn.next is not None:
             k = network.names.index(turn.next)
-            turn.observe(confidence=confidence[row][k], prediction=text[row][k])
+            sure = confidence[row][k]
+            turn.observe(confidence=sure, margin=sure, prediction=text[row][k])
         assert turn.answer == network.names[answers.exit[row]]
         assert len(turn.asked) == answers.asked[row].sum()
     assert not torch.equal(answers.asked, Runner(network, policy)(inputs).asked)

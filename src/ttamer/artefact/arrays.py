@@ -65,6 +65,8 @@ DECLARED: Mapping[str, Mapping[str, Declared]] = {
         "weight_answers": Declared("regressions", 0, of="nodes"),
         "weights": Declared("regressions *", grid=True),
         "masked": Declared("nodes masked", grid=True),
+        "shift_sets": Declared("shifts prefix", -1, of="nodes", optional=True),
+        "shifts": Declared("shifts *", -4, 4, grid=True, optional=True),
         "head": Declared("nodes 4", grid=True, optional=True),
         "first": Declared("nodes 3", grid=True, optional=True),
         "later": Declared("nodes 7", grid=True, optional=True),

@@ -75,6 +75,7 @@ class StepRecord(_Struct, frozen=True):
     classes: list[str]
     memory: Count
     agree: bool = True
+    reads: Literal["confidence", "margin"] = "confidence"
     features: Annotated[list[InputFeature], Meta(max_length=2**10)] | None = None
     neighbours: Natural = 0
     coarse: Natural = 0
@@ -389,7 +390,10 @@ def _describe_steps(tables: StepTables, arrays: Arrays) -> StepRecord:
         "weight_answers": [answer for _, answer in keys],
         "weights": [belief.weights[key] for key in keys],
     }
-    put(arrays, "belief", vars(belief) | parts)
+    shifts: dict[str, Any] = {"shift_sets": None, "shifts": None}
+    if belief.shifts:
+        shifts = {"shift_sets": _padded([*belief.shifts]), "shifts": [*belief.shifts.values()]}
+    put(arrays, "belief", vars(belief) | parts | shifts)
     facts: dict[str, Any] = {}
     if prior is not None:
         put(arrays, "prior", vars(prior))
@@ -400,6 +404,7 @@ def _describe_steps(tables: StepTables, arrays: Arrays) -> StepRecord:
         classes=list(belief.classes),
         memory=belief.memory,
         agree=belief.agree,
+        reads=belief.reads,
         **facts,
     )
 
@@ -515,6 +520,14 @@ def _belief(record: StepRecord, stored: Stored, nodes: int) -> Belief:
     for (step, answer), part in weights.items():
         fits = answer in step and len(part) == HEAD + PEER * (len(step) - 1)
         require(fits, "a regression is of an answer of its set, with weights for all")
+    shift_sets, parts = values.pop("shift_sets"), values.pop("shifts")
+    shifts = (
+        {}
+        if parts is None
+        else dict(zip(_sets(shift_sets, "belief.shift_sets"), parts, strict=True))
+    )
+    fits = all(len(shift) == len(classes) + 1 for shift in shifts.values())
+    require(fits, "a set has a shift for each class and for others")
     reads = len({values[name] is None for name in ("head", "first", "later")}) == 1
     require(reads, "a belief that reads inputs has three tables for them")
     return Belief(
@@ -523,6 +536,8 @@ def _belief(record: StepRecord, stored: Stored, nodes: int) -> Belief:
         weights=weights,
         memory=record.memory,
         agree=record.agree,
+        reads=record.reads,
+        shifts=shifts,
         **values,
     )
 

@@ -9,12 +9,15 @@ a, b of a set S, with z the log-odds of errors that the input says (``bar`` is t
     odds[a] = w . (1, o[a], off[a], bar)                     w by (S, a)
             + sum over b of w . (same, same o[b], diff o[b], diff off[b], pair[a, b](classes))
     x[S]    = least of the means of odds over answers that agree; its owner's answer is returned
+    s[S]    = x[S] + shift[S](class of the owner)            where going on is decided, for exits
     q[S, m] = chance(v . (1, z[m], bar, x, x z[m], |S| = 2, |S| = 3))    m not asked; v by m
 
 ``same`` is whether the answers agree and ``diff`` whether they do not. Classes that few rows
 predict count as one class in offsets and pairs, and so does a class that the fit has not met. Where
 S has no regression of its own, the masked one of a, fitted with random answers left out, takes its
-place.
+place. The exits of a network of many classes are judged by their margins in place of confidences:
+of two inputs of equal confidence, a later exit corrects the one more often whose second class is
+close; and it corrects some classes more often than others, which is what the shifts say.
 
 Every number is a multiple of ``2**-12`` of limited size: products and sums of such numbers are
 exact in double precision, in any order. So a session in Python, a batch in NumPy and a kernel on a
@@ -27,10 +30,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,8 +92,8 @@ class Seen:
     """
 
     confidence: Floats
-    """Shape (T, n): the confidence of each answer; NaN where there is none. An answer without a
-    confidence has the lowest one, ``-inf``."""
+    """Shape (T, n): the confidence of each answer, or its margin where ``Belief.reads`` says so;
+    NaN where there is none. An answer without a confidence has the lowest one, ``-inf``."""
     codes: Ints | None = None
     """Shape (T, n): the class that each answer predicts, as a number of ``Belief.classes`` or a
     larger one; -1 for none, which agrees with nothing."""
@@ -169,6 +172,9 @@ class Belief:
     first: Floats | None = None  # (n, 3): q before any answer, weights of (1, z, bar)
     later: Floats | None = None  # (n, 7): q after some answers
     memory: int = 99  # only so many of the last answers in hand count: for the exits of one network
+    # By set, what each class of the best answer, and last any other, adds to x to make s
+    shifts: Mapping[Step, Floats] = field(default_factory=dict)
+    reads: Literal["confidence", "margin"] = "confidence"  # what curves are of
     # Whether answers that predict the same lose the same. If not, predictions are not read.
     agree: bool = True
 
@@ -356,6 +362,15 @@ class View:
             self._best[step] = odds[np.arange(len(odds)), column], np.array(context)[column]
         return self._best[step]
 
+    def state(self, step: Step) -> Floats:
+        """Return s, by which going on is decided, shape (T,)."""
+        x, owner = self.best(step)
+        shift, codes = self.belief.shifts.get(step), self.answers.codes
+        if shift is None or codes is None:
+            return x
+        code = self.belief.common(codes[np.arange(len(x)), owner])
+        return np.clip(x + np.where(code < 0, 0.0, shift[code]), -MAX_ODDS, MAX_ODDS)
+
     def q(self, step: Step, node: int) -> Floats:
         """Return the chance that a node not asked errs, shape (T,); 0 where inputs are not used."""
         if (step, node) not in self._chances:
@@ -393,6 +408,16 @@ class Scorer:
         self.first = None if belief.first is None else belief.first.tolist()
         self.later = None if belief.later is None else belief.later.tolist()
         self.weights: dict[Step, list[_Regression]] = {}
+        self.shifts: dict[Step, list[float]] = {
+            step: shift.tolist() for step, shift in belief.shifts.items()
+        }
+
+    def state(self, step: Step, x: float, code: int) -> float:
+        """Return s, given x and the class of its owner."""
+        shift = self.shifts.get(step)
+        if shift is None or code < 0:
+            return x
+        return min(max(x + shift[min(code, self.width - 1)], -MAX_ODDS), MAX_ODDS)
 
     def evidence(
         self, node: int, confidence: float, code: int, prior: Sequence[float] | None, bar: float

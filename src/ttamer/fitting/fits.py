@@ -40,7 +40,7 @@ from ttamer.trace.checks import check_for_fit, require_rows, require_trace
 from ttamer.trace.trace import Trace
 
 MIN_ROWS = 10  # a fit needs at least so many complete rows
-MAX_ROWS = 400_000  # policies are found on at most so many: a uniform sample of more
+MAX_ROWS = 100_000  # policies are found on at most so many: a uniform sample of more
 
 
 def fit(
@@ -219,12 +219,13 @@ def _answers(
     trace: Trace, features: FeatureSpec | None, is_weighted: bool, options: PlanOptions
 ) -> StepFit:
     """Fit policies on what answers and inputs say."""
-    agree, spec = _equal_answers_lose_alike(trace), trace.spec
+    spec = trace.spec
+    agree, margin = _equal_answers_lose_alike(trace), _margins(trace)
     codes = trace.prediction if agree else None
     log = Log(
         losses=np.asarray(trace.loss),
         cost=np.asarray(trace.costs, float),
-        confidence=np.asarray(trace.confidence),
+        confidence=np.asarray(trace.confidence if margin is None else margin),
         codes=None if codes is None else codes.astype(np.intp),
         classes=() if codes is None else trace.classes,
         features=None if features is None else features.rows(_input_columns(trace)),
@@ -238,7 +239,18 @@ def _answers(
     )
     fitted = fit_steps(spec.names, log, options=options)
     belief = replace(fitted.tables.belief, agree=agree)
-    return fitted._replace(tables=replace(fitted.tables, belief=belief))
+    if margin is not None:
+        belief = replace(belief, reads="margin")
+    tables = replace(fitted.tables, belief=belief)
+    return fitted._replace(tables=tables)
+
+
+def _margins(trace: Trace) -> Floats | None:
+    """Return the margins of exits where all answers have one, of more than two classes."""
+    margin = trace.margin
+    if trace.spec.kind != "exits" or margin is None or len(trace.classes) <= 2:
+        return None
+    return margin if np.isfinite(margin[trace.answered]).all() else None
 
 
 def _equal_answers_lose_alike(trace: Trace) -> bool:

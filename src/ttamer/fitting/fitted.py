@@ -146,7 +146,15 @@ class Fitted:
                 f"{'; trace.with_verification()' if verifies else ''}"
             )
         prior, costs = self.of_inputs(trace.prompt, trace.inputs, len(trace))
-        return SeenRows(self, Seen(trace.confidence, self._codes(trace), prior), costs)
+        scores = trace.confidence
+        if isinstance(self.tables, StepTables) and self.tables.belief.reads == "margin":
+            if trace.margin is None:
+                raise ArgumentError(
+                    "the policy reads the margins of exits, and the trace has none: add columns "
+                    "<node>.margin, as ttamer.torch.trace_of does"
+                )
+            scores = trace.margin
+        return SeenRows(self, Seen(scores, self._codes(trace), prior), costs)
 
     def of_inputs(
         self, prompt: Column | None, inputs: Mapping[str, Column], count: int

@@ -4,12 +4,12 @@ For rows t with beliefs of fits that did not see them, a set S, its best answer'
 p[S], and a price per unit of cost (Longstaff and Schwartz, with recall inside x)::
 
     stop[S]    = h wrong[owner] + (1 - h) p[S]               h = T / (T + 300) / 2
-    gain[S, m] = ridge regression of stop[S] - value[S + m] on (1, tents of x[S], q, p q)
+    gain[S, m] = ridge regression of stop[S] - value[S + m] on (1, tents of s[S], q, p q)
     ask m      = argmax of gain[S, m] - price cost[m], while above 0
     value[S]   = price cost[m] + value[S + m]   on each row as it happened, or stop[S]
 
 Before any answer stop is 0, the columns are (1, q, mean prior), and the best way is taken always.
-Without inputs the gain at the knots is made to rise with x.
+Without inputs the gain at the knots is made to rise with s, which is x but for exits.
 
 A *plan* says which nodes may be asked after each set: chains in order of cost of all subsets of at
 most four nodes, any order of the best of these, the router over all nodes (ask one), the best two
@@ -284,8 +284,8 @@ class Planner:
         # Few rows say little of how an input shifts a gain.
         self.ridge, self.input_ridge = ridge, 20 + 20000 / len(losses)
         # Each of these serves many plans.
-        self.x, self.knots, self.stop = cache(self._x), cache(self._knots), cache(self._stop)
-        self.smoother = cache(self._smoother)
+        self.x, self.state, self.knots = cache(self._x), cache(self._state), cache(self._knots)
+        self.stop, self.smoother = cache(self._stop), cache(self._smoother)
 
     def _joined(self, part: Callable[[View], Any]) -> NDArray[Any]:
         """Return what the views say of all rows."""
@@ -295,10 +295,14 @@ class Planner:
         """Return the log-odds of the best answer."""
         return np.asarray(self._joined(lambda view: view.best(step)[0]), float)
 
+    def _state(self, step: Step) -> Floats:
+        """Return what the gain of going on depends on: s of the belief."""
+        return np.asarray(self._joined(lambda view: view.state(step)), float)
+
     def _knots(self, step: Step) -> Floats:
-        """Return the knots of a gain after a set: quantiles of x."""
-        x = self.x(step) if step else np.zeros(1)
-        return np.unique(np.quantile(x, np.linspace(0, 1, 7), method="nearest"))  # six pieces
+        """Return the knots of a gain after a set: quantiles of s."""
+        state = self.state(step) if step else np.zeros(1)
+        return np.unique(np.quantile(state, np.linspace(0, 1, 7), method="nearest"))  # six pieces
 
     def _stop(self, step: Step) -> Values:
         """Return what stopping after a set loses, shape (T, 1)."""
@@ -319,8 +323,8 @@ class Planner:
     def _smoother(self, step: Step, node: int) -> Smoother:
         """Return the regression of the gain of asking a node after a set."""
         knots, rows = self.knots(step), len(self.losses)
-        x = self.x(step) if step else np.zeros(rows)
-        tents = np.stack([np.interp(x, knots, tent) for tent in np.eye(len(knots))], axis=1)
+        state = self.state(step) if step else np.zeros(rows)
+        tents = np.stack([np.interp(state, knots, tent) for tent in np.eye(len(knots))], axis=1)
         extra = self._of_input(step, node)
         columns = np.hstack([np.ones((rows, 1)), tents[:, 1:], extra])
         mean, scale = columns.mean(axis=0), np.maximum(columns.std(axis=0), 1e-9)

@@ -1,9 +1,10 @@
 """A fitted policy: tables of what going on gains, and prices.
 
-After the nodes of a set A were asked, with x the log-odds of the best answer in hand, p its chance
-and q the chance that a node m errs that was not asked::
+After the nodes of a set A were asked, with x the log-odds of the best answer in hand, p its chance,
+s what the class of that answer makes of x (x itself, but for exits) and q the chance that a node m
+errs that was not asked::
 
-    gain[A, m] = base_i + slope_i x + u q + v p q        i: the piece of x, between the knots of A
+    gain[A, m] = base_i + slope_i s + u q + v p q        i: the piece of s, between the knots of A
     gain[(), m] = base + u q + v bar                     before any answer
     ask m = argmax of gain[A, m] - price cost[m]         while that is above 0; ties stop
 
@@ -12,7 +13,7 @@ there is no answer some node is asked: the one of the largest difference. A node
 as asked, and x is that of the answers there are. Under a cap on the cost each way that would
 exceed it is left out.
 
-Without inputs the gain of each way rises with x. Then it is worth asking m exactly where x is above
+Without inputs the gain of each way rises with s. Then it is worth asking m exactly where s is above
 one number, the paper's dynamic index: :attr:`StepPolicy.indices`.
 
 Every sum is taken in one order, element by element, from numbers on a grid: a session and a batch
@@ -32,6 +33,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ttamer._checks import number, percent
+from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import (
     GRID,
     NOTHING,
@@ -235,7 +237,7 @@ class StepPolicy:
     ) -> Ints:
         """Return the node that rows ask after a set of which some answered, -1 where they stop.
 
-        ``x`` is that of rows, ``NOTHING`` where there is no answer; ``inputs`` gives the columns of
+        ``x`` is s of rows, ``NOTHING`` where there is no answer; ``inputs`` gives the columns of
         u and v of a node, 0 if ``None``; ``costs`` (T, n) are the means if ``None``.
         """
         piece = np.searchsorted(self.knots(step), x, side="right")
@@ -288,7 +290,10 @@ def decide(
         return q, p * q if step else view.typical[rows]
 
     reads = None if view.bar is None else inputs
-    return policy.choose(step, answered, x, reads, None if costs is None else costs[rows]), owner
+    state = view.state(answered)[rows] if answered else x
+    return policy.choose(
+        step, answered, state, reads, None if costs is None else costs[rows]
+    ), owner
 
 
 class StepBatch:
@@ -334,6 +339,11 @@ class StepBatch:
         self, rows: Ints, confidence: Sequence[float | None], prediction: Sequence[object]
     ) -> None:
         """Give the answers of ``next`` on some rows; a confidence of ``None`` is a failure."""
+        if self._tables.belief.reads != "confidence":
+            raise ArgumentError(
+                "the policy reads margins of exits, and answers come with confidences: run it by "
+                "ttamer.torch, or in sessions: observe(confidence=..., margin=...)"
+            )
         values = np.array([np.nan if c is None else -np.inf if c != c else c for c in confidence])
         codes = []
         for c, p in zip(confidence, prediction, strict=True):
@@ -408,13 +418,13 @@ class StepSession(FittedSession):
             self._prior, self._bar = prior.tolist(), float(bar_of(prior))
         elif tables.prior is not None:  # nothing is known of the input
             self._prior, self._bar = tables.prior.unknown
-        count = len(self._names)
+        count, self.reads = len(self._names), tables.belief.reads
         self._policy, self._belief, self._scorer = policy, tables.belief, tables.belief.scorer
         self._curve, self._offset, self._codes = [0.0] * count, [0.0] * count, [-1] * count
         self._unknown: dict[str, int] = {}
         self._step: Step = ()
         self._came: Step = ()
-        self._x = NOTHING
+        self._x = self._state = NOTHING
         self._choose()
         if max_cost is not None:
             self._require_start([*policy.ahead(()), *policy.remaining(())])
@@ -431,6 +441,8 @@ class StepSession(FittedSession):
             context, odds = self._risks()
             self._x = min(odds)
             self._answer = context[odds.index(self._x)]
+            code = self._codes[self._answer]
+            self._state = self._scorer.state(self._came, self._x, code)
         self._choose()
 
     def _risks(self) -> tuple[Step, list[float]]:
@@ -466,12 +478,12 @@ class StepSession(FittedSession):
 
     def _ways(self, prior: Sequence[float] | None, bar: float) -> list[tuple[int, float, float]]:
         """Return each way with its gain and its price, in losses, for what an input says."""
-        policy, step, x = self._policy, self._step, self._x
-        piece = bisect_right(policy.knots(step), x)
+        policy, step, x, state = self._policy, self._step, self._x, self._state
+        piece = bisect_right(policy.knots(step), state)
         p = chance_of(x)
         gains = []
         for node, base, slope, u, v, wait in policy.after(step, self._came):
-            gain = base[piece] + slope[piece] * x
+            gain = base[piece] + slope[piece] * state
             if u or v:
                 q = self._scorer.q(self._came, node, x, prior, bar)
                 gain = gain + u * q + v * (p * q if step else chance_of(bar))
@@ -511,6 +523,7 @@ class StepSession(FittedSession):
             typical = {v: base for v, base, _ in self._ways(*tables.prior.unknown)}
             from_input = gain - typical.get(self._next, 0.0)
         indices = self._policy.indices.get(self._step, {}) if self._came else {}
+        shift = self._state - self._x
         return StepExplanation(
             self.next,
             self.answer,
@@ -523,7 +536,7 @@ class StepSession(FittedSession):
             from_input=from_input,
             gains={name: gain for name, (gain, _) in ways.items()},
             prices={name: price for name, (_, price) in ways.items()},
-            indices={names[v]: chance_of(index) for v, index in indices.items()},
+            indices={names[v]: chance_of(index - shift) for v, index in indices.items()},
         )
 
     def _in_words(self, risk: float, best: str | None, gain: float, price: float) -> str:

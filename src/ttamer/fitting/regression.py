@@ -117,6 +117,8 @@ class BeliefFit(View):
     """
 
     min_rows = 20  # with fewer rows a regression is what it is drawn to
+    min_corrected = 20  # with fewer errors that later exits correct there are no shifts
+    nearness = 0.7  # of later exits each counts this many times as much as the one before it
 
     def __init__(
         self,
@@ -140,6 +142,8 @@ class BeliefFit(View):
             self._fit_head()
         self._fit_masked()
         self._fit_sets()
+        if self.options.pooled and answers.codes is not None and len(classes) > 2:
+            self._fit_shifts(answers.codes)
         if answers.prior is not None:
             self._fit_not_asked()
 
@@ -253,6 +257,28 @@ class BeliefFit(View):
                 if len(on) >= self.min_rows:
                     weights[context, a] = self._drawn(self.columns(context, a)[on], a, on)
         self.belief = replace(self.belief, weights=weights)
+
+    def _fit_shifts(self, codes: Ints) -> None:
+        """Fit what the class of the best answer says of the errors that later exits correct."""
+        shifts = dict[Step, Floats]()
+        rows = np.flatnonzero(self.labelled.all(axis=1))
+        for step in self.sets:
+            later = self.losses[rows, max(step) + 1 :]
+            near = self.nearness ** np.arange(later.shape[1])
+            x, owner = self.best(step)
+            x, owner = x[rows], owner[rows]
+            if not near.size:
+                continue
+            lost = self.losses[rows, owner]
+            corrected = np.maximum(lost - later @ near / near.sum(), 0.0)
+            if corrected.sum() < self.min_corrected:
+                continue
+            columns = np.column_stack([np.ones(len(rows)), x])
+            weights = logistic(columns, corrected, 1.0, np.array([0.0, 1.0]))
+            classes, count = self.belief.common(codes[rows, owner]), len(self.belief.classes) + 1
+            table, _ = class_offsets(classes, count, columns @ weights, corrected)
+            shifts[step] = on_grid(table / max(weights[1], 0.1), 4.0)
+        self.belief = replace(self.belief, shifts=shifts)
 
     def _fit_not_asked(self) -> None:
         """Fit, for each node, the chance that it errs before it is asked: at the start, later."""

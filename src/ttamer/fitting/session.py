@@ -28,6 +28,8 @@ from ttamer.trace.schema import class_text
 class FittedSession(Session):
     """A session that takes what each node answers: a confidence and a prediction."""
 
+    reads = "confidence"  # or "margin": the column that decides
+
     def __init__(
         self, names: tuple[str, ...], costs: Sequence[float], max_cost: float | None
     ) -> None:
@@ -63,18 +65,19 @@ class FittedSession(Session):
             confidence: Any number; NaN counts as the lowest confidence, and in ``unclear``.
             prediction: Compared as text with the other nodes' predictions and with the classes
                 fitted to. A class that the fit never saw is a class of its own, and no error.
-            columns: Further columns of the answer; nothing is read of them.
+            columns: Further columns of the answer; policies that were fitted to margins of exits
+                read ``margin`` in place of the confidence.
 
         Raises:
-            ObservationError: The session has stopped, or the confidence is not a number.
+            ObservationError: The session has stopped, or what is read is not a number.
         """
-        del columns
         node = self._require_next()
         try:
-            value, text = as_float(confidence), class_text(prediction)
+            value = confidence if self.reads == "confidence" else columns.get(self.reads)
+            value, text = as_float(value), class_text(prediction)
         except TypeError:
             raise ObservationError(
-                f"node {self.next!r}: confidence must be a number, not {confidence!r}"
+                f"node {self.next!r}: {self.reads} must be a number, not {value!r}"
             ) from None
         except TraceError as error:
             raise ObservationError(f"node {self.next!r}: {error}") from None

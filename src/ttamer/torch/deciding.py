@@ -48,6 +48,7 @@ class LossTables:
     first: int  # the stage where every input starts
     loss: Ints  # shape (exits, bins): the column of the loss of each bin; smaller is better
     onward: Ints  # shape (exits, bins, columns): the exit to ask next, or STOP
+    by_margin = False
 
     @property
     def exit_of(self) -> tuple[int, ...]:
@@ -79,9 +80,10 @@ class BeliefTables:
     Answers that agree share the mean of their log-odds, rounded to the grid.
     """
 
-    bounds: Floats  # shape (exits, bins - 1): increasing confidences, padded with inf
+    bounds: Floats  # shape (exits, bins - 1): increasing confidences or margins, padded with inf
     first: int  # the stage where every input starts
     exit_of: tuple[int, ...]  # the exit that is asked at each stage
+    by_margin: bool  # whether bounds are of margins, not of confidences
     levels: Floats  # shape (exits, bins): the log-odds of an answer of each bin
     offsets: Floats  # shape (exits, classes): what predicting a class adds
     context: NDArray[np.int64]  # shape (stages, width): the exits that count, padded with -1
@@ -95,6 +97,8 @@ class BeliefTables:
     pair_of: Ints
     # Shape (tables, classes, classes): what the classes of an answer and of a peer add.
     pairs: Floats
+    # Shape (stages, classes): what the class of the best answer adds to x where stages follow
+    shifts: Floats
     edges: Floats  # shape (stages, states - 1): increasing x, padded with inf
     onward: Ints  # shape (stages, states): the stage to go to next, or STOP
 
@@ -226,8 +230,12 @@ def _step_tables(
         bounds=_padded(_placed(belief.bounds, numbers, count)),
         first=0,
         exit_of=tuple(numbers[step[-1]] for step in stages),
+        by_margin=belief.reads == "margin",
         levels=_padded(_placed(belief.levels, numbers, count), 0.0),
         offsets=offsets,
+        shifts=np.stack(
+            [belief.shifts.get(step, np.zeros(len(belief.classes) + 1))[codes] for step in stages]
+        ),
         edges=_padded(edges),
         onward=_padded(
             [[STOP if step is None else stages[step] for step in row] for row in onward], STOP
@@ -317,7 +325,8 @@ class Carry:
     stage: NDArray[np.int64]  # shape (B,): the stage where the input is due next, or STOP
     owner: NDArray[np.int64]  # shape (B,): the exit whose answer is the best so far
     best: Ints  # shape (B,): the column of its loss, for LossTables
-    # Shape (B, exits): the confidence of each exit; NaN where it was not asked, or has none.
+    # Shape (B, exits): the confidence of each exit, or its margin where that is read; NaN where it
+    # was not asked, or has none.
     confidence: NDArray[np.float32]
     prediction: Ints  # shape (B, exits): the class each exit predicts; NO_ANSWER where none
     odds: Floats  # shape (B, exits): the log-odds of each exit's answer, for beliefs
@@ -363,7 +372,8 @@ class HostDecider:
         """
         carry.logits[exit_].index_copy_(0, rows, logits.to(carry.logits.dtype))
         tables = self.tables
-        confidence, prediction = (part.cpu().numpy() for part in confidence_of(logits))
+        parts = confidence_of(logits, by_margin=tables.by_margin)
+        confidence, prediction = (part.cpu().numpy() for part in parts)
         row = rows.cpu().numpy()
         due = self._exit_of[carry.stage[row]] == exit_
         if not due.all():
@@ -440,20 +450,28 @@ def _believe(
     x = np.where(context >= 0, x, np.inf)
     best = x.argmin(axis=1)  # among equals the first
     at = np.arange(len(row)), best
-    state = (tables.edges[stage] <= x[at][:, np.newaxis]).sum(axis=1)
+    shift = np.where(predicted[at] == NO_ANSWER, 0.0, tables.shifts[stage, predicted[at]])
+    least = np.clip(x[at] + shift, -NOTHING, NOTHING)
+    state = (tables.edges[stage] <= least[:, np.newaxis]).sum(axis=1)
     return context[at], tables.onward[stage, state]
 
 
-def confidence_of(logits: Tensor) -> tuple[Tensor, Tensor]:
+def confidence_of(logits: Tensor, *, by_margin: bool = False) -> tuple[Tensor, Tensor]:
     """Return the confidence and the prediction of logits of shape (batch, classes).
 
-    The confidence is the softmax probability of the predicted class, in single precision whatever
-    the network computes in. Logits with a NaN give no answer: the prediction is ``NO_ANSWER`` and
-    the confidence NaN, which every policy treats as the lowest.
+    The confidence is the softmax probability of the predicted class, less that of the second one
+    for a margin, in single precision whatever the network computes in. Logits with a NaN give no
+    answer: the prediction is ``NO_ANSWER`` and the confidence NaN, which every policy treats as the
+    lowest.
 
     >>> confidence, prediction = confidence_of(torch.tensor([[0.0, 0.0], [float("nan"), 1.0]]))
     >>> confidence.tolist(), prediction.tolist()
     ([0.5, nan], [0, -1])
     """
-    best, prediction = torch.log_softmax(logits.float(), dim=-1).exp().max(dim=-1)
-    return best, torch.where(torch.isnan(best), NO_ANSWER, prediction).to(torch.int32)
+    chances = torch.log_softmax(logits.float(), dim=-1).exp()
+    best, prediction = chances.max(dim=-1)
+    prediction = torch.where(torch.isnan(best), NO_ANSWER, prediction).to(torch.int32)
+    if not by_margin:
+        return best, prediction
+    largest = chances.topk(min(2, chances.shape[-1]), dim=-1).values
+    return largest[..., 0] - largest[..., 1:].sum(dim=-1), prediction

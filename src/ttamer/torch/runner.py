@@ -75,7 +75,7 @@ class Answers:
     asked_bits: Tensor
     """Shape (batch,): a bit for every exit that was asked."""
     raw_confidence: Tensor
-    """Shape (batch, exits): confidences; undefined where the exit was not asked."""
+    """Shape (batch, exits): as ``confidence``; undefined where the exit was not asked."""
     raw_prediction: Tensor
     """Shape (batch, exits): predictions; undefined where the exit was not asked."""
 
@@ -87,7 +87,7 @@ class Answers:
 
     @property
     def confidence(self) -> Tensor:
-        """Shape (batch, exits): the confidence of each exit; NaN where it was not asked."""
+        """Shape (batch, exits): the confidences or margins that are read; NaN where not asked."""
         return self.raw_confidence.where(self.asked, float("nan"))
 
     @property

@@ -118,8 +118,6 @@ def _scores(logits: Tensor) -> tuple[Tensor, ...]:
     confidence, prediction = confidence_of(logits)
     logs = torch.log_softmax(logits.float(), dim=-1)
     chances = logs.exp()
-    largest = chances.topk(min(2, chances.shape[-1]), dim=-1).values
-    margin = largest[:, 0] - largest[:, 1:].sum(dim=-1)
     # A class of chance 0 adds nothing; 0 times minus infinity would be NaN.
     entropy = -(chances * logs.clamp_min(-1e30)).sum(dim=-1)
-    return confidence, prediction, margin, entropy
+    return confidence, prediction, confidence_of(logits, by_margin=True)[0], entropy

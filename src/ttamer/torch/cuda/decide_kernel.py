@@ -153,7 +153,7 @@ class KernelDecider:
         blocks = (len(bounds), block_for(bounds.shape[1], 128))
         if isinstance(tables, BeliefTables):
             edges, width = t["edges"], t["context"].shape[1]
-            names = ("levels", "offsets", "context", "peers", "pair_of", "pairs", "edges")
+            names = ("levels", "offsets", "context", "peers", "pair_of", "pairs", "shifts", "edges")
             sizes = (bounds.shape[1], t["levels"].shape[1], onward.shape[1], edges.shape[1])
             return (exits, bounds, t["weights"], onward, *(t[name] for name in names), *sizes), (
                 *blocks,
@@ -162,10 +162,15 @@ class KernelDecider:
                 block_for(width),
                 True,
                 len(tables.pairs) > 1,
+                tables.by_margin,
             )
         loss = t["loss"]  # also stands in for what is not read
         sizes = (bounds.shape[1], loss.shape[1], onward.shape[2], 1)
-        return (exits, bounds, loss, onward, *[loss] * 7, *sizes), (*blocks, 1, 1, 1, False, False)
+        return (exits, bounds, loss, onward, *[loss] * 8, *sizes), (
+            *blocks,
+            *(1, 1, 1),
+            *(False, False, False),
+        )
 
     def lists(self, size: int) -> tuple[Tensor, Tensor]:
         """Return the buffers that list the survivors of ``size`` rows: positions, and rows."""
@@ -277,6 +282,7 @@ def _decide(
     peers,
     pair_of,
     pairs,
+    shifts,
     edges,
     BOUNDS,
     BINS,
@@ -295,6 +301,7 @@ def _decide(
     WIDTH_BLOCK: tl.constexpr,
     BELIEF: tl.constexpr,
     PAIRS: tl.constexpr,
+    MARGIN: tl.constexpr,
     LIST_BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -322,6 +329,9 @@ def _decide(
     unclear = unclear | (confidence != confidence)
     confidence = tl.where(unclear, float("nan"), confidence)
     prediction = tl.where(unclear, -1, tl.argmax(values, axis=1).to(tl.int32))
+    if MARGIN:
+        rest = tl.where(column[None, :] == prediction[:, None], -float("inf"), values)
+        confidence -= tl.exp(tl.max(rest, axis=1) - top) * confidence
     stored = logits_ + (exit_ * capacity + row[:, None]) * CLASSES + column[None, :]
     tl.store(stored, raw, mask=inside & due[:, None])
     tl.store(confidence_ + row * EXITS + exit_, confidence, mask=due)
@@ -379,6 +389,7 @@ def _decide(
             codes = tl.where((line == a)[None, :], own_prediction[:, None], codes)
         lowest = tl.full((ROWS,), float("inf"), tl.float64)
         owner = tl.full((ROWS,), -1, tl.int64)
+        owner_class = tl.full((ROWS,), -1, tl.int32)
         for a in tl.static_range(WIDTH):
             answer = tl.load(context + step * WIDTH + a)
             mine = (line == a)[None, :]
@@ -394,6 +405,10 @@ def _decide(
             better = total < lowest
             lowest = tl.where(better, total, lowest)
             owner = tl.where(better, answer, owner)
+            owner_class = tl.where(better, own_prediction, owner_class)
+        shift = step * CLASSES + owner_class
+        lowest += tl.load(shifts + shift, mask=due & (owner_class >= 0), other=0.0)
+        lowest = tl.minimum(tl.maximum(lowest, -LIMIT), LIMIT)
         number = tl.arange(0, EDGE_BLOCK)
         cuts = tl.load(
             edges + step[:, None] * EDGES + number[None, :],
