@@ -63,8 +63,8 @@ def evaluate_command(
         for count, played in enumerate(loaded.play_all(rows), start=1):
             progress(f"measuring {count} of {len(loaded)} policies")
             measured.append(measure(played, rows))
-        each = zip(loaded, measured, strict=True)
-        policies = [{"policy": policy.setting, **own.to_dict()} for policy, own in each]
+        pairs = zip(loaded, measured, strict=True)
+        policies = [{"policy": policy.setting, **part.to_dict()} for policy, part in pairs]
         facts = {"policies": policies, "default": facts}
         corners = [k for k in loaded.points.corners if k < len(loaded)]
         shown = {loaded[k].setting: measured[k] for k in corners}

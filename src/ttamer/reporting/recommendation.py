@@ -213,11 +213,11 @@ class Recommendation:
             lines.append("These rows are too few to tell the two apart with confidence.")
         cheapest_rule = max(self.savings, key=self.savings.__getitem__, default="")
         if cheapest_rule and cheapest_rule not in frontier.servable:
-            most = self.savings[cheapest_rule]
+            largest = self.savings[cheapest_rule]
             served = [s for name, s in self.savings.items() if name in frontier.servable]
-            if most >= max([0.0, *served]) + MIN_SAVING:
+            if largest >= max([0.0, *served]) + MIN_SAVING:
                 lines.append(
-                    f"{cheapest_rule} would cost {less(most)}; ttamer measures it and does not "
+                    f"{cheapest_rule} would cost {less(largest)}; ttamer measures it and does not "
                     "serve it."
                 )
         return tuple(lines)
