@@ -93,9 +93,8 @@ class WalkPolicy(base.Policy):
             ask = tuple(self.problem.names[target] for target in np.unique(met[met != STOP]))
             # It stops up to a column, and not beyond; without recall there is one column.
             last = int((met == STOP).sum()) - 1
-            limit = -INFINITY if last < 0 else INFINITY
-            if self.recall and last >= 0:
-                limit = float(self.problem.grid.values[last])
+            limit = float(self.problem.grid.values[last]) if self.recall else INFINITY
+            limit = -INFINITY if last < 0 else limit
             rules.append(base.StateRule(state, losses[state], (limit, limit), ask))
         return rules
 

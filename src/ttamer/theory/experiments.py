@@ -114,8 +114,6 @@ def best_threshold(problem: Problem, tradeoff: float, *, recall: bool) -> float:
     Every t is tried, "never stop early" included. With recall the best answer seen is returned,
     without it the last. For a line.
     """
-    if not problem.is_line:
-        raise ArgumentError("a fixed threshold is for a line: the problem has branches or skips")
     following = dict(zip(problem.order, (*problem.order[1:], STOP), strict=True))
     best = math.inf
     for threshold in (-1.0, *problem.grid.values[:-1].tolist()):
