@@ -82,7 +82,10 @@ def solve_walk(
             edge, target = problem.edges[number], problem.ends[number][1]
             onward = product(edge.probabilities, arrival[target].reshape(len(arrival[target]), -1))
             onward = onward.reshape(shape)
-            onward += (edge.expected_costs[:, np.newaxis] * (1 - tradeoffs))[..., np.newaxis]
+            prices = (
+                edge.cost if edge.is_cost_fixed else edge.expected_costs[:, np.newaxis, np.newaxis]
+            )
+            onward += prices * (1 - weights)
             if best is None:
                 best, towards = onward, np.int32(target)
             else:
