@@ -74,16 +74,16 @@ def test_the_area_is_the_integral_of_the_least_error(drawn, start, width):
     assert area_under(cost, error, low, high) == pytest.approx(total, abs=1e-3)
 
 
-def test_of_equal_points_the_first_is_kept():
-    assert lower_envelope([1, 1, 2, 2], [0.5, 0.5, 0.2, 0.2]).tolist() == [0, 2]
-
-
-def test_an_expensive_point_that_is_no_better_is_left_out():
-    assert lower_envelope([1, 2, 3], [0.5, 0.2, 0.2]).tolist() == [0, 1]
-
-
-def test_a_point_inside_an_edge_is_left_out():
-    assert lower_envelope([1, 2, 3], [0.5, 0.375, 0.25]).tolist() == [0, 2]
+@pytest.mark.parametrize(
+    ("costs", "errors", "corners"),
+    [
+        ([1, 1, 2, 2], [0.5, 0.5, 0.2, 0.2], [0, 2]),  # of equal points the first
+        ([1, 2, 3], [0.5, 0.2, 0.2], [0, 1]),  # an expensive point that is no better
+        ([1, 2, 3], [0.5, 0.375, 0.25], [0, 2]),  # a point inside an edge
+    ],
+)
+def test_points_that_add_nothing_are_left_out(costs, errors, corners):
+    assert lower_envelope(costs, errors).tolist() == corners
 
 
 def test_an_error_above_the_cheapest_points_costs_what_the_cheapest_point_does():

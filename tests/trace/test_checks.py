@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 
-from support.traces import read_batches
+from support.traces import answering_trace, read_batches
 from ttamer import CascadeSpec, Trace, TraceError, TraceWarning, collect, fit
 from ttamer.cascade import CascadeNode
 from ttamer.evaluation import frontier
@@ -124,12 +124,74 @@ TOKENS = CascadeSpec((CascadeNode("a", 1.0, options={"cost_per_token": 1.0}), SP
     ],
 )
 def test_what_a_fit_warns_of(trace, says):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        check_for_fit(trace())
-    texts = [str(warning.message) for warning in caught]
+    texts = warned(trace)
     assert bool(texts) == bool(says)
     assert says is None or re.search(says, texts[0])
+
+
+def warned(make, enough=100):
+    """What a fit warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_for_fit(make(), enough)
+    return [str(warning.message) for warning in caught]
+
+
+def trace_of(rows, *, agreeing=0, right=1, target="label"):
+    """Answers of two nodes that agree on some rows, and are right on some."""
+    large = [f"large {row}" for row in range(rows)]
+    small = [large[row] if row < agreeing else f"small {row}" for row in range(rows)]
+    return Trace.from_arrays(
+        dataclasses.replace(SPEC, target=target),
+        np.random.default_rng(0).random((rows, 2)),
+        prediction=list(zip(small, large, strict=True)),
+        label=[large[row] if row < right else f"label {row}" for row in range(rows)],
+    )
+
+
+EMPTY = dataclasses.replace(SPEC, target="last"), np.ones((30, 2))
+
+
+NO_TWO = "^no two nodes give the same answer on more than"
+
+
+@pytest.mark.parametrize(
+    ("trace", "says"),
+    [
+        (lambda: trace_of(100, agreeing=19, right=60), NO_TWO + r" 19.0% .*\('a' and 'b'\)[^|]*$"),
+        (lambda: trace_of(100, agreeing=20, right=60), "^$"),
+        (
+            lambda: trace_of(100, agreeing=2, target="last"),
+            NO_TWO + r".*compare in \[serve\][^|]*$",
+        ),
+        (
+            lambda: trace_of(100, agreeing=50, right=49),
+            "^every node is wrong .* 'a', on 51.0%[^|]*$",
+        ),
+        (lambda: trace_of(100, agreeing=50, right=50), "^$"),
+        (lambda: trace_of(19), "^$"),
+        (lambda: answering_trace(200), "^$"),
+        (lambda: Trace(SPEC, np.ones((50, 2))), "^$"),
+        # No answer agrees with no answer.
+        (
+            lambda: Trace.from_arrays(*EMPTY, prediction=[[None, None]] * 30),
+            NO_TWO + " 0.0% of rows",
+        ),
+        (lambda: named(["chat", "chien"] * 20), "no answer of 'a' is the label .* 'chat', 'chien'"),
+        (lambda: named(["chat", "dog"] * 20), "^$"),
+        (lambda: named([None] * 40), NO_TWO + "[^|]*$"),
+        (lambda: named(["chat", "chien"] * 20, correct=np.ones((40, 2), bool)), NO_TWO + "[^|]*$"),
+    ],
+)
+def test_a_fit_warns_of_answers_that_hardly_ever_match(trace, says):
+    assert re.search(says, " | ".join(text.partition(": ")[2] for text in warned(trace, 0)))
+
+
+def named(answers, **fields):
+    """One node answers with these classes, and the other is right."""
+    label = ["cat", "dog"] * 20
+    prediction = list(zip(answers, label, strict=True))
+    return Trace.from_arrays(SPEC, np.ones((40, 2)), prediction=prediction, label=label, **fields)
 
 
 def test_a_fit_to_few_rows_warns():
