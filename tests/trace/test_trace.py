@@ -316,7 +316,7 @@ def test_values_that_are_no_class():
 def test_repr_is_one_short_line_with_the_coverage():
     trace = pair(cost=np.ones((3, 2)), inputs={"s": [1, 2, 3]}, correct=np.ones((3, 2), bool))
     assert repr(trace) == (
-        "Trace(2 nodes, prediction, correct, cost per row, label, input.s; 3 rows, each with an "
+        "Trace(2 nodes, prediction, correct, cost, label, input.s; 3 rows, each with an "
         "answer of every node; a label on all; the loss of every answer is known)"
     )
     gaps = np.full((4, 30), np.nan)

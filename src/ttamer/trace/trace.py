@@ -500,7 +500,7 @@ class Trace(Columns):
         write_trace(self, path)
 
     def __repr__(self) -> str:
-        names = ["cost per row" if c is COST else c.name for c, _ in self.columns()][1:]
+        names = [column.name for column, _ in self.columns()][1:]
         if len(names) > 9:
             names = [*names[:8], f"{len(names) - 8} more columns"]
         return f"Trace({', '.join([counted(len(self.spec), 'node'), *names])}; {self.coverage})"
