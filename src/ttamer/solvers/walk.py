@@ -82,10 +82,8 @@ def solve_walk(
             edge, target = problem.edges[number], problem.ends[number][1]
             onward = product(edge.probabilities, arrival[target].reshape(len(arrival[target]), -1))
             onward = onward.reshape(shape)
-            prices = (
-                edge.cost if edge.is_cost_fixed else edge.expected_costs[:, np.newaxis, np.newaxis]
-            )
-            onward += prices * (1 - weights)
+            cost = edge.cost if edge.is_cost_fixed else edge.expected_costs.reshape(-1, 1, 1)
+            onward += cost * (1 - weights)
             if best is None:
                 best, towards = onward, np.int32(target)
             else:
