@@ -10,6 +10,7 @@ from sklearn.base import clone
 from sklearn.compose import make_column_transformer
 from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.ensemble import RandomForestClassifier
 from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LinearRegression, LogisticRegression
@@ -181,6 +182,26 @@ def test_the_best_model_answers_batches_on_which_the_cascade_is_no_faster(
     assert set(fitted.timings_) == {"linear", "near", "cascade", "near alone"}
     fitted.policy_ = fitted.ladder_.at(0.5)  # what was timed is another policy
     assert not fitted._is_as_fast_alone(1)
+
+
+def test_the_cascade_is_timed_as_it_runs_on_rows_that_models_did_not_learn_from(
+    digits, monkeypatch
+):
+    """Models are surer of the rows they learnt from, and the next one would be asked less often."""
+    asked = []
+
+    def clock(works, samples):
+        if "cascade" in works:
+            asked.extend(works["cascade"](*batch).asked[:, 1].mean() for batch in samples[256])
+        return {name: {n: n * (1.0 + 50.0 * ("near" in name)) for n in samples} for name in works}
+
+    monkeypatch.setattr(base, "clock", clock)
+    x, y, *_ = digits
+    models = [("few", RandomForestClassifier(5, random_state=0)), MODELS[1]]
+    cascade = CascadeClassifier(models, cv=3, budget=30.0).fit(x, y)
+    share = cascade.policy_.play(cascade.trace_).asked[:, 1].mean()
+    assert np.mean(asked) == pytest.approx(share, abs=0.05)
+    assert cascade.run_batch(x).asked[:, 1].mean() < 0.7 * share
 
 
 # Certificates
