@@ -26,7 +26,7 @@ def test_a_number_from_0_to_1_is_returned_as_a_plain_float(tradeoff):
 def test_anything_else_is_refused_with_the_range_and_what_was_given(tradeoff):
     with pytest.raises(ArgumentError) as caught:
         check_tradeoff(tradeoff)
-    assert "from 0 (only cost counts) to 1 (only loss counts)" in str(caught.value)
+    assert "from 0 (only cost) to 1 (only loss)" in str(caught.value)
     assert str(caught.value).endswith(f"not {tradeoff!r}")
 
 

@@ -150,11 +150,8 @@ class JointSession(StateSession):
         self._choose()
 
     def observe(self, state: int) -> None:
-        if (
-            self.next is None
-            or not isinstance(state, int | np.integer)
-            or not (0 <= state < len(self._policy.problem.nodes[self.number].losses))
-        ):
+        states = self._policy.problem.count_states(self.number)
+        if self.next is None or not isinstance(state, int | np.integer) or not 0 <= state < states:
             raise self._refuse(state)
         grid, node = self._policy.walk.problem.grid, self.number
         column = grid.column(float(self._policy.problem.nodes[node].losses[state]))

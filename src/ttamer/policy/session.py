@@ -357,7 +357,17 @@ class Batch(ABC):
         Raises:
             ObservationError: If there are too many or too few, or a node has no such state.
         """
-        observed = self._as_states(states)
+        try:
+            observed = np.asarray(states)
+        except ValueError:  # rows of unequal length
+            observed = np.empty(0, object)
+        if not observed.size and not len(self):
+            return
+        if observed.shape != self.next.shape or not np.issubdtype(observed.dtype, np.integer):
+            raise ObservationError(
+                f"states must be {counted(len(self), 'integer')}, one per input, not "
+                f"{observed.dtype} of shape {observed.shape}"
+            )
         asked = self.next.copy()
         nodes = np.flatnonzero(np.bincount(asked + 1)[1:]).tolist()  # STOP is -1
         groups = [(node, np.flatnonzero(asked == node)) for node in nodes]
@@ -367,21 +377,6 @@ class Batch(ABC):
             self._pay(node, rows, observed[rows])
             self._step(node, rows, observed[rows])
         self._last = np.where(asked == STOP, self._last, asked)
-
-    def _as_states(self, states: ArrayLike) -> NDArray[np.integer]:
-        """Return the states of all inputs as an array, or refuse them."""
-        try:
-            observed = np.asarray(states)
-        except ValueError:  # rows of unequal length
-            observed = np.empty(0, object)
-        if not observed.size and not len(self):
-            return np.empty(0, np.intp)
-        if observed.shape != self.next.shape or not np.issubdtype(observed.dtype, np.integer):
-            raise ObservationError(
-                f"states must be {counted(len(self), 'integer')}, one per input, not "
-                f"{observed.dtype} of shape {observed.shape}"
-            )
-        return observed
 
     @abstractmethod
     def _step(self, node: int, rows: NDArray[np.intp], states: NDArray[np.integer]) -> None:

@@ -66,11 +66,8 @@ def check_tradeoff(tradeoff: float) -> float:
     with suppress(TypeError, ValueError, OverflowError):
         value = as_float(tradeoff)
     if not 0.0 <= value <= 1.0:
-        raise ArgumentError(
-            f"tradeoff must be a number from 0 (only cost counts) to 1 (only loss counts), "
-            f"not {tradeoff!r}",
-            param="tradeoff",
-        )
+        text = f"tradeoff must be a number from 0 (only cost) to 1 (only loss), not {tradeoff!r}"
+        raise ArgumentError(text, param="tradeoff")
     return value if value >= SMALLEST else 0.0
 
 
