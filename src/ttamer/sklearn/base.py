@@ -311,8 +311,7 @@ class CascadeEstimator(BaseEstimator):
         Returns:
             Shape (rows,): the classes, or the predictions.
         """
-        check_is_fitted(self, "models_")
-        if self._is_as_fast_alone(_count(X)):
+        if hasattr(self, "models_") and self._is_as_fast_alone(_count(X)):
             return np.ravel(dict(self.models_)[self.best_model_].predict(X))  # it checks the rows
         return self._returned(self._decide(X).replies)
 
