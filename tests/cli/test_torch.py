@@ -63,7 +63,6 @@ def test_columns_are_of_the_batch_sizes_that_were_asked_for(monkeypatch, capsys)
         groups=(1, 4, 8),
         segments=times,
         asking=((0.011, 0.012), (0.013, 0.014)),
-        regroup=0.0,
         device="a test",
         precision="fp32",
         graphs=False,

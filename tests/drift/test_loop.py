@@ -38,7 +38,7 @@ def misled(rows, *, seed):
 
 @pytest.fixture(scope="module")
 def stream():
-    return stream_of(QUIET, 1600, seed=20)
+    return stream_of(QUIET, 1600, seed=40)
 
 
 @pytest.fixture(scope="module")
