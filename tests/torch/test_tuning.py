@@ -225,7 +225,6 @@ def test_each_batch_is_run_by_all_before_the_next():
         [lambda batch, run=run: ran.append(run(batch)) for run in runs],
         [torch.zeros(3), torch.zeros(2)],
         repeats=2,
-        warm_ups=0,
     )
-    assert ran == [3, -3, 2, -2] * 2
+    assert ran[-8:] == [3, -3, 2, -2] * 2
     assert seconds.shape == (2, 4)

@@ -549,14 +549,9 @@ def _chain(
                     "constants only; for a cache of keys and values set model.config.use_cache = "
                     "False"
                 )
+        constants = tuple(map(_constant, _parts(call.output)))
         described.append(
-            _Call(
-                spec=call.spec,
-                sources=tuple(sources),
-                hidden=positions[number],
-                part=parts[number],
-                parts=tuple(map(_constant, _parts(call.output))),
-            )
+            _Call(call.spec, tuple(sources), positions[number], parts[number], constants)
         )
     kinds = [
         tuple((kind, what is None if kind == "constant" else what) for kind, what in call.sources)
@@ -565,16 +560,9 @@ def _chain(
     # Inputs of these names mark tokens, true or 1, and padding, false or 0.
     marking = [k for k, key in enumerate(keys or ()) if key in ("attention_mask", "mask")]
     masks = [k for k in marking if inputs[k].ndim == 2]
-    chain = _Chain(
-        model=model,
-        keys=keys,
-        count=len(inputs),
-        blocks=blocks,
-        calls=tuple(described),
-        carried=tuple(carried),
-        probed=1 + max(kinds.index(kind) for kind in kinds),
-        mask=1 + len(carried) + masks[0] if masks else None,
-    )
+    mask = 1 + len(carried) + masks[0] if masks else None
+    probed = 1 + max(kinds.index(kind) for kind in kinds)
+    chain = _Chain(model, keys, len(inputs), blocks, tuple(described), tuple(carried), probed, mask)
     _check_known(chain, inputs, tensors, names)
     return chain
 

@@ -334,13 +334,14 @@ class _Parts:
     def _calls(self, numbers: Sequence[int], precision: Precision) -> list[Work]:
         """Return a call that asks some exits, calls that ask one each, and the network alone."""
         inputs, how = self._values[0], dict[str, Any](precision=precision, graphs=self._graphs)
+        sized = how | ({"sizes": [self._size]} if self._graphs else {})
         calls: list[Work] = []
         several = [list(numbers)] if len(numbers) > 1 else []
         for asked in (*several, *([k] for k in numbers)):
             limits = np.full(len(self._network.exits), np.nan)
             limits[asked] = np.inf  # no row stops, so that all groups are of the full size
             tables = threshold_tables(limits)
-            runner = runner_for(self._network, tables, inputs, sizes=[self._size], **how)
+            runner = runner_for(self._network, tables, inputs, **sized)
             calls.append(partial(runner, inputs))
         # Not network.full, which may take a shorter way: these parts run in calls with exits, too.
         *segments, head = self._network.backbone()
@@ -349,11 +350,7 @@ class _Parts:
 
 
 def separated(
-    turns: Sequence[Sequence[float]],
-    numbers: Sequence[int],
-    ramps: Sequence[float],
-    *,
-    min_turns: int = 3,
+    turns: Sequence[Sequence[float]], numbers: Sequence[int], ramps: Sequence[float]
 ) -> tuple[tuple[float, ...], float]:
     """Return what asking every exit adds, its ramp at least, and what a call adds once.
 
@@ -376,7 +373,7 @@ def separated(
         for k, times in zip(numbers, singles, strict=True)
     )
     once = 0.0
-    if len(numbers) > 1 and len(turns) >= min_turns:
+    if len(numbers) > 1 and len(turns) >= 3:
         estimates = [
             (sum(times) - all_asked) / (len(numbers) - 1) - bare
             for bare, all_asked, *times in zip(alone, together, *singles, strict=True)
@@ -449,16 +446,15 @@ def runner_for(
     policy: FittedPolicy | Tables,
     example: Value,
     *,
-    graphs: bool = False,
-    sizes: Sequence[int] | None = None,
+    graphs: bool,
     **options: Any,
 ) -> Runner:
-    """Return a runner, with or without CUDA graphs; ``sizes`` are the group sizes of graphs."""
+    """Return a runner, with or without CUDA graphs."""
     if not graphs:
         return Runner(network, policy, **options)
     from ttamer.torch.cuda import GraphRunner
 
-    return GraphRunner(network, policy, example, sizes=sizes, **options)
+    return GraphRunner(network, policy, example, **options)
 
 
 def full_run(

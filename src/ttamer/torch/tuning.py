@@ -256,15 +256,10 @@ def fitted_for(
         error += float(lost.mean() - fitted[rows, played.answer].mean())
         asked = np.zeros((len(fewer), len(spec)), bool)
         asked[:, numbers] = played.asked
-        candidates.append(
-            Candidate(
-                policy,
-                predicted(asked, numbers[played.last], measured, batch),
-                error,
-                tuple(np.flatnonzero(asked[:, :-1].any(axis=0)).tolist()),
-                float((lost - wrong[:, -1]).std() / np.sqrt(len(fewer))),
-            )
-        )
+        used = tuple(np.flatnonzero(asked[:, :-1].any(axis=0)).tolist())
+        seconds = predicted(asked, numbers[played.last], measured, batch)
+        spread = float((lost - wrong[:, -1]).std() / np.sqrt(len(fewer)))
+        candidates.append(Candidate(policy, seconds, error, used, spread))
     return candidates
 
 
@@ -292,21 +287,17 @@ def predicted(
 
 
 def time_each_batch(
-    runs: Sequence[Callable[[Any], object]],
-    batches: Sequence[Value],
-    *,
-    repeats: int = 3,
-    warm_ups: int = 5,
+    runs: Sequence[Callable[[Any], object]], batches: Sequence[Value], repeats: int = 3
 ) -> NDArray[np.float64]:
     """Time several ways to run the same batches, each batch by all of them before the next.
 
-    The machine's speed changes, and so all see the same. At least ``warm_ups`` batches run before.
+    The machine's speed changes, and so all see the same. At least five batches run before.
 
     Returns:
         Shape (runs, repeats times batches): seconds, each batch waited for.
     """
     for run in runs:
-        for _ in range(-(-warm_ups // len(batches))):
+        for _ in range(-(-5 // len(batches))):
             for batch in batches:
                 run(batch)
     wait()

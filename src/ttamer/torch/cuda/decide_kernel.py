@@ -166,11 +166,7 @@ class KernelDecider:
             )
         loss = t["loss"]  # also stands in for what is not read
         sizes = (bounds.shape[1], loss.shape[1], onward.shape[2], 1)
-        return (exits, bounds, loss, onward, *[loss] * 8, *sizes), (
-            *blocks,
-            *(1, 1, 1),
-            *(False, False, False),
-        )
+        return (exits, bounds, loss, onward, *[loss] * 8, *sizes), (*blocks, *[1] * 3, *[False] * 3)
 
     def lists(self, size: int) -> tuple[Tensor, Tensor]:
         """Return the buffers that list the survivors of ``size`` rows: positions, and rows."""
