@@ -125,6 +125,7 @@ def paid(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64]:
 
     A node asked costs what the row records, an exit that was passed its cost of reaching.
 
+    >>> from ttamer import CascadeSpec
     >>> spec = CascadeSpec.of({"a": 3.0, "b": 5.0}, kind="exits", reach={"a": 2.0})
     >>> trace = Trace(spec, np.zeros((3, 2)))
     >>> paid(np.array([[True, False], [True, True], [False, True]]), trace).tolist()
@@ -154,6 +155,7 @@ def latency_of(asked: NDArray[np.bool_], trace: Trace) -> NDArray[np.float64] | 
 def alone_paid(trace: Trace) -> NDArray[np.float64]:
     """Return, shape (T, n), what each node's answer costs by itself, row by row.
 
+    >>> from ttamer import CascadeSpec
     >>> spec = CascadeSpec.of({"e1": 1.0, "e2": 2.0}, kind="exits")
     >>> alone_paid(Trace(spec, np.zeros((1, 2)))).tolist()
     [[1.0, 3.0]]
@@ -183,6 +185,7 @@ def full_cost(trace: Trace) -> float:
 
     It is the last exit of a network and all before it, or the most expensive model.
 
+    >>> from ttamer import CascadeSpec
     >>> full_cost(Trace(CascadeSpec.of({"small": 1.0, "large": 9.0}), [[0.5, 0.5]]))
     9.0
     """
