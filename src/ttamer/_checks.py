@@ -1,4 +1,7 @@
-"""Arguments of a wrong type or range, refused in words; numbers as people write them."""
+"""Arguments of a wrong type or range, refused in words; numbers as people write them.
+
+Optional libraries are imported where they are used: :func:`require` says which extra installs one.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer.errors import ArgumentError
+from ttamer.errors import ArgumentError, MissingExtra
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -169,3 +174,26 @@ def shown(names: Sequence[object], most: int = 6) -> str:
     """
     text = ", ".join(repr(name) for name in names[:most])
     return text if len(names) <= most else f"{text} and {len(names) - most} more"
+
+
+def require(module: str, extra: str) -> Any:
+    """Import an optional library, or raise how to install it: the extra of this package that does.
+
+    >>> require("json", "io").dumps([1])
+    '[1]'
+    """
+    if not is_installed(module):
+        raise MissingExtra(module, extra)
+    return import_module(module)
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported, without importing it.
+
+    >>> is_installed("json"), is_installed("no_such_module")
+    (True, False)
+    """
+    try:
+        return find_spec(module) is not None
+    except (ValueError, ModuleNotFoundError):  # blocked (None in sys.modules), or no parent
+        return False

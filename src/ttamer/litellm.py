@@ -23,7 +23,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from ttamer._extras import require
+from ttamer._checks import require
 from ttamer.errors import ArgumentError
 from ttamer.llm.client import CHAT, NEVER, Body, Deadline, Kind, Response, UpstreamFailed
 from ttamer.llm.node import Usage

@@ -25,8 +25,7 @@ from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
-from ttamer._checks import require_whole
-from ttamer._extras import require
+from ttamer._checks import require, require_whole
 from ttamer._files import atomic_write
 from ttamer.artefact.file import load, pack
 from ttamer.cascade import CascadeSpec

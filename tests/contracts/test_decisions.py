@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import tempfile
 from pathlib import Path
@@ -14,7 +15,7 @@ from support.examples import examples
 from ttamer.artefact import file
 from ttamer.baselines import fit_families
 from ttamer.cascade import from_tables
-from ttamer.errors import ArgumentError
+from ttamer.errors import ArgumentError, ObservationError
 from ttamer.fitting.fits import fit
 from ttamer.trace.trace import Trace
 
@@ -162,6 +163,14 @@ def test_rows_sessions_batches_and_files_decide_alike(kind, seed, share):
         again = stored.play(rows)
         assert (again.asked == played.asked).all()
         assert (again.answer == played.answer).all()
+
+
+def test_a_policy_that_reads_margins_says_so_where_there_are_none():
+    policy = policies_of("margins")[0][0]
+    with pytest.raises(ObservationError, match="'a': margin must be a number, not None"):
+        policy.session().observe(confidence=0.9, prediction="1")
+    with pytest.raises(ArgumentError, match="reads the margins of exits, and the trace has none"):
+        policy.play(dataclasses.replace(rows_of("margins", 12, 0), margin=None))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -580,7 +580,7 @@ def test_a_package_that_is_installed_and_broken_is_not_reported_as_missing(monke
     def broken(name, *_):
         raise ImportError(f"cannot import name 'x' from {name!r}")
 
-    monkeypatch.setattr("ttamer._extras.import_module", broken)
+    monkeypatch.setattr("ttamer._checks.import_module", broken)
     with pytest.raises(ImportError, match="cannot import name 'x'") as caught:
         arrow()
     assert not isinstance(caught.value, MissingExtra)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import ttamer.cli.options as cli
-from ttamer._extras import require
+from ttamer._checks import require
 from ttamer.errors import ArgumentError
 
 

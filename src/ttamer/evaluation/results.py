@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import counted, number, percent, priced, require_kind, require_whole
-from ttamer._extras import require
+from ttamer._checks import counted, number, percent, priced, require, require_kind, require_whole
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.fitting.ladder import FittedLadder, shown_error
 from ttamer.fitting.replay import Played, Rule, full_cost, latency_of, paid

@@ -279,6 +279,7 @@ class View:
         self._draw_to_prior()
         self._best: dict[Step, tuple[Floats, Ints]] = {}
         self._chances: dict[tuple[Step, int], Floats] = {}
+        self._states: dict[Step, Floats] = {}
         self._pair: dict[tuple[int, int], Floats] = {}
 
     def _offsets(self) -> Floats:
@@ -364,12 +365,14 @@ class View:
 
     def state(self, step: Step) -> Floats:
         """Return s, by which going on is decided, shape (T,)."""
-        x, owner = self.best(step)
-        shift, codes = self.belief.shifts.get(step), self.answers.codes
-        if shift is None or codes is None:
-            return x
-        code = self.belief.common(codes[np.arange(len(x)), owner])
-        return np.clip(x + np.where(code < 0, 0.0, shift[code]), -MAX_ODDS, MAX_ODDS)
+        if step not in self._states:
+            x, owner = self.best(step)
+            shift, codes = self.belief.shifts.get(step), self.answers.codes
+            if shift is not None and codes is not None:
+                code = self.belief.common(codes[np.arange(len(x)), owner])
+                x = np.clip(x + np.where(code < 0, 0.0, shift[code]), -MAX_ODDS, MAX_ODDS)
+            self._states[step] = x
+        return self._states[step]
 
     def q(self, step: Step, node: int) -> Floats:
         """Return the chance that a node not asked errs, shape (T,); 0 where inputs are not used."""

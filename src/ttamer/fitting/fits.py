@@ -30,7 +30,7 @@ from ttamer.fitting.markov import StateTables, check_markov, fit_states
 from ttamer.fitting.planner import Log, PlanOptions, folds_of
 from ttamer.fitting.points import OperatingPoints
 from ttamer.fitting.policy import play
-from ttamer.fitting.promises import CAP, least_chance, rows_split
+from ttamer.fitting.promises import CAP, propensity, rows_split
 from ttamer.fitting.replay import full_cost, outcomes
 from ttamer.fitting.threshold import default_thresholds, threshold_tables
 from ttamer.policy.base import one_thread
@@ -304,7 +304,7 @@ def _states(
 
 def _chance_weights(trace: Trace) -> Floats:
     """Return one over the least chance of the nodes that answered on each row, clipped; mean 1."""
-    weight = np.minimum(1 / np.maximum(least_chance(trace.answered, trace), 1 / CAP), CAP)
+    weight = np.minimum(1 / np.maximum(propensity(trace.answered, trace), 1 / CAP), CAP)
     return np.asarray(weight / weight.mean())
 
 

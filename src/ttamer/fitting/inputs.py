@@ -181,12 +181,12 @@ class FeatureSpec:
         *,
         embedders: Mapping[str, str] | None = None,
         words: int = 1024,
-        most_levels: int = 32,
+        max_levels: int = 32,
     ) -> FeatureSpec:
         """Return how inputs become features, by name one value for each row.
 
         Numbers, texts (categories) or arrays (vectors); ``"prompt"`` is the text of the prompt.
-        ``words`` is how many columns hashed words have, ``most_levels`` the most categories.
+        ``words`` is how many columns hashed words have, ``max_levels`` the most categories.
         """
         features = []
         for name, values in columns.items():
@@ -197,7 +197,7 @@ class FeatureSpec:
                 features.append(InputFeature(name, "words", words))
             elif isinstance(example, str):
                 counts = Counter(str(v) for v in values if v is not None)
-                levels = sorted(counts, key=lambda v: (-counts[v], v))[:most_levels]
+                levels = sorted(counts, key=lambda v: (-counts[v], v))[:max_levels]
                 features.append(InputFeature(name, "category", len(levels), levels=tuple(levels)))
             elif example is not None and np.size(example) > 1:
                 embedder = (embedders or {}).get(name, "")

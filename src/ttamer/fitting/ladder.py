@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ttamer._checks import counted, in_unit, is_number, number, percent, priced
-from ttamer._extras import require
+from ttamer._checks import counted, in_unit, is_number, number, percent, priced, require
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError
 from ttamer.fitting.belief import Bools, chance_of
@@ -57,7 +57,7 @@ class PartOfFit:
         return self.fitted.record
 
 
-class Deciding(PartOfFit):
+class Deciding(PartOfFit, ABC):
     """What decides: one policy, or two, one of which is drawn for each input."""
 
     error: float | None
@@ -66,9 +66,9 @@ class Deciding(PartOfFit):
     """What is promised of it, where it was chosen by a promise, and whether that holds."""
 
     @property
+    @abstractmethod
     def parts(self) -> tuple[FittedPolicy, ...]:
         """The policies that decide, the cheaper one first."""
-        raise NotImplementedError
 
     def draws(self, rows: int) -> Bools:
         """Return which inputs the second policy decides, numbered from 0."""
@@ -144,8 +144,8 @@ class Deciding(PartOfFit):
         rules = [part.rule for part in self.parts if isinstance(part.rule, StepPolicy)]
         if len(rules) < len(self.parts):
             return None
-        known = self.fitted.of_inputs(prompt, inputs or {}, count)
-        return StepBatch(rules, self.draws(count).astype(np.intp), *known)
+        prior, costs = self.fitted.of_inputs(prompt, inputs or {}, count)
+        return StepBatch(rules, self.draws(count).astype(np.intp), prior, costs)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -642,15 +642,17 @@ class FittedLadder(PolicyList):
             A mixture with its ``promise``.
         """
         names = self.spec.names
-        known = {"best": self.points.best, "last": len(names) - 1}
-        known |= {name: node for node, name in enumerate(names)}
-        if against not in known:
+        node_of = {"best": self.points.best, "last": len(names) - 1}
+        node_of |= {name: node for node, name in enumerate(names)}
+        if against not in node_of:
             raise ArgumentError(
                 f"against is {against!r}; it must be 'last', 'best' or one of {', '.join(names)}",
                 param="against",
             )
         chosen = self.fitted.thresholds and against == "best" and against not in names
-        return self._promised("drop", at_most, confidence, on, seed, known[against], chosen=chosen)
+        return self._promised(
+            "drop", at_most, confidence, on, seed, node_of[against], chosen=chosen
+        )
 
     def _promised(
         self,

@@ -280,7 +280,7 @@ def held_of(fitted: Fitted, points: OperatingPoints, trace: Trace) -> Held:
     )
 
 
-def least_chance(asked: NDArray[np.bool_], trace: Trace) -> Floats:
+def propensity(asked: NDArray[np.bool_], trace: Trace) -> Floats:
     """Return, shape (T,), the least of the known chances with which nodes were asked; or 1."""
     assert trace.chance is not None  # noqa: S101 - the caller has looked
     chance = np.where(asked & ~np.isnan(trace.chance), trace.chance, 1.0)
@@ -289,7 +289,7 @@ def least_chance(asked: NDArray[np.bool_], trace: Trace) -> Floats:
 
 def _weight(asked: NDArray[np.bool_], trace: Trace) -> Floats:
     """Return one over the least chance of the nodes asked; 0 where the log lacks one of them."""
-    chance = least_chance(asked, trace)
+    chance = propensity(asked, trace)
     answered = (~asked | ~np.isnan(trace.loss)).all(axis=1) & (chance > 0)
     return np.where(answered, 1 / np.where(chance > 0, chance, 1.0), 0.0)
 

@@ -18,7 +18,14 @@ from ttamer._checks import counted
 from ttamer.errors import ArgumentError
 from ttamer.policy import base
 from ttamer.policy.session import INFINITY, Batch, Explanation, StateSession
-from ttamer.policy.surrogate import Surrogate, from_leaves, in_pairs, least_of, settled, subtree_law
+from ttamer.policy.surrogate import (
+    Surrogate,
+    from_leaves,
+    in_pairs,
+    minimum_of,
+    settled,
+    subtree_law,
+)
 from ttamer.problem.checks import weigh_losses
 from ttamer.problem.problem import START, STOP, Edge, Problem
 
@@ -102,7 +109,7 @@ class IndexPolicy(base.Policy):
         edge = self.problem.parent_edge(node)
         answer = Surrogate.of_losses(self.fallbacks[self.problem.grid.positions[node]])
         row = (chances @ edge.probabilities)[np.newaxis]
-        law = least_of([answer, self._law_below(node)]).mixed(row).trimmed()
+        law = minimum_of([answer, self._law_below(node)]).mixed(row).trimmed()
         index = law.index((1 - self.tradeoff) * chances @ edge.expected_costs)
         return float(settled(index, self.fallbacks[:-1])[0])
 

@@ -176,10 +176,10 @@ def from_leaves(
     below: dict[int, list[Surrogate]] = {}
     for node in reversed(nodes):
         below.setdefault(parents[node], []).append(law(node, below.pop(node, [])))
-    return least_of(below.get(top, [Surrogate.of_losses(np.full(states, np.inf))]))
+    return minimum_of(below.get(top, [Surrogate.of_losses(np.full(states, np.inf))]))
 
 
-def least_of(laws: list[Surrogate]) -> Surrogate:
+def minimum_of(laws: list[Surrogate]) -> Surrogate:
     """Return the law of the least of several independent numbers.
 
     They are merged in pairs: one by one, each merge would go over all breakpoints so far.
@@ -214,7 +214,7 @@ def subtree_law(
 ) -> Surrogate:
     """Return the law of W for a node, given its parent's state; ``below`` is of its children."""
     answer = Surrogate.of_losses(weigh_losses(problem.nodes[node].losses, tradeoff))
-    return least_of([answer, *below]).mixed(problem.parent_edge(node).probabilities).trimmed()
+    return minimum_of([answer, *below]).mixed(problem.parent_edge(node).probabilities).trimmed()
 
 
 def _largest(

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import in_unit, number, percent, priced
-from ttamer._extras import require
+from ttamer._checks import in_unit, number, percent, priced, require
 from ttamer.evaluation.frontiers import Frontier, Point
 from ttamer.fitting.ladder import shown_error
 from ttamer.show.curves import as_percent, printable, style

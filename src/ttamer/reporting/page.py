@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ttamer import __version__
-from ttamer._checks import counted, percent, priced, require_path
-from ttamer._extras import require
+from ttamer._checks import counted, percent, priced, require, require_path
 from ttamer.errors import ArgumentError
 from ttamer.evaluation.frontiers import Frontier, family_names, frontier, learning_curve
 from ttamer.fitting.ladder import FittedPolicy, shown_error

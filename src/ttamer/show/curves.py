@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ttamer._extras import require
+from ttamer._checks import require
 
 
 @contextmanager

@@ -9,7 +9,7 @@
     cascade.score(x_test, y_test), cascade.run_batch(x_test).cost.mean()
 """
 
-from ttamer._extras import require
+from ttamer._checks import require
 
 require("sklearn", "sklearn")
 

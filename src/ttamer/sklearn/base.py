@@ -481,7 +481,7 @@ class CascadeEstimator(BaseEstimator):
 
 
 def _time(asked: NDArray[np.bool_], lines: Sequence[CallTiming], batch: int) -> float:
-    """Return the mean time of a row in batches of some size, given who asks whom."""
+    """Return the mean time of a row in batches of some size, given which models are asked."""
     share = asked.mean(axis=0)
     calls = 1 - (1 - share) ** batch  # the chance that some row of a batch asks
     per_call, per_row = np.array(lines).T

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from ttamer.errors import ProblemError
 from ttamer.policy.index import IndexPolicy
-from ttamer.policy.surrogate import Surrogate, from_leaves, least_of, subtree_law, sweep
+from ttamer.policy.surrogate import Surrogate, from_leaves, minimum_of, subtree_law, sweep
 from ttamer.problem.checks import weigh_losses
 from ttamer.problem.problem import START, Edge, Node, Problem
 from ttamer.solvers.walk import NO_SURE_ANSWER
@@ -209,7 +209,7 @@ def _hedged(problem: Problem, looked: Problem, tradeoff: float) -> dict[int, flo
         values = {}
         for share in (1.0, 0.0):
             shares[node] = share
-            values[share] = least_of([mixture(*laws[v], shares[v]) for v in laws]).mean
+            values[share] = minimum_of([mixture(*laws[v], shares[v]) for v in laws]).mean
         shares[node] = 1.0 if values[1.0] <= values[0.0] else 0.0
     return shares
 

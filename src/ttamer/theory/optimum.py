@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ttamer.errors import ArgumentError, ProblemError
-from ttamer.policy.surrogate import Surrogate, from_leaves, least_of
+from ttamer.policy.surrogate import Surrogate, from_leaves, minimum_of
 from ttamer.problem.checks import check_tradeoff, weigh_losses
 from ttamer.problem.problem import START, Problem, require_problem
 from ttamer.solvers import solve
@@ -124,7 +124,7 @@ def offline_optimum(problem: Problem, tradeoff: float) -> float:
 
     def law_of(node: int, below: list[Surrogate]) -> Surrogate:
         losses = weigh_losses(problem.nodes[node].losses, tradeoff) + reach[node]
-        law = least_of([Surrogate.of_losses(losses), *below])
+        law = minimum_of([Surrogate.of_losses(losses), *below])
         return law.mixed_later(problem.edges[tree[node]].probabilities, costs[tree[node]])
 
     parents = [problem.ends[edge][0] for edge in tree]

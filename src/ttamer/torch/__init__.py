@@ -13,7 +13,7 @@
     logits = advice.run(batch)
 """
 
-from ttamer._extras import require
+from ttamer._checks import require
 
 require("torch", "torch")
 

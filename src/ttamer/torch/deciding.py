@@ -451,8 +451,8 @@ def _believe(
     best = x.argmin(axis=1)  # among equals the first
     at = np.arange(len(row)), best
     shift = np.where(predicted[at] == NO_ANSWER, 0.0, tables.shifts[stage, predicted[at]])
-    least = np.clip(x[at] + shift, -NOTHING, NOTHING)
-    state = (tables.edges[stage] <= least[:, np.newaxis]).sum(axis=1)
+    shifted = np.clip(x[at] + shift, -NOTHING, NOTHING)
+    state = (tables.edges[stage] <= shifted[:, np.newaxis]).sum(axis=1)
     return context[at], tables.onward[stage, state]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ttamer._extras import require
+from ttamer._checks import require
 from ttamer._files import atomic_write
 from ttamer.artefact import load, save
 from ttamer.errors import ArgumentError

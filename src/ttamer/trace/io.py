@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,8 +26,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ttamer._checks import require_path, shown
-from ttamer._extras import require
+from ttamer._checks import require, require_path, shown
 from ttamer._files import atomic_write
 from ttamer.cascade import CascadeSpec
 from ttamer.errors import ArgumentError, CascadeError, TraceError, TTamerError
@@ -76,25 +76,35 @@ LOOKS = {
 }
 
 
-class Source:
+class Source(ABC):
     """An open trace file or a data frame: its columns, and its rows in batches."""
 
     def __init__(self, where: str, columns: Sequence[str], cascade: bytes | None = None) -> None:
         self.where, self.columns = where, tuple(columns)  # every message begins with the first
         self.cascade = cascade  # the text of the cascade.toml that is kept inside
 
-    def kinds(self, columns: Mapping[str, Column]) -> dict[str, str]:
-        """Return how the cells of each column are read; inputs may turn out to be of one kind."""
-        return {name: column.kind for name, column in columns.items()}
-
-    def record_batches(self, kinds: Mapping[str, str], rows: int) -> Iterator[Any]:
-        """Yield record batches of Arrow, of at most ``rows`` rows where that takes less memory."""
-        raise NotImplementedError
-
+    @abstractmethod
     def arrays(
         self, columns: Mapping[str, Column], rows: int, codes: Codes
     ) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield batches of at most ``rows`` rows, each column as an array of its type."""
+
+
+class ArrowSource(Source):
+    """A source that Arrow reads."""
+
+    def kinds(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        """Return how the cells of each column are read; inputs may turn out to be of one kind."""
+        return {name: column.kind for name, column in columns.items()}
+
+    @abstractmethod
+    def record_batches(self, kinds: Mapping[str, str], rows: int) -> Iterator[Any]:
+        """Yield record batches of Arrow, of at most ``rows`` rows where that takes less memory."""
+
+    def arrays(
+        self, columns: Mapping[str, Column], rows: int, codes: Codes
+    ) -> Iterator[dict[str, NDArray[Any]]]:
+        """Convert what Arrow reads; an error names the column and the row."""
         kinds, start = self.kinds(columns), 0
         batches = self.record_batches(kinds, rows)
         while True:
@@ -502,7 +512,7 @@ def _of_rows(values: NDArray[Any], rows: NDArray[Any], count: int) -> NDArray[An
 # Sources.
 
 
-class _Table(Source):
+class _Table(ArrowSource):
     """A table of Arrow."""
 
     def __init__(self, table: Any, where: str) -> None:
@@ -513,7 +523,7 @@ class _Table(Source):
         yield from self._table.select(list(kinds)).to_batches(rows)
 
 
-class _Parquet(Source):
+class _Parquet(ArrowSource):
     """A Parquet file."""
 
     def __init__(self, path: Path) -> None:
@@ -539,7 +549,7 @@ class _Parquet(Source):
         yield from self._open(text).iter_batches(rows, columns=list(kinds))
 
 
-class _Csv(Source):
+class _Csv(ArrowSource):
     """A CSV file, plain or gzipped; only an empty cell without quotes is no value."""
 
     def __init__(self, path: Path) -> None:
@@ -617,7 +627,7 @@ class _Csv(Source):
                 raise
 
 
-class _JsonLines(Source):
+class _JsonLines(ArrowSource):
     """A file with one JSON object on each line; its keys are columns."""
 
     def __init__(self, path: Path) -> None:

@@ -28,11 +28,11 @@ from ttamer._checks import (
     number,
     percent,
     read_only,
+    require,
     require_kind,
     require_path,
     require_whole,
 )
-from ttamer._extras import require
 from ttamer.cascade import CascadeSpec, split_nodes
 from ttamer.errors import ArgumentError, TraceError
 from ttamer.show import card, table

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ttamer._extras import is_installed
+from ttamer._checks import is_installed
 from ttamer.errors import ArgumentError
 
 # The threads of a block that fills memory.

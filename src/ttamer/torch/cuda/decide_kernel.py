@@ -326,8 +326,8 @@ def _decide(
     confidence = tl.where(unclear, float("nan"), confidence)
     prediction = tl.where(unclear, -1, tl.argmax(values, axis=1).to(tl.int32))
     if MARGIN:
-        rest = tl.where(column[None, :] == prediction[:, None], -float("inf"), values)
-        confidence -= tl.exp(tl.max(rest, axis=1) - top) * confidence
+        others = tl.where(column[None, :] == prediction[:, None], -float("inf"), values)
+        confidence -= tl.exp(tl.max(others, axis=1) - top) * confidence
     stored = logits_ + (exit_ * capacity + row[:, None]) * CLASSES + column[None, :]
     tl.store(stored, raw, mask=inside & due[:, None])
     tl.store(confidence_ + row * EXITS + exit_, confidence, mask=due)
